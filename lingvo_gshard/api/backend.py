@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
@@ -90,13 +89,8 @@ class Backend:
         self.cluster.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.cluster.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.cluster.__exit__(*error)
 
     @property
     def is_main(self) -> bool:

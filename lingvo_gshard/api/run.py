@@ -58,7 +58,7 @@ def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluati
         split=split,
         precision=run.precision,
         size=found.size,
-        options={name: _plain(value) for name, value in options.items()},
+        options={name: msgspec.to_builtins(value, enc_hook=str) for name, value in options.items()},
         scores=found.to_record(),
     )
     try:
@@ -69,11 +69,6 @@ def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluati
             "will lack these scores",
             stacklevel=3,
         )
-
-
-def _plain(value: Any) -> Any:
-    """Converts a value to JSON types. Objects of other types become text."""
-    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def report(

@@ -7,9 +7,8 @@ import dataclasses
 import functools
 import os
 import sys
-import types
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
@@ -114,13 +113,8 @@ class SavedRun:
         self.backend.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.backend.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.backend.__exit__(*error)
 
     @property
     def step(self) -> int:

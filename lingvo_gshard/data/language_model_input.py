@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 
 from lingvo_gshard.core.config.params import Params
@@ -15,7 +14,6 @@ from lingvo_gshard.data.packed_input import TextInput
 from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import vocabulary_trainer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # SentencePiece ignores training lines longer than some thousand bytes.
@@ -54,16 +52,6 @@ class LanguageModelInput(TextInput, CorpusInput):
     def text_ids(self) -> TextIds:
         """The ids around a text."""
         return super().text_ids if self.p.vocabulary.files else TextIds()
-
-    def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabulary by a saved one."""
-        super().load_vocabularies(directory)
-        self._forget_tokens()
-
-    @classmethod
-    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the vocabulary size that the Params ask for."""
-        return {"text": vocabulary_trainer.configured_sizes(params.vocabulary)[0]}
 
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
         del split

@@ -33,7 +33,7 @@ from lingvo_gshard.data.batching.table import MemoryTable, Table
 from lingvo_gshard.data.input import Input, TextIds, TrainBatches
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
-from lingvo_gshard.data.vocabularies import files
+from lingvo_gshard.data.vocabularies import files, vocabulary_trainer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -177,6 +177,9 @@ class PackedInput(Input):
             table, self.buckets, self.before, "source" in self.sides, identity, self._finish
         )
 
+    def _forget_tokens(self) -> None:
+        """Drops what was made with the vocabularies before, which were replaced."""
+
     def _finish(self, batch: Batch) -> Batch:
         """Returns the arrays of a batch as the task reads them."""
         return batch
@@ -241,6 +244,12 @@ class PairInput(PackedInput):
         """The vocabulary of the target."""
         return self._vocabularies[1]
 
+    @classmethod
+    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
+        """Returns the vocabulary sizes that the Params ask for."""
+        source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
+        return {"source": source, "target": target}
+
     def vocabulary_sizes(self) -> dict[str, int]:
         """Returns the sizes of the vocabularies of source and target."""
         return {"source": self.source_vocabulary.size, "target": self.target_vocabulary.size}
@@ -258,6 +267,7 @@ class PairInput(PackedInput):
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the vocabularies by saved ones."""
         self._vocabularies = files.load_pair(os.fspath(directory))
+        self._forget_tokens()
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:
@@ -336,6 +346,11 @@ class TextInput(PackedInput):
         spec = tf.TensorSpec((bucket[0], bucket[2]), tf.int32)
         return {f"target_{part}": spec for part in ("inputs", "labels", "positions", "segments")}
 
+    @classmethod
+    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
+        """Returns the vocabulary size that the Params ask for."""
+        return {"text": vocabulary_trainer.configured_sizes(params.vocabulary)[0]}
+
     def vocabulary_sizes(self) -> dict[str, int]:
         """Returns the size of the vocabulary."""
         return {"text": self.vocabulary.size}
@@ -353,6 +368,7 @@ class TextInput(PackedInput):
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the vocabulary by a saved one."""
         self.vocabulary = files.load(os.fspath(directory))
+        self._forget_tokens()
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,9 +22,8 @@ from lingvo_gshard.data.packed_input import EncodeBatch, PairInput, encode
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import vocabulary_trainer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary_trainer import Coverage, of_rows, to_note
+from lingvo_gshard.data.vocabularies.vocabulary_trainer import of_rows, to_note
 
 _log = logging.getLogger(__name__)
 
@@ -77,24 +75,16 @@ class TranslationInput(PairInput, CorpusInput):
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
         covered = of_rows(self.rows("train"), *self._vocabularies)
-        described = (to_note(_to_json(languages)) for languages in covered.values())
+        described = (
+            to_note({language: one.to_json() for language, one in languages.items()})
+            for languages in covered.values()
+        )
         return [*super().notes, *filter(None, described)]
 
     @property
     def text_ids(self) -> TextIds:
         """The ids around a translation."""
         return super().text_ids if self.p.vocabulary.files else TextIds()
-
-    def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabularies by saved ones."""
-        super().load_vocabularies(directory)
-        self._forget_tokens()
-
-    @classmethod
-    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the vocabulary sizes that the Params ask for."""
-        source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
-        return {"source": source, "target": target}
 
     @functools.cached_property
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -186,7 +176,3 @@ class TranslationInput(PairInput, CorpusInput):
             )
             for side, tokens, length in sides
         ]
-
-
-def _to_json(covered: dict[str, Coverage]) -> dict[str, dict[str, float]]:
-    return {language: one.to_json() for language, one in covered.items()}

@@ -25,7 +25,7 @@ def check_folder_in_bucket(path: GivenPath) -> None:
     """Checks that files can be written to a new folder, so that no long work is done in vain.
 
     Raises:
-      UserError: they cannot, or the folder has files; names --output.
+      UserError: they cannot, or the folder has files; names `output`.
     """
     split(path)
     url = os.fspath(path).rstrip("/")
@@ -54,7 +54,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
 
     Raises:
       UserError: the local disk has no room for `needed` bytes, or a file cannot be written; names
-        --output.
+        `output`.
     """
     check_folder_in_bucket(path)
     local = local_copies.new_folder("export")
@@ -84,7 +84,7 @@ def check_output(path: str | os.PathLike) -> None:
         is most often a typing error.
 
     Raises:
-      UserError: it cannot be created; names --output.
+      UserError: it cannot be created; names `output`.
     """
     if is_bucket(path):
         check_folder_in_bucket(path)
@@ -120,7 +120,7 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
       needed: bytes that will be written at least.
 
     Raises:
-      UserError: there is no room for `needed` bytes, or a file cannot be written; names --output.
+      UserError: there is no room for `needed` bytes, or a file cannot be written; names `output`.
     """
     if is_bucket(path):
         with new_folder(path, needed) as local:

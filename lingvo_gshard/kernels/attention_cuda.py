@@ -22,15 +22,7 @@ _TILE = 64
 
 
 def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
-    """Returns why no kernel can compute a call; "" if one can.
-
-    Args:
-      call: the static arguments.
-      query: shape [B,N,L,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-      dtype: type of the queries.
-    """
+    """Returns why no kernel can compute a call; "" if one can. See attention_tpu.py."""
     del call
     if dtype not in ("bfloat16", "float16", "float32"):
         return f"fused attention computes 16-bit floats and float32, not {dtype}"

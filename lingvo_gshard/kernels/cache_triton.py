@@ -32,15 +32,7 @@ _PROGRAMS = 264
 
 
 def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
-    """Returns why the kernel cannot compute a call; "" if it can.
-
-    Args:
-      call: the static arguments.
-      query: shape [B,N,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-      dtype: type of the queries.
-    """
+    """Returns why the kernel cannot compute a call; "" if it can. See cache_tpu.py."""
     del call, query
     if dtype not in ("bfloat16", "float16", "float32"):
         return f"the kernel of a cache computes 16-bit floats and float32, not {dtype}"

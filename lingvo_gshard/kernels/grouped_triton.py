@@ -28,14 +28,7 @@ _MOST_ELEMENTS = 2**31
 
 
 def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
-    """Returns why the kernel cannot compute a product; "" if it can.
-
-    Args:
-      rows: shape [R,M] of the rows.
-      weights: shape [E,M,H] of the weights.
-      dtype: type of the rows.
-      is_rounded: whether factors are rounded to 8 bits.
-    """
+    """Returns why the kernel cannot compute a product; "" if it can. See grouped_tpu.py."""
     if dtype not in ("bfloat16", "float16", "float32"):
         return f"grouped products are of 16-bit floats and float32, not {dtype}"
     least = _LEAST_NARROW_COLUMNS if is_rounded else _LEAST_COLUMNS
@@ -75,13 +68,7 @@ def forward(
 ) -> tuple:
     """Returns the products [R,H]. Rows after the last group are undefined.
 
-    Args:
-      call: the static arguments.
-      rows_RM: the rows of all groups, one group after another.
-      weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
-      sizes_E: int32, the number of rows of each group.
-      *scales: of rows and columns, or of blocks, if the call has types of 8 bits.
-      interpret: whether to compute on CPUs, step by step.
+    Arguments are as in grouped_tpu.py; blocks can have scales in place of rows and columns.
     """
     count, inner = rows_RM.shape
     outer = weights_EMH.shape[1 if call.is_transposed else 2]
@@ -158,15 +145,7 @@ def weight_gradient(
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> tuple:
-    """Returns the gradient [E,M,H] of the weights.
-
-    Args:
-      call: the static arguments.
-      rows_RM: the rows of all groups, one group after another.
-      d_products_RH: the gradient of the products.
-      sizes_E: int32, the number of rows of each group.
-      interpret: whether to compute on CPUs, step by step.
-    """
+    """Returns the gradient [E,M,H] of the weights. Arguments are as in grouped_tpu.py."""
     del call
     inner, outer, groups = rows_RM.shape[1], d_products_RH.shape[1], sizes_E.shape[0]
     tiles = _Tiles.of(_MOST_ROWS, inner, outer, rows_RM.dtype)

@@ -19,7 +19,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabularies.published_vocabulary import (
@@ -171,7 +170,10 @@ class PublishedModel:
     @property
     def nbytes(self) -> int:
         """The size of the weights as the run stores them."""
-        return sum(_nbytes(spec) for spec in self.mapping.specs.values())
+        return sum(
+            math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+            for spec in self.mapping.specs.values()
+        )
 
     def record(self) -> PublishedRecord:
         """Returns what a later export must know of the published tensors."""
@@ -313,10 +315,6 @@ def _check_space(logdir: pathlib.Path, needed: int) -> None:
             f"`logdir={logdir}` cannot be written: {needed / 1e6:,.0f} MB needed, "
             f"{free / 1e6:,.0f} MB free"
         )
-
-
-def _nbytes(spec: VariableSpec) -> int:
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 class PublishedRecord(msgspec.Struct, frozen=True):

@@ -82,7 +82,7 @@ def load(path: str | pathlib.Path) -> Calibration:
     """Returns the calibration of a file.
 
     Raises:
-      UserError: names --calibration and the reason if the file is missing or is none.
+      UserError: names `calibration` and the reason if the file is missing or is none.
     """
     try:
         return atomic.decode(objects.read_bytes(path), Calibration)

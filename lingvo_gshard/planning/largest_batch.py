@@ -124,7 +124,16 @@ class _Search:
             batch=batch,
             granule=self._granule,
             next_batch=None if self.upper is None else self.upper * self._granule,
-            trials=[_trial(plan) for plan in self._plans.values()],
+            trials=[
+                BatchTrial(
+                    batch=plan.batch,
+                    fits=plan.fits,
+                    peak=_peak(plan),
+                    capacity=plan.step.bytes_per_device.capacity,
+                    tokens_per_second=plan.step.tokens_per_second or 0.0,
+                )
+                for plan in self._plans.values()
+            ],
             plan=self._plans[batch],
         )
 
@@ -159,16 +168,6 @@ def _peak(plan: GenerationPlan) -> int:
     """Returns the bytes of the program that needs most."""
     programs = [plan.step, *filter(None, [plan.prefill])]
     return max(program.bytes_per_device.peak for program in programs)
-
-
-def _trial(plan: GenerationPlan) -> BatchTrial:
-    return BatchTrial(
-        batch=plan.batch,
-        fits=plan.fits,
-        peak=_peak(plan),
-        capacity=plan.step.bytes_per_device.capacity,
-        tokens_per_second=plan.step.tokens_per_second or 0.0,
-    )
 
 
 def plan_largest_batch(

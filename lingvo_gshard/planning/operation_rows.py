@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
@@ -110,6 +111,23 @@ def flop_counts(
     )
 
 
+def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:
+    """Returns sums over calls by the name of the field."""
+    return {name: sum(getattr(each, name) for each in calls) for name in fields}
+
+
+class _Collectives(NamedTuple):
+    """The fields that the calls of a `CollectiveRow` have in common."""
+
+    kind: str
+    axis: str
+    layer: str
+    phase: str
+    dtype: str
+    bytes: int
+    line: str
+
+
 def collective_rows(
     timed: Sequence[TimedOperation], lines: GraphLines | None = None
 ) -> list[CollectiveRow]:
@@ -121,47 +139,28 @@ def collective_rows(
       timed: the operations of the step.
       lines: the lines of code that made the operations; None if they are unknown.
     """
-    groups: dict[tuple[str, str, str, str, str, int, str], list[TimedOperation]]
-    groups = collections.defaultdict(list)
+    groups: dict[_Collectives, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         operation, call = each.operation, each.operation.collective
         if call is not None:
             axis = ",".join(call.axes) or "all"
             kind = call.kind + (ACROSS_SLICES if call.slices > 1 else "")
             line = lines.line(operation.op_name) if lines else ""
-            key = kind, axis, operation.layer, operation.phase, call.dtype, call.bytes, line
-            groups[key].append(each)
+            where = operation.layer, operation.phase
+            groups[_Collectives(kind, axis, *where, call.dtype, call.bytes, line)].append(each)
     total = sum(each.communication_seconds for each in timed)
-    rows = [_collective_row(*key, group, total) for key, group in groups.items()]
+    rows = []
+    for key, calls in groups.items():
+        bound = sum(each.communication_seconds for each in calls)
+        row = CollectiveRow(
+            **key._asdict(),
+            **_sums(calls, "seconds", "hidden_seconds"),
+            count=sum(each.operation.times for each in calls),
+            seconds_bound=bound,
+            share=bound / total if total else 0.0,
+        )
+        rows.append(row)
     return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
-
-
-def _collective_row(
-    kind: str,
-    axis: str,
-    layer: str,
-    phase: str,
-    dtype: str,
-    bytes: int,
-    line: str,
-    calls: Sequence[TimedOperation],
-    communication_seconds: float,
-) -> CollectiveRow:
-    bound = sum(each.communication_seconds for each in calls)
-    return CollectiveRow(
-        kind=kind,
-        axis=axis,
-        layer=layer,
-        phase=phase,
-        dtype=dtype,
-        bytes=bytes,
-        count=sum(each.operation.times for each in calls),
-        seconds_bound=bound,
-        seconds=sum(each.seconds for each in calls),
-        hidden_seconds=sum(each.hidden_seconds for each in calls),
-        share=bound / communication_seconds if communication_seconds else 0.0,
-        line=line,
-    )
 
 
 def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
@@ -171,24 +170,26 @@ def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
         operation = each.operation
         if operation.host is not None:
             groups[operation.host.to_host, operation.layer, operation.phase].append(each)
-    rows = [_host_row(*key, group) for key, group in groups.items()]
+    rows = [
+        HostTransferRow(
+            to_host=to_host,
+            layer=layer,
+            phase=phase,
+            bytes=sum(
+                host.bytes * each.operation.times
+                for each in transfers
+                if (host := each.operation.host)
+            ),
+            count=sum(each.operation.times for each in transfers),
+            seconds_bound=sum(each.host_seconds for each in transfers),
+            **_sums(transfers, "seconds", "hidden_seconds"),
+        )
+        for (to_host, layer, phase), transfers in groups.items()
+    ]
     return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
 
 
-def _host_row(
-    to_host: bool, layer: str, phase: str, transfers: Sequence[TimedOperation]
-) -> HostTransferRow:
-    operations = [each.operation for each in transfers]
-    return HostTransferRow(
-        to_host=to_host,
-        layer=layer,
-        phase=phase,
-        bytes=sum(each.host.bytes * each.times for each in operations if each.host),
-        count=sum(each.times for each in operations),
-        seconds_bound=sum(each.host_seconds for each in transfers),
-        seconds=sum(each.seconds for each in transfers),
-        hidden_seconds=sum(each.hidden_seconds for each in transfers),
-    )
+_BOUNDS = ("compute_seconds", "memory_seconds", "communication_seconds", "seconds_bound")
 
 
 def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
@@ -204,11 +205,7 @@ def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
             times=times,
             flops=sum(each.operation.matmul_flops * times for each in group),
             bytes=sum(each.operation.bytes * times for each in group),
-            compute_seconds=sum(each.compute_seconds for each in group),
-            memory_seconds=sum(each.memory_seconds for each in group),
-            communication_seconds=sum(each.communication_seconds for each in group),
-            seconds_bound=sum(each.seconds_bound for each in group),
-            seconds=sum(each.seconds for each in group),
+            **_sums(group, *_BOUNDS, "seconds"),
         )
         for (layer, phase, times), group in groups.items()
     ]
@@ -230,8 +227,7 @@ def kind_rows(
         WorkKindRow(
             kind=kind,
             flops=sum(e.operation.matmul_flops * e.operation.times for e in groups[kind]),
-            seconds_bound=sum(each.seconds_bound for each in groups[kind]),
-            seconds=sum(each.seconds for each in groups[kind]),
+            **_sums(groups[kind], "seconds_bound", "seconds"),
         )
         for kind in KINDS
         if kind in groups

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 
-import msgspec
-
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.calibration import Calibration, WorkKindRatio
 from lingvo_gshard.planning.machines import topologies
@@ -46,10 +44,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     kinds: list[PartComparison]
     layers: list[PartComparison]
 
-    def to_json(self) -> str:
-        """Returns the comparison as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
-
 
 def check_comparable(plan: Plan | None, path: str) -> None:
     """Checks that a plan has the times that a profile is compared with.
@@ -59,7 +53,7 @@ def check_comparable(plan: Plan | None, path: str) -> None:
       path: the file.
 
     Raises:
-      UserError: names --plan if the plan lacks times by kind of work.
+      UserError: names `plan` if the plan lacks times by kind of work.
     """
     if plan is None:
         raise UserError(
@@ -84,7 +78,7 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
       chip: key of the run's chip; "" if it is unknown, which is not checked.
 
     Raises:
-      UserError: names --plan and what differs.
+      UserError: names `plan` and what differs.
     """
     planned = topologies.get(plan.topology).chip
     if chip and chip != planned.key:

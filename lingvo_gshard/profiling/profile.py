@@ -35,6 +35,10 @@ PARTS = (*KINDS, OTHER_PROGRAMS, PAUSES, INPUT_WAIT, HOST)
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A part of a profile's file. Its attributes are the names of the JSON's fields."""
 
+    def to_json(self) -> str:
+        """Returns the record as JSON text. `load` reads a Profile's text back."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
 
 class PartTime(Record, frozen=True, kw_only=True):
     """The time of one kind of work.
@@ -208,10 +212,6 @@ class Profile(Record, frozen=True, kw_only=True):
     def useful_rate(self) -> float:
         """Useful floating-point operations per second."""
         return self.useful_flops / self.seconds_per_step
-
-    def to_json(self) -> str:
-        """Returns the profile as JSON text. `load` reads it back."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
 def load(path: pathlib.Path) -> Profile:

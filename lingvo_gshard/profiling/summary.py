@@ -138,7 +138,10 @@ class Summary:
             layers=self._layers(),
             slowest=self._slowest(),
             collectives=self._collectives(),
-            per_device=self._per_device(),
+            per_device=[
+                DeviceTime(device=device, seconds=self._of(division))
+                for device, division in self._divisions.items()
+            ],
             findings=[],
         )
         return msgspec.structs.replace(profile, findings=of_profile(profile))
@@ -231,13 +234,6 @@ class Summary:
             hidden_seconds=sum(self._hidden[name] for name in names) / self._scale,
             exposed_seconds=sum(self._shares[name] for name in names) / self._scale,
         )
-
-    def _per_device(self) -> list[DeviceTime]:
-        """Returns how each device spent a step."""
-        return [
-            DeviceTime(device=device, seconds=self._of(division))
-            for device, division in self._divisions.items()
-        ]
 
     def _of(self, division: Division) -> dict[str, float]:
         """Returns the seconds per step of each part that takes any on one device."""

@@ -56,7 +56,7 @@ def parse(text: str) -> StepRange:
     """Returns the steps of a text such as `20:23`, or `20` for one step.
 
     Raises:
-      UserError: names --profile_steps if the text is something else.
+      UserError: names `profile_steps` if the text is something else.
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if not match:

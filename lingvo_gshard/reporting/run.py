@@ -267,7 +267,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
       layer_points: number of points of all curves of layers together.
 
     Raises:
-      UserError: names --logdir if the directory holds no run, or a run without metrics.
+      UserError: names `logdir` if the directory holds no run, or a run without metrics.
     """
     given = os.fspath(logdir)
     check_run(given)
@@ -303,7 +303,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
 
 
 def check_run(logdir: str) -> None:
-    """Raises ValueError naming --logdir if there is no run in a directory."""
+    """Raises ValueError naming `logdir` if there is no run in a directory."""
     found = Logdir(logdir)
     path = stores.path_of(logdir)
     advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"

@@ -72,7 +72,7 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
       logdirs: directories of runs; a run may still be training.
 
     Raises:
-      UserError: names --logdir: a directory holds no run or one without metrics, is named twice,
+      UserError: names `logdir`: a directory holds no run or one without metrics, is named twice,
         or there are too many.
     """
     given = [os.fspath(logdir) for logdir in logdirs]

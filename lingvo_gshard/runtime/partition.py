@@ -81,7 +81,7 @@ class Partitioned:
         arrays = [
             array.put(_array(value), self._mesh, is_donated=index in program.donated)
             for index, (array, value) in enumerate(
-                zip(program.inputs, _leaves(arguments), strict=True)
+                zip(program.inputs, tf.nest.flatten(list(arguments)), strict=True)
             )
         ]
         results = iter(executable(*arrays))
@@ -262,10 +262,6 @@ def _flatten_like(argument: Any, layout: Any) -> list:
     if isinstance(layout, dict) and sorted(layout) != keys:
         raise ValueError
     return [each for key in keys for each in _flatten_like(argument[key], layout[key])]
-
-
-def _leaves(arguments: tuple) -> list:
-    return tf.nest.flatten(list(arguments))
 
 
 def _array(value: Any) -> np.ndarray | jax.Array:

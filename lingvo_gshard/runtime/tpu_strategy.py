@@ -211,7 +211,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
       A strategy of one replica over all cores, and the number of cores.
 
     Raises:
-      UserError: names --tpu if there is no TPU, or no answer in time.
+      UserError: names `tpu` if there is no TPU, or no answer in time.
     """
     _check_reachable(tpu)
     jax.config.update("jax_platforms", "cpu")

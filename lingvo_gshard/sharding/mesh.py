@@ -33,7 +33,7 @@ class Mesh:
 
     Raises:
       UserError: A name is repeated or not an identifier, a size is not positive, or the device
-        order is unknown. The message names --mesh.
+        order is unknown. The message names `mesh`.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -60,7 +60,7 @@ class Mesh:
         """Returns the mesh that a text such as "data=4,model=2" describes.
 
         Raises:
-          UserError: The text does not describe a mesh. The message names --mesh.
+          UserError: The text does not describe a mesh. The message names `mesh`.
         """
         axes = []
         for part in text.split(",") if text.strip() else ():
@@ -122,7 +122,7 @@ class Mesh:
           slices: number of TPU slices of equal size.
 
         Raises:
-          UserError: The slices do not divide the leading axes. The message names --mesh.
+          UserError: The slices do not divide the leading axes. The message names `mesh`.
         """
         left, parts = slices, []
         for size in self.shape:
@@ -149,7 +149,7 @@ class Mesh:
         """Checks the number of devices.
 
         Raises:
-          UserError: The product of the axes is not `count`. The message names --mesh.
+          UserError: The product of the axes is not `count`. The message names `mesh`.
         """
         if self.size != count:
             product = " x ".join(str(size) for size in self.shape)
@@ -161,7 +161,7 @@ class Mesh:
         """Returns jax devices as an object array in the shape of the mesh, in `device_order`.
 
         Raises:
-          UserError: The number of devices differs. The message names --mesh.
+          UserError: The number of devices differs. The message names `mesh`.
         """
         self.check_devices(len(devices))
         if self.device_order == "topology":

@@ -167,7 +167,7 @@ class Partitioning:
           overrides: Pattern -> table, such as {"*.feed_forward": "weights: H->none"}.
 
         Raises:
-          UserError: A mesh, strategy or table cannot be read. The message names the flag or the
+          UserError: A mesh, strategy or table cannot be read. The message names the option or the
             pattern.
         """
         mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh

@@ -149,7 +149,7 @@ def check_replicated(found: Iterable[Replicated], most_megabytes: float) -> None
       most_megabytes: Largest total size in MiB.
 
     Raises:
-      UserError: They are larger. The message names --max_replicated_mb and the tensors.
+      UserError: They are larger. The message names `max_replicated_mb` and the tensors.
     """
     rows = list(found)
     total = sum(row.bytes for row in rows) / 2**20

@@ -33,11 +33,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.api.decoding.quality import Quality, table_of
+from lingvo_gshard.api.decoding.quality import table_of
 from lingvo_gshard.api.export import DecoderSettings
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
@@ -136,15 +135,11 @@ def main(argv: list[str]) -> int:
                 limit=values.quality_rows,
                 options=settings.options,
             )
-        _print_quality(console, compared)
+        output.say(console, f"Translations of {compared[0].rows:,} rows of dev:")
+        tables.print_table(console, tables.rich_table(table_of(compared)))
         record["quality"] = [dataclasses.asdict(each) for each in compared]
     output.write_json(values.json, record)
     return 0
-
-
-def _print_quality(console: rich.console.Console, compared: list[Quality]) -> None:
-    output.say(console, f"Translations of {compared[0].rows:,} rows of dev:")
-    tables.print_table(console, tables.rich_table(table_of(compared)))
 
 
 def _settings(values: flags.FlagValues, decoding: Decoding | None) -> DecoderSettings | None:

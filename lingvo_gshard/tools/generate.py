@@ -85,17 +85,12 @@ def main(argv: list[str]) -> int:
 
 
 def _open_generator(values: flags.FlagValues, run: Run, options: DecodingOptions) -> TextGenerator:
-    _check_stream(values)
-    return run.text_generator(options)
-
-
-def _check_stream(values: flags.FlagValues) -> None:
-    """Raises ValueError if --stream is given with flags whose texts cannot be streamed."""
     if values.stream and not _can_stream(values):
         raise UserError(
             "--stream shows one text at a time: it needs --best=1 and --beam_size=1, and --json "
             "only with a file"
         )
+    return run.text_generator(options)
 
 
 def _can_stream(values: flags.FlagValues) -> bool:

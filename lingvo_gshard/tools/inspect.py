@@ -298,4 +298,4 @@ def _save(program: Program, path: str, console: rich.console.Console) -> None:
         program.save(path)
     except OSError as error:
         raise UserError(f"--program={path} cannot be written: {error.strerror}") from None
-    tables.say(console, f"{program.name} for {program.mesh} saved in {path}")
+    output.say(console, f"{program.name} for {program.mesh} saved in {path}")

@@ -216,7 +216,10 @@ def main(argv: list[str]) -> int:
     goodput.check_budget_flags(values)
     program.check_loads_flags(values)
     if values.budget is not None:
-        return _budget(values, console)
+        found = plan_budget(goodput.budget_options(values), goodput.budget_machines(values))
+        goodput_report.print_budget(found, console)
+        output.write_json(values.json, found)
+        return 0
     with program.using_flags(values, console):
         return _planned(values, path, console)
 
@@ -234,7 +237,10 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
         return _search(values, params, machines, console)
     topology = topologies.get(values.topology)
     if params is None:
-        return _plan_file(path or "", values, topology, console)
+        with Stages(topology.compiler_choice) as shown:
+            facts = program.program_facts(values)
+            plan = plan_file(path or "", topology, facts, values.tokens, shown)
+        return _report(values, plan, console)
     run = _generate if values.generate else _plan
     return run(values, params, topology, console)
 
@@ -282,15 +288,6 @@ def _plan(
     return _report(values, plan, console)
 
 
-def _plan_file(
-    path: str, values: flags.FlagValues, topology: Topology, console: rich.console.Console
-) -> int:
-    with Stages(topology.compiler_choice) as shown:
-        facts = program.program_facts(values)
-        plan = plan_file(path, topology, facts, values.tokens, shown)
-    return _report(values, plan, console)
-
-
 def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console) -> int:
     """Prints and writes the plan of a step, and of the whole training if it is asked for."""
     if values.goodput:
@@ -300,13 +297,6 @@ def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console)
     output.write_json(values.json, plan)
     if values.html:
         output.write_text(values.html, picture.to_html(plan), "html")
-    return 0
-
-
-def _budget(values: flags.FlagValues, console: rich.console.Console) -> int:
-    found = plan_budget(goodput.budget_options(values), goodput.budget_machines(values))
-    goodput_report.print_budget(found, console)
-    output.write_json(values.json, found)
     return 0
 
 

@@ -47,7 +47,6 @@ from lingvo_gshard.api import preparation, tables
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.preparation.preparation import counts, notes
-from lingvo_gshard.data.prepared.manifest import Manifest
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.run import define_settings_flags
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
@@ -122,13 +121,6 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json)
     with StageDisplay(console) as progress:
         manifest = preparation.prepare(values.output, values.source, options, progress)
-    print_manifest(console, manifest)
-    output.write_json(values.json, manifest)
-    return 0
-
-
-def print_manifest(console: rich.console.Console, manifest: Manifest) -> None:
-    """Prints what became of the rows."""
     table = rich.table.Table("rows", "")
     table.columns[1].justify = "right"
     for description, count in counts(manifest):
@@ -136,3 +128,5 @@ def print_manifest(console: rich.console.Console, manifest: Manifest) -> None:
     tables.print_table(console, table)
     for line in notes(manifest):
         output.say(console, line)
+    output.write_json(values.json, manifest)
+    return 0

@@ -95,7 +95,8 @@ def copy(
     names = {operation.name: scope_of(operation) + operation.name for operation in operations}
     copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:
-        _check(operation)
+        if operation.type == "Placeholder":
+            raise ValueError(f"{operation.name}: this placeholder has no known value")
         node = copied.node.add()
         node.CopyFrom(operation.node_def)
         node.name = names[operation.name]
@@ -124,11 +125,6 @@ def copy(
 def _renamed(name: str, names: Mapping[str, str]) -> str:
     operation, colon, index = name.partition(":")
     return names.get(operation, operation) + colon + index
-
-
-def _check(operation: tf.Operation) -> None:
-    if operation.type == "Placeholder":
-        raise ValueError(f"{operation.name}: this placeholder has no known value")
 
 
 def _has_functions(operation: tf.Operation) -> bool:

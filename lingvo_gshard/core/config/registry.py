@@ -267,7 +267,9 @@ def _function(name: str) -> ExperimentFunction:
     if name in _experiments:
         return _experiments[name]
     module, _, last = name.rpartition(".")
-    _import_module(module)
+    if module:
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(module)
     # A module may register its functions under shorter names.
     for registered, function in _experiments.items():
         is_named = registered == name or last in (registered, function.__name__)
@@ -290,10 +292,3 @@ def _hint(name: str) -> str:
         f"The module {package} is neither installed nor in the current directory nor on "
         f"PYTHONPATH. {hint}"
     )
-
-
-def _import_module(name: str) -> None:
-    """Imports a module, whose experiments are then registered; does nothing if there is none."""
-    if name:
-        with contextlib.suppress(ModuleNotFoundError):
-            import_module(name)

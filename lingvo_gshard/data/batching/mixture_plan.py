@@ -377,10 +377,6 @@ class Mixture:
             rows[group.language] = rows.get(group.language, 0) + group.rows
         return [Use(language, rows[language], read[language]) for language in sorted(read)]
 
-    def shares_of(self, number: int) -> np.ndarray:
-        """Returns the share of each group in a block."""
-        return self._units[min(number, len(self._units) - 1)] / _UNITS
-
     def _drawn(self, block: int) -> np.ndarray:
         """Returns the rows drawn from each group before a block, int64."""
         last = len(self._positions) - 1

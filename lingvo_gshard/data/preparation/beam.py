@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ class _Mistake(msgspec.Struct):
     text: str
 
 
-class BeamPool:
+class BeamPool(contextlib.AbstractContextManager["BeamPool"]):
     """Runs the tasks of each stage as one pipeline of Apache Beam, on any of its runners.
 
     Workers read and write the job's work directory, so it must be on a file system that all of
@@ -47,9 +48,6 @@ class BeamPool:
                 "environment of its own"
             ) from None
         self._job, self._options = job, list(options)
-
-    def __enter__(self) -> BeamPool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Does nothing, since a pipeline ends with its stage."""

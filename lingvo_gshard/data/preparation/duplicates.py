@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -26,11 +27,11 @@ from lingvo_gshard.data.preparation.row_files import (
     Done,
     Example,
     Group,
+    HeldOutTask,
     KeptRow,
     KeyedRow,
     Tally,
     bucket_file,
-    read_group,
 )
 from lingvo_gshard.data.sources.row import Row
 
@@ -151,18 +152,14 @@ _ORDER = ("key", "part", "line", "bucket", "number")
 class KeyBucket(BucketTask):
     """Writes the sorted keys of the training rows of a bucket."""
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{NEAR_STAGE}/keys-{self.bucket:06d}"
+    files = f"{NEAR_STAGE}/keys-"
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the keys."""
         parts = [np.zeros(0, np.uint64)]
         for batch in self.batches(job, progress):
             parts.append(job.cleaner.near_duplicates.bands(batch.texts).ravel())
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, np.sort(np.concatenate(parts)))
+        job.work.save_array(self.name, np.sort(np.concatenate(parts)))
         return Done()
 
 
@@ -171,16 +168,23 @@ class _RangeTask:
     """Base of tasks over the keys of one range.
 
     Attributes:
+      files: the task's name in the work directory, without the number of the range.
       number: number of the range.
       ranges: number of ranges.
       buckets: number of buckets.
       rows: share of the stage's work.
     """
 
+    files: ClassVar[str]
     number: int
     ranges: int
     buckets: int
     rows: int
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{self.files}{self.number:06d}"
 
     def load(self, job: Job, files: str) -> np.ndarray:
         """Returns what the files of all buckets have in the range.
@@ -204,16 +208,12 @@ class _RangeTask:
 class CommonKeys(_RangeTask):
     """Finds the keys that several rows share, in one range of keys."""
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{NEAR_STAGE}/common-{self.number:06d}"
+    files = f"{NEAR_STAGE}/common-"
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the keys, sorted."""
         unique, counts = np.unique(self.load(job, "keys"), return_counts=True)
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, unique[counts > 1])
+        job.work.save_array(self.name, unique[counts > 1])
         progress.update(self.rows, 1.0)
         return Done()
 
@@ -228,10 +228,7 @@ class CollectCandidates(BucketTask):
 
     ranges: int
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{NEAR_STAGE}/candidates-{self.bucket:06d}"
+    files = f"{NEAR_STAGE}/candidates-"
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the texts, and for each candidate key where its text is, ordered by key."""
@@ -250,8 +247,7 @@ class CollectCandidates(BucketTask):
                     place = row.part, row.line, self.bucket, number, begin, len(content)
                     candidates += [(k, *place) for k in keys[index, is_common[index]].tolist()]
                     begin += file.write(content)
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, np.sort(np.array(candidates, _CANDIDATE), order="key"))
+        job.work.save_array(self.name, np.sort(np.array(candidates, _CANDIDATE), order="key"))
         return Done()
 
 
@@ -259,10 +255,7 @@ class CollectCandidates(BucketTask):
 class CompareCandidates(_RangeTask):
     """Compares the candidates that share a key of a range."""
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{NEAR_STAGE}/copies-{self.number:06d}"
+    files = f"{NEAR_STAGE}/copies-"
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes which rows are copies, as columns of bucket and number."""
@@ -272,8 +265,7 @@ class CompareCandidates(_RangeTask):
             rows = candidates[begin:end]
             near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
             copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
+        job.work.save_array(self.name, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
         progress.update(self.rows, 1.0)
         return Done()
 
@@ -361,31 +353,15 @@ LEAK_STAGE = "3-leaks"
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectWanted:
-    """Collects the hashes of rows held out, from all buckets.
+class CollectWanted(HeldOutTask):
+    """Collects the hashes of rows held out, from all buckets."""
 
-    Attributes:
-      buckets: the groups that are held out, by bucket.
-    """
-
-    buckets: tuple[tuple[Group, ...], ...]
     name: str = f"{LEAK_STAGE}/wanted"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for groups in self.buckets for group in groups)
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the hashes."""
-        parts, done = [], 0
-        for bucket, groups in enumerate(self.buckets):
-            rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
-            parts.append(Wanted.of(rows))
-            done += len(rows)
-            progress.update(done, done / max(1, self.rows))
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, Wanted.merged(parts).hashes)
+        parts = [Wanted.of(rows) for rows in self.texts(job, progress)]
+        job.work.save_array(self.name, Wanted.merged(parts).hashes)
         return Done()
 
 
@@ -393,14 +369,11 @@ class CollectWanted:
 class LookThrough(BucketTask):
     """Looks through the training rows of a bucket."""
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{LEAK_STAGE}/{self.bucket:06d}"
+    files = f"{LEAK_STAGE}/"
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes which of the hashes the bucket has."""
-        seen = SeenInTrain(Wanted(_wanted(job)))
+        seen = SeenInTrain(Wanted(job.work.shared_array(CollectWanted.name)))
         for batch in self.batches(job, progress):
             seen.look_through(batch.texts)
         _save_bits(job, self.name, seen.is_seen)
@@ -422,7 +395,7 @@ class MergeSeen:
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes which of the hashes any bucket has."""
-        seen = np.zeros(len(_wanted(job)), bool)
+        seen = np.zeros(len(job.work.shared_array(CollectWanted.name)), bool)
         for bucket in range(self.buckets):
             seen |= _load_bits(job, f"{LEAK_STAGE}/{bucket:06d}", len(seen))
         _save_bits(job, self.name, seen)
@@ -434,7 +407,7 @@ class Leaks:
 
     def __init__(self, job: Job):
         """Loads what `MergeSeen` has written."""
-        wanted = _wanted(job)
+        wanted = job.work.shared_array(CollectWanted.name)
         self._seen = SeenInTrain(Wanted(wanted), _load_bits(job, f"{LEAK_STAGE}/seen", len(wanted)))
 
     def without(
@@ -462,11 +435,6 @@ class Leaks:
 def can_leak(group: Group) -> bool:
     """Returns whether a group was held out by a hash; a test set that was given stays as it is."""
     return group.is_divided and group.split != "train"
-
-
-def _wanted(job: Job) -> np.ndarray:
-    # Mapped into memory, so that all workers share it.
-    return np.load(job.work.file(f"{LEAK_STAGE}/wanted.npy"), mmap_mode="r")
 
 
 def _save_bits(job: Job, name: str, bits: np.ndarray) -> None:

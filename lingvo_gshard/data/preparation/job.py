@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -84,6 +85,15 @@ class WorkDirectory:
         except BaseException:
             pathlib.Path(partial).unlink(missing_ok=True)
             raise
+
+    def save_array(self, name: str, array: np.ndarray) -> None:
+        """Writes an array to the file of a task."""
+        with self.writing(f"{name}.npy") as file:
+            np.save(file, array)
+
+    def shared_array(self, name: str) -> np.ndarray:
+        """Returns an array of `save_array`, mapped into memory, so that all workers share it."""
+        return np.load(self.file(f"{name}.npy"), mmap_mode="r")
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_REPORTS = 0.25
 Report = Callable[[int, float], None]
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
     """Runs tasks. The results do not depend on the number of workers. A context manager."""
 
     def __init__(self, job: Job, workers: int):
@@ -36,9 +36,6 @@ class Pool:
         """
         self._job = job
         self._workers = [_Worker(job) for _ in range(workers)] if workers > 1 else []
-
-    def __enter__(self) -> Pool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -105,12 +105,19 @@ class BucketTask:
     """Base of tasks over rows of one bucket.
 
     Attributes:
+      files: the task's name in the work directory, without the number of the bucket.
       bucket: number of the bucket.
       groups: the groups of the bucket that the task works on.
     """
 
+    files: ClassVar[str]
     bucket: int
     groups: tuple[Group, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{self.files}{self.bucket:06d}"
 
     @property
     def rows(self) -> int:
@@ -127,6 +134,31 @@ class BucketTask:
                 yield Batch(group, done, part)
                 done += len(part)
                 progress.update(done, done / total)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutTask:
+    """Base of tasks over the rows held out in all buckets.
+
+    Attributes:
+      buckets: the groups that are held out, by bucket.
+    """
+
+    buckets: tuple[tuple[Group, ...], ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(group.rows for groups in self.buckets for group in groups)
+
+    def texts(self, job: Job, progress: Progress) -> Iterator[list[Row]]:
+        """Yields the rows of each bucket, and reports progress after each."""
+        done = 0
+        for bucket, groups in enumerate(self.buckets):
+            rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
+            yield rows
+            done += len(rows)
+            progress.update(done, done / max(1, self.rows))
 
 
 _EXAMPLES = 3

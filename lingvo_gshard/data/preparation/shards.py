@@ -78,10 +78,7 @@ class TokenizeBucket(BucketTask):
     paths: tuple[str, ...]
     buckets: int
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{TOKEN_STAGE}/{self.bucket:06d}"
+    files = f"{TOKEN_STAGE}/"
 
     def run(self, job: Job, progress: Progress) -> TokensRecord:
         """Writes the tokens. Returns where each group begins, and counts of rows left out."""

@@ -14,7 +14,14 @@ import numpy as np
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, fold
 from lingvo_gshard.data.preparation.job import Job
-from lingvo_gshard.data.preparation.row_files import BucketTask, Done, Example, Group, read_group
+from lingvo_gshard.data.preparation.row_files import (
+    BucketTask,
+    Done,
+    Example,
+    Group,
+    HeldOutTask,
+    read_group,
+)
 from lingvo_gshard.data.prepared.manifest import SplitCopies
 from lingvo_gshard.data.sources.row import Row
 
@@ -32,57 +39,32 @@ def is_given(group: Group) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectGiven:
-    """Collects the hashes of the rows of dev and test.
+class CollectGiven(HeldOutTask):
+    """Collects the hashes of the rows of dev and test."""
 
-    Attributes:
-      buckets: their groups, by bucket.
-    """
-
-    buckets: tuple[tuple[Group, ...], ...]
     name: str = f"{STAGE}/given"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for groups in self.buckets for group in groups)
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the hashes."""
-        found, done = [np.zeros(0, np.uint64)], 0
-        for bucket, groups in enumerate(self.buckets):
-            for group in groups:
-                rows = [group.to_row(row) for row in read_group(job, bucket, group)]
-                found.append(np.unique(_hashes_of(rows)))
-                done += len(rows)
-                progress.update(done, done / max(1, self.rows))
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, np.unique(np.concatenate(found)))
+        found = [np.zeros(0, np.uint64)]
+        found += [np.unique(_hashes_of(rows)) for rows in self.texts(job, progress)]
+        job.work.save_array(self.name, np.unique(np.concatenate(found)))
         return Done()
-
-
-def _given(job: Job) -> np.ndarray:
-    # Mapped into memory, so that all workers share it.
-    return np.load(job.work.file(f"{STAGE}/given.npy"), mmap_mode="r")
 
 
 @dataclasses.dataclass(frozen=True)
 class LookForCopies(BucketTask):
     """Looks for these hashes in the training rows of a bucket."""
 
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{STAGE}/{self.bucket:06d}"
+    files = f"{STAGE}/"
 
     def run(self, job: Job, progress: Progress) -> Done:
         """Writes the hashes that are there."""
-        given, found = _given(job), [np.zeros(0, np.uint64)]
+        given, found = job.work.shared_array(CollectGiven.name), [np.zeros(0, np.uint64)]
         for batch in self.batches(job, progress):
             hashes = np.unique(_hashes_of(batch.texts))
             found.append(hashes[_contains(given, hashes)])
-        with job.work.writing(f"{self.name}.npy") as file:
-            np.save(file, np.unique(np.concatenate(found)))
+        job.work.save_array(self.name, np.unique(np.concatenate(found)))
         return Done()
 
 

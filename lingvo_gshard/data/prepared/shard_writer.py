@@ -57,7 +57,7 @@ def lengths_file(shard: str) -> str:
     return shard.removesuffix(".array_record") + ".lengths.npy"
 
 
-class ShardWriter:
+class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Writes one shard; the bytes depend on the rows alone.
 
     The files get their names in `close`, so a shard with its name is complete. As a context
@@ -150,9 +150,6 @@ class ShardWriter:
             self._writer.close()
         for name in (self._file, lengths_file(self._file)):
             pathlib.Path(f"{self._root / name}{_PARTIAL}").unlink(missing_ok=True)
-
-    def __enter__(self) -> ShardWriter:
-        return self
 
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:

@@ -122,6 +122,14 @@ class Reader(Configurable, abc.ABC):
             raise UserError(f"{message}. Set {self.skip_setting} to leave such rows out, counted.")
         self._leave_out(reason, f"{place}: {detail}" if detail else place, count)
 
+    def _cannot_read(self, path: str, line: int, error: Exception) -> None:
+        """Leaves out the rest of a damaged file. Bytes that were not given are no damage."""
+        if isinstance(error, PermissionError):
+            _refuse_unreadable(path)
+        if isinstance(error, BucketError):
+            raise error
+        self._bad(f"{path}:{line}", "the file cannot be read", str(error))
+
     def _leave_out(self, reason: str, message: str, count: int = 1) -> None:
         self.left_out[reason] += count
         self.examples.setdefault(reason, message)
@@ -158,12 +166,8 @@ class Reader(Configurable, abc.ABC):
                         f"more than {_LARGEST_CATALOG:,} bytes",
                     )
                     return None
-        except PermissionError:
-            _refuse_unreadable(path)
-        except BucketError:
-            raise
         except READ_ERRORS as error:
-            self._bad(f"{path}:0", "the file cannot be read", str(error))
+            self._cannot_read(path, 0, error)
             return None
         return b"".join(found)
 
@@ -176,13 +180,8 @@ class Reader(Configurable, abc.ABC):
         try:
             for number, line in enumerate(self._raw_lines(path), start=self.first_line):
                 yield self._text(f"{path}:{number}", number, line)
-        except PermissionError:
-            _refuse_unreadable(path)
-        except BucketError:
-            # The file is not damaged, so skipping it would lose good rows.
-            raise
         except READ_ERRORS as error:
-            self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
+            self._cannot_read(path, number + 1, error)
 
     def _raw_lines(self, path: str) -> Iterator[bytes | None]:
         """Yields the lines of a file, plain or compressed; None for one that is too long."""
@@ -199,12 +198,8 @@ class Reader(Configurable, abc.ABC):
         """Yields the content of a file, plain or compressed, in blocks."""
         try:
             yield from self._raw_blocks(path)
-        except PermissionError:
-            _refuse_unreadable(path)
-        except BucketError:
-            raise
         except READ_ERRORS as error:
-            self._bad(f"{path}:0", "the file cannot be read", str(error))
+            self._cannot_read(path, 0, error)
 
     def _raw_blocks(self, path: str) -> Iterator[bytes]:
         try:

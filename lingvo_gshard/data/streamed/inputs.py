@@ -6,7 +6,6 @@ import abc
 import functools
 import hashlib
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -197,20 +196,9 @@ class StreamedInput(PackedInput):
 class StreamedTranslationInput(PairInput, StreamedInput):
     """Streams and packs sentence pairs."""
 
-    @classmethod
-    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the vocabulary sizes that the Params ask for."""
-        source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
-        return {"source": source, "target": target}
-
     @functools.cached_property
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._trainer.train(self._first_rows("train", self.p.vocabulary_rows), 1.0)
-
-    def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabularies by saved ones."""
-        super().load_vocabularies(directory)
-        self._forget_tokens()
 
 
 class StreamedLanguageModelInput(TextInput, StreamedInput):
@@ -224,18 +212,8 @@ class StreamedLanguageModelInput(TextInput, StreamedInput):
         p.set(cleaning=DocumentCleaner.params(), packing_window=1024, block_rows=4096)
         return p
 
-    @classmethod
-    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the vocabulary size that the Params ask for."""
-        return {"text": vocabulary_trainer.configured_sizes(params.vocabulary)[0]}
-
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The vocabulary."""
         rows = self._first_rows("train", self.p.vocabulary_rows)
         return self._trainer.train_on({"": lines_of(rows)}, 1.0)
-
-    def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabulary by a saved one."""
-        super().load_vocabularies(directory)
-        self._forget_tokens()

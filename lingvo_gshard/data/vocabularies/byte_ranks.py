@@ -117,7 +117,9 @@ def in_directory(
         path = directory / name
         ranks = read_ranks(objects.read_bytes(path)) if path.is_file() else None
         if ranks is not None:
-            return of_kimi(ranks, _listed(settings)) if name == KIMI else of_llama3(ranks), path
+            if name == KIMI:
+                return tokenizer_json(ranks, _KIMI, _listed(settings)), path
+            return of_llama3(ranks), path
     return None
 
 
@@ -194,16 +196,6 @@ def of_llama3(ranks: Mapping[bytes, int]) -> str:
     """Returns the tokenizer.json of Llama 3's tokenizer.model. Each text begins with a token."""
     special = {token: len(ranks) + index for index, token in enumerate(_LLAMA3_SPECIAL)}
     return tokenizer_json(ranks, _LLAMA3, special, begin=_LLAMA3_SPECIAL[0])
-
-
-def of_kimi(ranks: Mapping[bytes, int], special: Mapping[str, int]) -> str:
-    """Returns the tokenizer.json of Kimi's tiktoken.model.
-
-    Args:
-      ranks: token -> rank.
-      special: special token -> id, as tokenizer_config.json lists them.
-    """
-    return tokenizer_json(ranks, _KIMI, special)
 
 
 def tokenizer_json(

@@ -141,7 +141,9 @@ class MultiHeadAttention(Attention):
             projected_BLND = multiply(equation, x_BLM, w_MND, history_fh)
         else:
             projected_BLND = multiply("BLM,NDM->BLND", x_BLM, w_NDM)
-        sizes = [self._size_of(name) for name in weights]
+        sizes = [
+            self.head_dim if name in ("w_query", "w_key") else self.value_dim for name in weights
+        ]
         parts = tf.split(projected_BLND, sizes, axis=-1)
         projected = [
             add_adapter(self, theta, name, equation, x_BLM, part)
@@ -151,10 +153,6 @@ class MultiHeadAttention(Attention):
             biases = [theta[f"b_{name.removeprefix('w_')}"] for name in weights]
             projected = [add_bias(x, b_ND) for x, b_ND in zip(projected, biases, strict=True)]
         return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
-
-    def _size_of(self, weight: str) -> int:
-        """Returns the size of D of a weight of a product with the input."""
-        return self.head_dim if weight in ("w_query", "w_key") else self.value_dim
 
     def _normalize(self, name: str, theta: NestedMap, x_BLND: tf.Tensor) -> tf.Tensor:
         """Normalizes queries or keys. Dehghani et al. 2023, arXiv 2302.05442, section 2."""

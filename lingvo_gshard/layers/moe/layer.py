@@ -85,7 +85,11 @@ class MixtureOfExperts(Layer):
         router = self._with_sizes("router", ("model_dim", "num_experts"))
         router.set(is_causal=p.is_causal, is_dropless=self._dispatch.is_dropless)
         self.create_child("router", router)
-        self._check_router()
+        if self.router.needs_token_ids and not self.p.has_token_ids:
+            raise UserError(
+                f"{self.path}.router: {type(self.router).__name__} routes by token ids, but "
+                f"{self.path}.has_token_ids is False; set it, and the ids by token_context.tokens"
+            )
         if p.gates_inputs and self.router.experts_per_token(self.router.p) != 1:
             raise UserError(
                 f"{path}.gates_inputs: True with more than one expert of each token; 1 was expected"
@@ -136,13 +140,6 @@ class MixtureOfExperts(Layer):
                 )
             child.set(**{size: p.get(size)})
         return child
-
-    def _check_router(self) -> None:
-        if self.router.needs_token_ids and not self.p.has_token_ids:
-            raise UserError(
-                f"{self.path}.router: {type(self.router).__name__} routes by token ids, but "
-                f"{self.path}.has_token_ids is False; set it, and the ids by token_context.tokens"
-            )
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:

@@ -10,32 +10,32 @@ from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    EMBEDDINGS,
-    FEED_FORWARD,
+    DECODER,
     HEAD_NORMS,
-    NORMS,
+    HEADS_NORMS,
     plain_config,
     plain_task,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     Family,
+    Setting,
     attentions_by_type,
     layer_types,
-    pattern_config,
-    pattern_of,
     rotating,
     set_pattern,
-    window_config,
+    windows_config,
 )
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 
 _EPSILON = "layer_norm_eps"
-_TABLE = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
-# Command R+ has a norm for each head.
-_NORMS_OF_HEADS = tuple(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS)
+# Command R+ has a norm for each head, in place of one over all heads together.
+_TABLE = (
+    *(row for row in DECODER if row not in HEADS_NORMS),
+    *(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS),
+)
+_SETTINGS = (BIASES, Setting("logit_scale", ("logit_scale",), kind=float))
 _DEFAULTS = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -68,15 +68,13 @@ _FIXED = {
 
 def _task(config: PublishedConfig) -> Params:
     config.expect("hidden_act", "silu")
-    task = plain_task(config, _EPSILON)
-    layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
+    task = plain_task(config, *_SETTINGS, epsilon=_EPSILON)
+    layer = task.decoder.layer
     layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon, use_bias=False)
     layer.norm_position = "shared"
-    layer.self_attention.set(
-        use_bias=has_bias, use_output_bias=has_bias, rotary_pairs=rotary.NEIGHBORS
-    )
+    layer.self_attention.rotary_pairs = rotary.NEIGHBORS
     set_rope(config, layer.self_attention, config.rope())
-    return task.set(logit_scale=config.get("logit_scale", kind=float))
+    return task
 
 
 def _cohere_task(config: PublishedConfig) -> Params:
@@ -94,11 +92,9 @@ def _cohere_config(task: Params) -> dict[str, Any]:
 
 def _config(task: Params) -> dict[str, Any]:
     return {
-        **plain_config(task, _EPSILON),
+        **plain_config(task, *_SETTINGS, epsilon=_EPSILON),
         **rope_config(rotating(task.decoder)),
         "hidden_act": "silu",
-        "attention_bias": pattern_of(task.decoder)[0].use_bias,
-        "logit_scale": task.logit_scale,
     }
 
 
@@ -117,17 +113,13 @@ def _cohere2_task(config: PublishedConfig) -> Params:
 
 
 def _cohere2_config(task: Params) -> dict[str, Any]:
-    return {
-        **_config(task),
-        "sliding_window": window_config(pattern_of(task.decoder)),
-        "layer_types": pattern_config(task.decoder),
-    }
+    return {**_config(task), **windows_config(task.decoder)}
 
 
 COHERE = Family(
     model_type="cohere",
     architecture="CohereForCausalLM",
-    table=(*_TABLE, *_NORMS_OF_HEADS),
+    table=_TABLE,
     read_task=_cohere_task,
     config_of=_cohere_config,
     defaults=_DEFAULTS,
@@ -135,7 +127,7 @@ COHERE = Family(
 COHERE2 = Family(
     model_type="cohere2",
     architecture="Cohere2ForCausalLM",
-    table=_TABLE,
+    table=DECODER,
     read_task=_cohere2_task,
     config_of=_cohere2_config,
     defaults=_COHERE2_DEFAULTS,

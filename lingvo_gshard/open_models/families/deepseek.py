@@ -15,6 +15,7 @@ from lingvo_gshard.open_models.families.decoder import (
     EMBEDDINGS,
     FEED_FORWARD,
     NORMS,
+    layer_row,
     plain_config,
     plain_task,
 )
@@ -23,8 +24,8 @@ from lingvo_gshard.open_models.families.experts import (
     SHARED_EXPERT,
     dense_layers,
     expert_rows,
+    set_sigmoid_experts,
     sigmoid_config,
-    sigmoid_experts,
     top_k_experts,
 )
 from lingvo_gshard.open_models.families.family import Family, extra_layers
@@ -35,10 +36,7 @@ _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
 
 def _row(published: str, ours: str, arrangement: str, joined: str = "") -> TensorPattern:
-    name = f"model.layers.{{layer}}.self_attn.{published}"
-    return TensorPattern(
-        name, f"decoder.{{layer}}.self_attention.{ours}", arrangement, joined=joined
-    )
+    return layer_row(f"self_attn.{published}", f"self_attention.{ours}", arrangement, joined=joined)
 
 
 _ATTENTION = (
@@ -68,19 +66,14 @@ _TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
     "first_k_dense_replace": 0,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
     "kv_lora_rank": 512,
-    "max_position_embeddings": 2048,
     "mlp_bias": False,
     "moe_intermediate_size": 1407,
     "n_group": None,
     "n_routed_experts": 64,
     "n_shared_experts": 2,
     "norm_topk_prob": False,
-    "num_attention_heads": 32,
     "num_experts_per_tok": None,
-    "num_hidden_layers": 32,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
@@ -90,12 +83,12 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "v_head_dim": 128,
     "vocab_size": 102400,
 }
-_V3_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
+_V3_DEFAULTS = {
+    key: value for key, value in _DEFAULTS.items() if key not in ("mlp_bias", "topk_method")
+} | {
     "first_k_dense_replace": 3,
     "hidden_size": 7168,
     "intermediate_size": 18432,
-    "kv_lora_rank": 512,
     "max_position_embeddings": 4096,
     "moe_intermediate_size": 2048,
     "n_group": 8,
@@ -107,13 +100,9 @@ _V3_DEFAULTS = DECODER_DEFAULTS | {
     "num_hidden_layers": 61,
     "num_key_value_heads": 128,
     "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
     "rope_interleave": True,
     "routed_scaling_factor": 2.5,
     "topk_group": 4,
-    "v_head_dim": 128,
     "vocab_size": 129280,
 }
 _V32_DEFAULTS = {
@@ -181,8 +170,7 @@ def _v3_task(config: PublishedConfig) -> Params:
     interleaved = config.get("rope_interleave", False)
     pairs = rotary.NEIGHBORS if interleaved else rotary.HALVES
     task.decoder.layer.self_attention.rotary_pairs = pairs
-    moe = sigmoid_experts(config)
-    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
+    set_sigmoid_experts(config, task.decoder)
     return task
 
 

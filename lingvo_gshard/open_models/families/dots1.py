@@ -7,34 +7,27 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
     decoder_config,
     decoder_task,
 )
 from lingvo_gshard.open_models.families.experts import (
     SHARED_EXPERT,
-    dense_layers,
     expert_rows,
+    set_sigmoid_experts,
     sigmoid_config,
-    sigmoid_experts,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     SLIDING,
     Family,
     attentions_by_type,
-    pattern_config,
-    pattern_of,
     run_in_periods,
     set_pattern,
     types_of_layers,
-    window_config,
+    windows_config,
 )
 
 _DEFAULTS = DECODER_DEFAULTS | {
@@ -42,14 +35,12 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "first_k_dense_replace": 0,
     "hidden_size": 4608,
     "intermediate_size": 10944,
-    "max_position_embeddings": 2048,
     "max_window_layers": 62,
     "moe_intermediate_size": 1408,
     "n_group": 1,
     "n_routed_experts": None,
     "n_shared_experts": None,
     "norm_topk_prob": False,
-    "num_attention_heads": 32,
     "num_experts_per_tok": None,
     "num_hidden_layers": 62,
     "num_key_value_heads": 32,
@@ -61,13 +52,12 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
+    task = decoder_task(config, BIASES)
     # The names that published files have for what the class does.
     config.expect("scoring_func", "sigmoid", "noaux_tc")
     config.expect("topk_method", "noaux_tc")
-    decoder, has_bias = task.decoder, config.get("attention_bias", False)
-    attention = decoder.layer.self_attention
-    attention.set(use_bias=has_bias, use_output_bias=has_bias, qk_norm=True)
+    decoder, attention = task.decoder, task.decoder.layer.self_attention
+    attention.qk_norm = True
     attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
     first = config.get("max_window_layers", decoder.num_layers, least=0)
     has_window = config.get("sliding_window", None, int) is not None
@@ -76,35 +66,23 @@ def _task(config: PublishedConfig) -> Params:
     ]
     attentions = attentions_by_type(config, attention)
     set_pattern(config, decoder, types_of_layers(config, usual), attentions)
-    decoder.set(dense_first=dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
+    set_sigmoid_experts(config, decoder)
     run_in_periods(decoder)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    pattern = pattern_of(task.decoder)
     return {
-        **decoder_config(task),
+        **decoder_config(task, BIASES),
         **sigmoid_config(task.decoder),
-        "attention_bias": pattern[0].use_bias,
-        "sliding_window": window_config(pattern),
-        "layer_types": pattern_config(task.decoder),
+        **windows_config(task.decoder),
     }
 
 
 FAMILY = Family(
     model_type="dots1",
     architecture="Dots1ForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *ATTENTION_BIASES,
-        *HEAD_NORMS,
-        *NORMS,
-        *FEED_FORWARD,
-        *expert_rows("mlp"),
-        *SHARED_EXPERT,
-    ),
+    table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

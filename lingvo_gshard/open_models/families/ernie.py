@@ -11,41 +11,28 @@ from lingvo_gshard.layers.moe.routers import BiasedSoftmaxRouter
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    FEED_FORWARD_BIASES,
-    NORMS,
     decoder_config,
     decoder_task,
+    layer_row,
 )
-from lingvo_gshard.open_models.families.experts import (
-    balance_config,
-    dropless_experts,
-    expert_rows,
-    loss_weight,
-    shared_rows,
-)
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
+from lingvo_gshard.open_models.families.family import Family, Setting
 
-_TABLE = (
-    *EMBEDDINGS,
-    *ATTENTION,
-    *ATTENTION_BIASES,
-    *NORMS,
-    *FEED_FORWARD,
-    *FEED_FORWARD_BIASES,
-)
 # Published with a dimension of size 1 before the experts.
-_SELECTION_BIAS = TensorPattern(
-    "model.layers.{layer}.mlp.moe_statics.e_score_correction_bias",
-    "decoder.{layer}.feed_forward.router.selection_bias",
+_SELECTION_BIAS = layer_row(
+    "mlp.moe_statics.e_score_correction_bias",
+    "feed_forward.router.selection_bias",
     "gE->E",
-    (("g", 0, 1),),
+    choose=(("g", 0, 1),),
 )
+_BIASES = Setting(
+    "use_bias",
+    ("attention.use_bias", "attention.use_output_bias", "decoder.layer.feed_forward.use_bias"),
+    False,
+)
+_KEYS = ExpertKeys("moe_num_experts", "moe_k", coefficient=0.0)
 _DEFAULTS = DECODER_DEFAULTS | {
     "head_dim": 128,
     "hidden_size": 1024,
@@ -80,17 +67,13 @@ _EXPERTS_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "h
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
-    layer, has_bias = task.decoder.layer, config.get("use_bias", False)
-    layer.self_attention.set(
-        use_bias=has_bias, use_output_bias=has_bias, rotary_pairs=rotary.NEIGHBORS
-    )
-    layer.feed_forward.use_bias = has_bias
+    task = decoder_task(config, _BIASES)
+    task.decoder.layer.self_attention.rotary_pairs = rotary.NEIGHBORS
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    return {**decoder_config(task), "use_bias": task.decoder.layer.self_attention.use_bias}
+    return decoder_config(task, _BIASES)
 
 
 def _experts_task(config: PublishedConfig) -> Params:
@@ -98,17 +81,9 @@ def _experts_task(config: PublishedConfig) -> Params:
     # Gates are divided by their sum, which is larger.
     config.expect("moe_norm_min", 1e-12)
     config.expect("use_bias", False)
-    decoder, hidden_dim = task.decoder, config.get("moe_intermediate_size")
-    k = config.get("moe_k")
-    _set_expert_layers(config, decoder)
-    router = BiasedSoftmaxRouter.params().set(
-        k=k,
-        normalize=True,
-        auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.0), decoder, k),
-    )
-    moe = dropless_experts(router, config.get("moe_num_experts"), hidden_dim)
-    moe.shared_hidden_dim = hidden_dim * config.get("moe_num_shared_experts", 0)
-    decoder.moe = moe
+    _set_expert_layers(config, task.decoder)
+    moe = _KEYS.read(config, task.decoder, BiasedSoftmaxRouter.params())
+    moe.shared_hidden_dim = moe.hidden_dim * config.get("moe_num_shared_experts", 0)
     return task
 
 
@@ -141,20 +116,17 @@ def _experts_config(task: Params) -> dict[str, Any]:
     first = next(i for i in range(decoder.num_layers) if is_expert_layer(decoder, i))
     return {
         **_config(task),
-        "moe_intermediate_size": moe.hidden_dim,
-        "moe_k": moe.router.k,
         "moe_layer_interval": decoder.moe_every,
         "moe_layer_start_index": first,
-        "moe_num_experts": moe.num_experts,
         "moe_num_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
-        **balance_config(decoder),
+        **_KEYS.config(decoder),
     }
 
 
 DENSE = Family(
     model_type="ernie4_5",
     architecture="Ernie4_5ForCausalLM",
-    table=_TABLE,
+    table=DECODER,
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
@@ -162,7 +134,7 @@ DENSE = Family(
 EXPERTS = Family(
     model_type="ernie4_5_moe",
     architecture="Ernie4_5_MoeForCausalLM",
-    table=(*_TABLE, *expert_rows("mlp"), *shared_rows("mlp.shared_experts"), _SELECTION_BIAS),
+    table=(*DECODER, *expert_rows("mlp"), *shared_rows("mlp.shared_experts"), _SELECTION_BIAS),
     read_task=_experts_task,
     config_of=_experts_config,
     defaults=_EXPERTS_DEFAULTS,

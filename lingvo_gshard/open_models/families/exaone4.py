@@ -7,11 +7,8 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
     OUTPUT_NORMS,
     decoder_config,
     decoder_task,
@@ -22,20 +19,14 @@ from lingvo_gshard.open_models.families.family import (
     Family,
     attentions_by_type,
     layer_types,
-    pattern_config,
-    pattern_of,
     set_pattern,
     sliding_window,
-    window_config,
+    windows_config,
 )
 
 _PERIOD = 4
 _DEFAULTS = DECODER_DEFAULTS | {
-    "hidden_size": 4096,
     "intermediate_size": 16384,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 32,
     "rms_norm_eps": 1e-5,
     "sliding_window": 4096,
@@ -49,7 +40,7 @@ def _task(config: PublishedConfig) -> Params:
     task.decoder.layer.norm_position = "output"
     attention = task.decoder.layer.self_attention
     attention.qk_norm = True
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
+    attention.query_key_norm.epsilon = task.decoder.layer.norm.epsilon
     attentions = attentions_by_type(config, attention)
     if SLIDING in attentions:
         attentions[FULL].rotary_fraction = 0.0
@@ -68,17 +59,13 @@ def _period(config: PublishedConfig) -> int:
 
 
 def _config(task: Params) -> dict[str, Any]:
-    return {
-        **decoder_config(task),
-        "sliding_window": window_config(pattern_of(task.decoder)),
-        "layer_types": pattern_config(task.decoder),
-    }
+    return {**decoder_config(task), **windows_config(task.decoder)}
 
 
 FAMILY = Family(
     model_type="exaone4",
     architecture="Exaone4ForCausalLM",
-    table=(*EMBEDDINGS, *ATTENTION, *HEAD_NORMS, *OUTPUT_NORMS, *FEED_FORWARD),
+    table=(*DECODER, *OUTPUT_NORMS),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -9,6 +12,7 @@ from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import feed_forward_rows, layer_row
 from lingvo_gshard.open_models.table import Table, TensorPattern
 
 
@@ -18,28 +22,18 @@ def shared_rows(block: str) -> Table:
     Args:
       block: published name of the shared expert within its decoder layer.
     """
-    return tuple(
-        TensorPattern(
-            f"model.layers.{{layer}}.{block}.{published}.weight",
-            f"decoder.{{layer}}.feed_forward.shared.{ours}",
-            arrangement,
-        )
-        for published, ours, arrangement in (
-            ("gate_proj", "w_in", "HM->MH"),
-            ("up_proj", "w_factor", "HM->MH"),
-            ("down_proj", "w_out", "MH->HM"),
-        )
-    )
+    return feed_forward_rows(block, "feed_forward.shared")
 
 
-# DeepSeek-V3's names for the shared expert, and for the bias that balances the routed experts.
+def selection_bias(published: str) -> TensorPattern:
+    """Returns the row of the bias that balances the routed experts, given its name in a layer."""
+    return layer_row(published, "feed_forward.router.selection_bias", "E->E")
+
+
+# DeepSeek-V3's names for the shared expert, and for the bias of the router.
 SHARED_EXPERT = (
     *shared_rows("mlp.shared_experts"),
-    TensorPattern(
-        "model.layers.{layer}.mlp.gate.e_score_correction_bias",
-        "decoder.{layer}.feed_forward.router.selection_bias",
-        "E->E",
-    ),
+    selection_bias("mlp.gate.e_score_correction_bias"),
 )
 # Other names that the classes of GLM-4.5 and DeepSeek-V3 take.
 EXPERT_ALIASES = {
@@ -59,14 +53,17 @@ def expert_rows(
       names: published names of the gate, of its factor and of the output product.
     """
     gate, factor, out = names or ("gate_proj", "up_proj", "down_proj")
-    prefix, ours = f"model.layers.{{layer}}.{block}", "decoder.{layer}.feed_forward"
-    one = f"{prefix}.experts.{{expert}}"
+    one, ours = f"{block}.experts.{{expert}}", "feed_forward.experts"
     return (
-        TensorPattern(f"{prefix}.{router}.weight", f"{ours}.router.w_gate", "EM->ME"),
-        TensorPattern(f"{one}.{gate}.weight", f"{ours}.experts.w_in", "HM->MH"),
-        TensorPattern(f"{one}.{factor}.weight", f"{ours}.experts.w_factor", "HM->MH"),
-        TensorPattern(f"{one}.{out}.weight", f"{ours}.experts.w_out", "MH->HM"),
+        layer_row(f"{block}.{router}.weight", "feed_forward.router.w_gate", "EM->ME"),
+        layer_row(f"{one}.{gate}.weight", f"{ours}.w_in", "HM->MH"),
+        layer_row(f"{one}.{factor}.weight", f"{ours}.w_factor", "HM->MH"),
+        layer_row(f"{one}.{out}.weight", f"{ours}.w_out", "MH->HM"),
     )
+
+
+# The rows of Mixtral's experts, as others have them, too.
+MIXTRAL_EXPERTS = expert_rows("block_sparse_moe", names=("w1", "w3", "w2"))
 
 
 def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
@@ -93,16 +90,6 @@ def loss_coefficient(weight: float, stack: Params, k: int = 1) -> float:
 
 def _expert_layers(stack: Params) -> int:
     return sum(is_expert_layer(stack, index) for index in range(stack.num_layers))
-
-
-def balance_config(decoder: Params) -> dict[str, object]:
-    """Returns the published coefficient of a decoder's load-balancing loss, by its key.
-
-    Each choice counts as a whole token in the published loss; see `loss_weight`.
-    """
-    router = decoder.moe.router
-    coefficient = loss_coefficient(router.auxiliary_loss_weight, decoder, router.k)
-    return {"router_aux_loss_coef": coefficient}
 
 
 def dropless_experts(router: Params, experts: int, hidden_dim: int) -> Params:
@@ -139,32 +126,72 @@ def top_k_experts(
     return dropless_experts(router, experts, hidden_dim)
 
 
-def local_experts(config: PublishedConfig, decoder: Params) -> Params:
-    """Returns Mixtral's experts, whose gates are divided by their sum.
+@dataclasses.dataclass(frozen=True)
+class ExpertKeys:
+    """The keys of a config that describe the experts of its layers.
 
-    Args:
-      config: the config.
-      decoder: Params of the stack, which says the layers that have experts.
+    Attributes:
+      experts: the key with the number of experts.
+      k: the key with the experts of a token.
+      hidden: the key with the size of H of an expert.
+      normalize: the key that says whether the gates of a token are divided by their sum. Empty if
+        a family has no choice.
+      coefficient: what a null of `router_aux_loss_coef` stands for.
     """
-    k = config.get("num_experts_per_tok")
-    return top_k_experts(
-        experts=config.get("num_local_experts"),
-        k=k,
-        hidden_dim=config.get("intermediate_size"),
-        normalize=True,
-        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), decoder, k),
-    )
+
+    experts: str = "num_experts"
+    k: str = "num_experts_per_tok"
+    hidden: str = "moe_intermediate_size"
+    normalize: str = ""
+    coefficient: float = 0.001
+
+    def read(
+        self, config: PublishedConfig, decoder: Params, router: Params | None = None
+    ) -> Params:
+        """Gives the layers of a decoder experts: all of them, unless `moe_every` says which.
+
+        Args:
+          config: the config.
+          decoder: Params of the stack.
+          router: Params of the router; None for TopKRouter.
+
+        Returns:
+          The Params of the mixture of experts.
+        """
+        decoder.moe_every = decoder.moe_every or 1
+        router = router or TopKRouter.params()
+        if "k" in router:
+            is_normalized = config.get(self.normalize, False) if self.normalize else True
+            router.set(k=config.get(self.k), normalize=is_normalized)
+        k = config.expect(self.k, _experts_per_token(router))
+        coefficient = config.get("router_aux_loss_coef", self.coefficient)
+        router.auxiliary_loss_weight = loss_weight(coefficient, decoder, k)
+        hidden_dim = config.get(self.hidden)
+        decoder.moe = dropless_experts(router, config.get(self.experts), hidden_dim)
+        return decoder.moe
+
+    def config(self, decoder: Params) -> dict[str, Any]:
+        """Returns what `read` reads, from the Params of a stack."""
+        moe, router = decoder.moe, decoder.moe.router
+        k = _experts_per_token(router)
+        coefficient = loss_coefficient(router.auxiliary_loss_weight, decoder, k)
+        normalized = {self.normalize: router.normalize} if self.normalize else {}
+        return {
+            self.experts: moe.num_experts,
+            self.k: k,
+            self.hidden: moe.hidden_dim,
+            "router_aux_loss_coef": coefficient,
+            **normalized,
+        }
 
 
-def local_experts_config(decoder: Params) -> dict[str, object]:
-    """Returns what `local_experts` reads, from the Params of a stack."""
-    moe = decoder.moe
-    return {
-        "intermediate_size": moe.hidden_dim,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
-        **balance_config(decoder),
-    }
+def _experts_per_token(router: Params) -> int:
+    kind: Any = router.cls
+    return int(kind.experts_per_token(router))
+
+
+# Mixtral's keys.
+LOCAL_EXPERTS = ExpertKeys("num_local_experts", hidden="intermediate_size")
 
 
 def sigmoid_experts(config: PublishedConfig) -> Params:
@@ -199,6 +226,11 @@ def dense_layers(config: PublishedConfig) -> int:
             "that no layer has experts; a smaller number was expected"
         )
     return first
+
+
+def set_sigmoid_experts(config: PublishedConfig, decoder: Params) -> None:
+    """Gives the layers of a decoder `sigmoid_experts`, except the first `dense_layers`."""
+    decoder.set(dense_first=dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
 
 
 def sigmoid_config(decoder: Params) -> dict[str, object]:

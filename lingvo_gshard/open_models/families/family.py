@@ -1,4 +1,4 @@
-"""Family: what is particular to the models of one architecture."""
+"""Family: what is particular to the models of one architecture, and keys that many of them have."""
 
 from __future__ import annotations
 
@@ -183,12 +183,6 @@ def rotating(decoder: Params) -> Params:
     return next(turns, pattern[0])
 
 
-def window_config(attentions: Iterable[Params]) -> int | None:
-    """Returns `sliding_window` from the Params of the attentions of all layers."""
-    window = max(attention.window for attention in attentions)
-    return window + 1 if window else None
-
-
 def attentions_by_type(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the self-attention: one with the window, and one without."""
     window = sliding_window(config)
@@ -246,8 +240,66 @@ def run_in_periods(decoder: Params) -> None:
         decoder.set(sequential_first=0, execution=Sequential.params())
 
 
-def pattern_config(decoder: Params) -> list[str]:
-    """Returns `layer_types` from the Params of a stack."""
+def attention_of_layers(decoder: Params) -> list[Params]:
+    """Returns the Params of each layer's self-attention."""
     pattern = pattern_of(decoder)
-    windows = [pattern[index % len(pattern)].window for index in range(decoder.num_layers)]
-    return [SLIDING if window else FULL for window in windows]
+    return [pattern[index % len(pattern)] for index in range(decoder.num_layers)]
+
+
+def windows_config(decoder: Params) -> dict[str, Any]:
+    """Returns `sliding_window` and `layer_types` from the Params of a stack."""
+    windows = [attention.window for attention in attention_of_layers(decoder)]
+    return {
+        "sliding_window": max(windows) + 1 if max(windows) else None,
+        "layer_types": [SLIDING if window else FULL for window in windows],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A key whose value is a hyperparameter as it is.
+
+    Attributes:
+      key: the key.
+      paths: paths of the hyperparameters within the task. `attention` stands for the
+        self-attention of the decoder's layers.
+      null: the value that null stands for. None: the key must have a value.
+      kind: type of a value that is no whole number above 0, if the key must have one.
+    """
+
+    key: str
+    paths: tuple[str, ...]
+    null: Any = None
+    kind: type | None = None
+
+    def read(self, config: PublishedConfig, task: Params) -> None:
+        """Sets the hyperparameters of a task whose layers all have one self-attention."""
+        if self.null is None:
+            value = config.get(self.key, kind=self.kind)
+        else:
+            value = config.get(self.key, self.null)
+        for path in self.paths:
+            task.set_path(path.replace("attention.", "decoder.layer.self_attention."), value)
+
+    def value(self, task: Params) -> Any:
+        """Returns the value of the key, from the Params of a task."""
+        root, _, name = self.paths[0].rpartition(".")
+        owner = rotating(task.decoder) if root == "attention" else task
+        return owner.get(name if root == "attention" else self.paths[0])
+
+
+def read_settings(config: PublishedConfig, task: Params, settings: Iterable[Setting]) -> None:
+    """Sets the hyperparameters of a task that keys of a config are."""
+    for setting in settings:
+        setting.read(config, task)
+
+
+def settings_config(task: Params, settings: Iterable[Setting]) -> dict[str, Any]:
+    """Returns the keys and values of settings, from the Params of a task."""
+    return {setting.key: setting.value(task) for setting in settings}
+
+
+# Keys of many families.
+BIASES = Setting("attention_bias", ("attention.use_bias", "attention.use_output_bias"), False)
+FEED_FORWARD_BIAS = Setting("mlp_bias", ("decoder.layer.feed_forward.use_bias",), False)
+JITTER = Setting("router_jitter_noise", ("decoder.moe.router.jitter",), 0.0)

@@ -9,11 +9,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
+    DECODER,
     DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
     NORMS,
+    OUTPUT_NORMS,
+    layer_row,
     plain_config,
     plain_task,
 )
@@ -23,29 +26,21 @@ from lingvo_gshard.open_models.families.family import (
     Family,
     attentions_by_type,
     layer_types,
-    pattern_config,
     pattern_of,
     set_pattern,
-    window_config,
+    windows_config,
 )
 from lingvo_gshard.open_models.families.rope import (
     rope_config,
-    ropes_by_type,
     ropes_config,
+    rotated_by_type,
     set_rope,
 )
-from lingvo_gshard.open_models.table import TensorPattern
 
-_NORMS = tuple(
-    TensorPattern(
-        f"model.layers.{{layer}}.{published}.weight", f"decoder.{{layer}}.{ours}.scale", "M->M"
-    )
-    for published, ours in (
-        ("input_layernorm", "self_attention_norm"),
-        ("post_attention_layernorm", "self_attention_output_norm"),
-        ("pre_feedforward_layernorm", "feed_forward_norm"),
-        ("post_feedforward_layernorm", "feed_forward_output_norm"),
-    )
+_NORMS = (
+    NORMS[0],
+    *OUTPUT_NORMS,
+    layer_row("pre_feedforward_layernorm.weight", "feed_forward_norm.scale", "M->M"),
 )
 _TABLE = (*EMBEDDINGS, *ATTENTION, *_NORMS, *FEED_FORWARD)
 _GELU = "gelu_pytorch_tanh"
@@ -132,8 +127,7 @@ def _common_config(task: Params) -> dict[str, Any]:
         "query_pre_attn_scalar": round(scale**-2, 6),
         "attn_logit_softcapping": attention.logit_cap or None,
         "final_logit_softcapping": task.logit_cap or None,
-        "sliding_window": window_config(pattern_of(decoder)),
-        "layer_types": pattern_config(decoder),
+        **windows_config(decoder),
     }
 
 
@@ -161,12 +155,10 @@ def _gemma3_task(config: PublishedConfig) -> Params:
     task = _common(config)
     attention = task.decoder.layer.self_attention
     attention.qk_norm = True
-    attention.query_key_norm.set(epsilon=config.get("rms_norm_eps", kind=float), zero_centered=True)
+    attention.query_key_norm = task.decoder.layer.norm.copy()
     bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
-    ropes = ropes_by_type(config, {k: config.get(name, None, float) for k, name in bases.items()})
-    attentions = attentions_by_type(config, attention)
-    for kind, each in attentions.items():
-        set_rope(config, each, ropes[kind])
+    ropes = {k: config.get(name, None, float) for k, name in bases.items()}
+    attentions = rotated_by_type(config, attention, ropes)
     period = config.get("sliding_window_pattern", 6, least=1)
     # transformers writes it and never reads it.
     written = config.get("_sliding_window_pattern", period)
@@ -206,7 +198,7 @@ def _gemma_config(task: Params) -> dict[str, Any]:
 GEMMA = Family(
     model_type="gemma",
     architecture="GemmaForCausalLM",
-    table=(*EMBEDDINGS, *ATTENTION, *NORMS, *FEED_FORWARD),
+    table=DECODER,
     read_task=_gemma_task,
     config_of=_gemma_config,
     defaults=_GEMMA_DEFAULTS,

@@ -7,30 +7,23 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
     decoder_config,
     decoder_task,
 )
 from lingvo_gshard.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
-    dense_layers,
     expert_rows,
+    set_sigmoid_experts,
     sigmoid_config,
-    sigmoid_experts,
 )
-from lingvo_gshard.open_models.families.family import Family, extra_layers
+from lingvo_gshard.open_models.families.family import Family, Setting, extra_layers
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
     "first_k_dense_replace": 1,
-    "hidden_size": 4096,
     "intermediate_size": 10944,
     "max_position_embeddings": 131072,
     "moe_intermediate_size": 1408,
@@ -50,45 +43,28 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "use_qk_norm": False,
     "vocab_size": 151552,
 }
+_SETTINGS = (
+    Setting("attention_bias", ("attention.use_bias",), False),
+    Setting("use_qk_norm", ("attention.qk_norm",), False),
+)
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
-    attention = task.decoder.layer.self_attention
-    attention.use_bias = config.get("attention_bias", False)
-    attention.qk_norm = config.get("use_qk_norm", False)
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
-    task.decoder.set(
-        dense_first=dense_layers(config),
-        moe_every=1,
-        moe=sigmoid_experts(config),
-    )
+    task = decoder_task(config, *_SETTINGS)
+    layer = task.decoder.layer
+    layer.self_attention.query_key_norm.epsilon = layer.norm.epsilon
+    set_sigmoid_experts(config, task.decoder)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    attention = task.decoder.layer.self_attention
-    return {
-        **decoder_config(task),
-        **sigmoid_config(task.decoder),
-        "attention_bias": attention.use_bias,
-        "use_qk_norm": attention.qk_norm,
-    }
+    return {**decoder_config(task, *_SETTINGS), **sigmoid_config(task.decoder)}
 
 
 FAMILY = Family(
     model_type="glm4_moe",
     architecture="Glm4MoeForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *ATTENTION_BIASES,
-        *HEAD_NORMS,
-        *NORMS,
-        *FEED_FORWARD,
-        *expert_rows("mlp"),
-        *SHARED_EXPERT,
-    ),
+    table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

@@ -7,56 +7,47 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    NORMS,
+    decoder_config,
     decoder_task,
-    plain_config,
+    layer_row,
 )
-from lingvo_gshard.open_models.families.experts import local_experts, local_experts_config
+from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     Family,
+    Setting,
     attentions_by_type,
     layer_types,
-    pattern_config,
-    pattern_of,
+    read_settings,
     set_pattern,
-    window_config,
+    windows_config,
 )
-from lingvo_gshard.open_models.families.rope import rope_config
-from lingvo_gshard.open_models.table import TensorPattern
 
-_MLP, _OURS = "model.layers.{layer}.mlp", "decoder.{layer}.feed_forward"
 # Gates and factors are published as neighbors in one tensor.
 _PAIRS = (("in", 0), ("factor", 1))
 _EXPERTS = (
-    TensorPattern(f"{_MLP}.router.weight", f"{_OURS}.router.w_gate", "EM->ME"),
-    TensorPattern(f"{_MLP}.router.bias", f"{_OURS}.router.b_gate", "E->E"),
+    layer_row("mlp.router.weight", "feed_forward.router.w_gate", "EM->ME"),
+    layer_row("mlp.router.bias", "feed_forward.router.b_gate", "E->E"),
     *(
-        TensorPattern(
-            f"{_MLP}.experts.gate_up_proj",
-            f"{_OURS}.experts.w_{name}",
-            "EM(Hg)->EMH",
-            (("g", index, len(_PAIRS)),),
+        layer_row(
+            f"mlp.experts.gate_up_proj{suffix}",
+            f"feed_forward.experts.{kind}_{name}",
+            arrangement,
+            choose=(("g", index, len(_PAIRS)),),
         )
+        for suffix, kind, arrangement in (("", "w", "EM(Hg)->EMH"), ("_bias", "b", "E(Hg)->EH"))
         for name, index in _PAIRS
     ),
-    *(
-        TensorPattern(
-            f"{_MLP}.experts.gate_up_proj_bias",
-            f"{_OURS}.experts.b_{name}",
-            "E(Hg)->EH",
-            (("g", index, len(_PAIRS)),),
-        )
-        for name, index in _PAIRS
-    ),
-    TensorPattern(f"{_MLP}.experts.down_proj", f"{_OURS}.experts.w_out", "EHM->EHM"),
-    TensorPattern(f"{_MLP}.experts.down_proj_bias", f"{_OURS}.experts.b_out", "EM->EM"),
+    layer_row("mlp.experts.down_proj", "feed_forward.experts.w_out", "EHM->EHM"),
+    layer_row("mlp.experts.down_proj_bias", "feed_forward.experts.b_out", "EM->EM"),
 )
-_SINKS = TensorPattern(
-    "model.layers.{layer}.self_attn.sinks", "decoder.{layer}.self_attention.sinks", "N->N"
+_SINKS = layer_row("self_attn.sinks", "self_attention.sinks", "N->N")
+# Read once the layers have experts.
+_GATES = (
+    Setting("swiglu_alpha", ("decoder.moe.experts.gate_alpha",), kind=float),
+    Setting("swiglu_limit", ("decoder.moe.experts.gate_limit",), kind=float),
 )
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": True,
@@ -88,48 +79,33 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
+    task = decoder_task(config, BIASES)
     decoder, attention = task.decoder, task.decoder.layer.self_attention
-    has_bias = config.get("attention_bias", False)
-    attention.set(use_bias=has_bias, use_output_bias=has_bias, use_sinks=True)
+    attention.use_sinks = True
     kinds = layer_types(config, period=2)
     set_pattern(config, decoder, kinds, attentions_by_type(config, attention))
     for name in ("initial_context_length", "experts_per_token"):
         # The first is also in the rotary parameters, the second is num_experts_per_tok.
         config.get(name, None)
-    decoder.moe_every = 1
-    decoder.moe = local_experts(config, decoder)
-    decoder.moe.router.use_bias = True
-    decoder.moe.experts.set(
-        use_bias=True,
-        activation="clamped_swiglu",
-        gate_alpha=config.get("swiglu_alpha", kind=float),
-        gate_limit=config.get("swiglu_limit", kind=float),
-    )
+    moe = LOCAL_EXPERTS.read(config, decoder)
+    moe.router.use_bias = True
+    moe.experts.set(use_bias=True, activation="clamped_swiglu")
+    read_settings(config, task, _GATES)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    decoder = task.decoder
-    pattern = pattern_of(decoder)
-    moe = decoder.moe
     return {
-        **plain_config(task),
-        **rope_config(pattern[0]),
-        "hidden_act": "silu",
-        "attention_bias": pattern[0].use_bias,
-        "sliding_window": window_config(pattern),
-        "layer_types": pattern_config(decoder),
-        **local_experts_config(decoder),
-        "swiglu_alpha": moe.experts.gate_alpha,
-        "swiglu_limit": moe.experts.gate_limit,
+        **decoder_config(task, BIASES, *_GATES),
+        **windows_config(task.decoder),
+        **LOCAL_EXPERTS.config(task.decoder),
     }
 
 
 FAMILY = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
-    table=(*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, _SINKS, *NORMS, *_EXPERTS),
+    table=(*DECODER, _SINKS, *_EXPERTS),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

@@ -10,70 +10,40 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
     EMBEDDINGS,
-    FEED_FORWARD,
-    FEED_FORWARD_BIASES,
     NORMS,
     decoder_config,
     decoder_task,
+    fused_rows,
+    layer_row,
 )
-from lingvo_gshard.open_models.families.experts import local_experts, local_experts_config
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.table import Table, TensorPattern
+from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS
+from lingvo_gshard.open_models.families.family import (
+    BIASES,
+    FEED_FORWARD_BIAS,
+    Family,
+    settings_config,
+)
 
 _ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
-_LAYER, _OURS = "model.layers.{layer}", "decoder.{layer}.feed_forward"
-
-
-def _fused_rows(block: str, ours: str, experts: str = "") -> Table:
-    """Returns the rows of a feed-forward layer whose gate and factor are one tensor.
-
-    Args:
-      block: what comes before the published names.
-      ours: what comes before our names.
-      experts: the letter of the experts; empty for a layer without experts.
-    """
-    return (
-        *(
-            TensorPattern(
-                f"{_LAYER}.{block}.input_linear.weight",
-                f"{_OURS}.{ours}.w_{name}",
-                f"{experts}HM->{experts}MH",
-                joined="H",
-            )
-            for name in ("in", "factor")
-        ),
-        TensorPattern(
-            f"{_LAYER}.{block}.output_linear.weight",
-            f"{_OURS}.{ours}.w_out",
-            f"{experts}MH->{experts}HM",
-        ),
-    )
-
-
 _EXPERTS = (
-    TensorPattern(
-        f"{_LAYER}.block_sparse_moe.router.layer.weight", f"{_OURS}.router.w_gate", "EM->ME"
+    layer_row("block_sparse_moe.router.layer.weight", "feed_forward.router.w_gate", "EM->ME"),
+    *fused_rows(
+        "block_sparse_moe.input_linear.weight",
+        "block_sparse_moe.output_linear.weight",
+        "feed_forward.experts",
+        "E",
     ),
-    *_fused_rows("block_sparse_moe", "experts", "E"),
+)
+_SHARED = fused_rows(
+    "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight", "feed_forward.shared"
 )
 _MULTIPLIERS = dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
 )
-_COMMON_DEFAULTS = (
-    DECODER_DEFAULTS
-    | _MULTIPLIERS
-    | {
-        "attention_bias": False,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "vocab_size": 32000,
-    }
-)
+_COMMON_DEFAULTS = DECODER_DEFAULTS | _MULTIPLIERS | {"attention_bias": False}
 _DEFAULTS = _COMMON_DEFAULTS | {"mlp_bias": False}
 _EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
     "num_experts_per_tok": 2,
@@ -85,17 +55,13 @@ _SHARED_DEFAULTS = _EXPERTS_DEFAULTS | {"shared_intermediate_size": 0}
 
 def _common(config: PublishedConfig) -> Params:
     """Returns what all models share: a decoder whose parts have constant factors."""
-    task = decoder_task(config)
-    layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
+    task = decoder_task(config, BIASES)
+    layer = task.decoder.layer
     factors = {name: config.get(name, 1.0, float) for name in _MULTIPLIERS}
     for name, factor in factors.items():
         if factor <= 0:
             raise UserError(f"{config.where}: {name} is {factor}; a number above 0 was expected")
-    layer.self_attention.set(
-        use_bias=has_bias,
-        use_output_bias=has_bias,
-        query_scale=float(factors["attention_multiplier"]),
-    )
+    layer.self_attention.query_scale = float(factors["attention_multiplier"])
     layer.residual_scale = float(factors["residual_multiplier"])
     return task.set(
         embedding_scale=float(factors["embedding_multiplier"]),
@@ -108,8 +74,7 @@ def _common_config(task: Params) -> dict[str, Any]:
     attention = layer.self_attention
     scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     return {
-        **decoder_config(task),
-        "attention_bias": attention.use_bias,
+        **decoder_config(task, BIASES),
         "attention_multiplier": scale,
         "embedding_multiplier": task.embedding_scale or task.model_dim**0.5,
         # Without the digits that rounding adds.
@@ -120,26 +85,22 @@ def _common_config(task: Params) -> dict[str, Any]:
 
 def _task(config: PublishedConfig) -> Params:
     task = _common(config)
-    task.decoder.layer.feed_forward.use_bias = config.get("mlp_bias", False)
+    FEED_FORWARD_BIAS.read(config, task)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    return {**_common_config(task), "mlp_bias": task.decoder.layer.feed_forward.use_bias}
+    return {**_common_config(task), **settings_config(task, (FEED_FORWARD_BIAS,))}
 
 
 def _experts_task(config: PublishedConfig) -> Params:
     task = _common(config)
-    task.decoder.moe_every = 1
-    task.decoder.moe = local_experts(config, task.decoder)
+    LOCAL_EXPERTS.read(config, task.decoder)
     return task
 
 
 def _experts_config(task: Params) -> dict[str, Any]:
-    return {
-        **_common_config(task),
-        **local_experts_config(task.decoder),
-    }
+    return {**_common_config(task), **LOCAL_EXPERTS.config(task.decoder)}
 
 
 def _shared_task(config: PublishedConfig) -> Params:
@@ -156,7 +117,7 @@ def _shared_config(task: Params) -> dict[str, Any]:
 DENSE = Family(
     model_type="granite",
     architecture="GraniteForCausalLM",
-    table=(*_ROWS, *FEED_FORWARD, *FEED_FORWARD_BIASES),
+    table=DECODER,
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
@@ -172,7 +133,7 @@ EXPERTS = Family(
 SHARED = Family(
     model_type="granitemoeshared",
     architecture="GraniteMoeSharedForCausalLM",
-    table=(*_ROWS, *_EXPERTS, *_fused_rows("shared_mlp", "shared")),
+    table=(*_ROWS, *_EXPERTS, *_SHARED),
     read_task=_shared_task,
     config_of=_shared_config,
     defaults=_SHARED_DEFAULTS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -15,26 +14,22 @@ from lingvo_gshard.open_models.families.decoder import (
     DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
-    HEAD_NORMS,
     NORMS,
+    layer_row,
     plain_config,
     plain_task,
 )
 from lingvo_gshard.open_models.families.experts import expert_rows, shared_rows, top_k_experts
-from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.family import BIASES, Family
 from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 
 _ROWS = (
     *EMBEDDINGS,
     *ATTENTION,
     *ATTENTION_BIASES,
-    *(
-        dataclasses.replace(
-            row, published=f"model.layers.{{layer}}.self_attn.{name}_layernorm.weight"
-        )
-        for row, name in zip(HEAD_NORMS, ("query", "key"), strict=True)
-    ),
     *NORMS,
+    layer_row("self_attn.query_layernorm.weight", "self_attention.query_norm.scale", "M->M"),
+    layer_row("self_attn.key_layernorm.weight", "self_attention.key_norm.scale", "M->M"),
 )
 # Keys of published files that no class of transformers reads, with the values that they may have.
 _UNREAD: dict[str, tuple[Any, ...]] = {
@@ -60,11 +55,6 @@ _EXPERTS_UNREAD: dict[str, tuple[Any, ...]] = {
 _BESIDE_ALPHA = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "type")
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "rms_norm_eps": 1e-5,
     "vocab_size": 290943,
 }
@@ -76,12 +66,10 @@ def _task(config: PublishedConfig) -> Params:
     _expect(config, _UNREAD)
     for name in ("eod_token_id", "attention_head_dim"):
         config.get(name, None)
-    task = plain_task(config)
-    attention, has_bias = task.decoder.layer.self_attention, config.get("attention_bias", False)
-    attention.set(
-        use_bias=has_bias, use_output_bias=has_bias, qk_norm=True, normalizes_rotated=True
-    )
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
+    task = plain_task(config, BIASES)
+    attention = task.decoder.layer.self_attention
+    attention.set(qk_norm=True, normalizes_rotated=True)
+    attention.query_key_norm.epsilon = task.decoder.layer.norm.epsilon
     rope = config.rope()
     if rope["rope_type"] == "dynamic" and rope.get("alpha"):
         plain = {k: v for k, v in rope.items() if k not in (*_BESIDE_ALPHA, "alpha")}
@@ -111,10 +99,9 @@ def _config(task: Params) -> dict[str, Any]:
     else:
         values = rope_config(attention)
     return {
-        **plain_config(task),
+        **plain_config(task, BIASES),
         **values,
         "hidden_act": "silu",
-        "attention_bias": attention.use_bias,
     }
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
@@ -24,35 +22,29 @@ from lingvo_gshard.open_models.families.decoder import (
     NORMS,
     decoder_config,
     decoder_task,
+    feed_forward_rows,
+    layer_row,
 )
-from lingvo_gshard.open_models.families.experts import shared_rows
+from lingvo_gshard.open_models.families.experts import dropless_experts, shared_rows
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     Family,
+    attention_of_layers,
     pattern_of,
     rotating,
     run_in_periods,
     set_pattern,
     types_of_layers,
 )
-from lingvo_gshard.open_models.table import TensorPattern
 
-_LAYER, _OURS = "model.layers.{layer}.feed_forward", "decoder.{layer}.feed_forward"
 _CHUNKED = "chunked_attention"
+_FUSED = "feed_forward.experts.gate_up_proj"
 _EXPERTS = (
-    TensorPattern(f"{_LAYER}.router.weight", f"{_OURS}.router.w_gate", "EM->ME"),
-    *(
-        TensorPattern(
-            f"{_LAYER}.experts.gate_up_proj", f"{_OURS}.experts.w_{name}", "EMH->EMH", joined="H"
-        )
-        for name in ("in", "factor")
-    ),
-    TensorPattern(f"{_LAYER}.experts.down_proj", f"{_OURS}.experts.w_out", "EHM->EHM"),
-)
-_FEED_FORWARD = (
-    TensorPattern(f"{_LAYER}.gate_proj.weight", f"{_OURS}.w_in", "HM->MH"),
-    TensorPattern(f"{_LAYER}.up_proj.weight", f"{_OURS}.w_factor", "HM->MH"),
-    TensorPattern(f"{_LAYER}.down_proj.weight", f"{_OURS}.w_out", "MH->HM"),
+    layer_row("feed_forward.router.weight", "feed_forward.router.w_gate", "EM->ME"),
+    layer_row(_FUSED, "feed_forward.experts.w_in", "EMH->EMH", joined="H"),
+    layer_row(_FUSED, "feed_forward.experts.w_factor", "EMH->EMH", joined="H"),
+    layer_row("feed_forward.experts.down_proj", "feed_forward.experts.w_out", "EHM->EHM"),
 )
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
@@ -80,13 +72,12 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
+    task = decoder_task(config, BIASES)
     # No layer of transformers reads them.
     for name in ("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"):
         config.get(name, None)
-    decoder, has_bias = task.decoder, config.get("attention_bias", False)
-    attention = decoder.layer.self_attention
-    attention.set(use_bias=has_bias, use_output_bias=has_bias, rotary_pairs=rotary.NEIGHBORS)
+    decoder, attention = task.decoder, task.decoder.layer.self_attention
+    attention.rotary_pairs = rotary.NEIGHBORS
     rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
     if config.get("use_qk_norm", False):
         norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float), has_scale=False)
@@ -134,15 +125,9 @@ def _set_experts(config: PublishedConfig, decoder: Params) -> None:
     """
     config.expect("num_experts_per_tok", 1)
     hidden_dim, every = config.get("intermediate_size"), config.get("interleave_moe_layer_step")
-    moe = MixtureOfExperts.params().set(
-        num_experts=config.get("num_local_experts"),
-        hidden_dim=hidden_dim,
-        shared_hidden_dim=hidden_dim,
-        gates_inputs=True,
-        router=SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False),
-        dispatch=DroplessDispatch.params(),
-    )
-    moe.experts.activation = "swiglu"
+    router = SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False)
+    moe = dropless_experts(router, config.get("num_local_experts"), hidden_dim)
+    moe.set(shared_hidden_dim=hidden_dim, gates_inputs=True)
     decoder.set(hidden_dim=config.get("intermediate_size_mlp"), moe_every=every, moe=moe)
     usual = [index for index in range(decoder.num_layers) if is_expert_layer(decoder, index)]
     found = config.get("moe_layers", usual, list)
@@ -155,16 +140,14 @@ def _set_experts(config: PublishedConfig, decoder: Params) -> None:
 
 def _config(task: Params) -> dict[str, Any]:
     decoder, pattern = task.decoder, pattern_of(task.decoder)
-    attention, moe = rotating(decoder), decoder.moe
-    layers = [pattern[index % len(pattern)] for index in range(decoder.num_layers)]
+    layers, moe = attention_of_layers(decoder), decoder.moe
     warm = next((each for each in pattern if each.temperature_floor), None)
     tuned = {}
     if warm:
         tuned = {"floor_scale": warm.temperature_floor, "attn_scale": warm.temperature_scale}
     return {
-        **decoder_config(task),
-        "attention_bias": attention.use_bias,
-        "use_qk_norm": attention.qk_norm,
+        **decoder_config(task, BIASES),
+        "use_qk_norm": rotating(decoder).qk_norm,
         "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
         "layer_types": [_CHUNKED if each.chunk else FULL for each in layers],
         "attention_chunk_size": max(each.chunk for each in pattern) or None,
@@ -185,7 +168,7 @@ FAMILY = Family(
         *ATTENTION,
         *ATTENTION_BIASES,
         *NORMS,
-        *_FEED_FORWARD,
+        *feed_forward_rows("feed_forward"),
         *_EXPERTS,
         *shared_rows("feed_forward.shared_expert"),
     ),

@@ -10,15 +10,7 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    NORMS,
-    plain_config,
-    plain_task,
-)
+from lingvo_gshard.open_models.families.decoder import DECODER, layer_row, plain_config, plain_task
 from lingvo_gshard.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
@@ -30,23 +22,24 @@ from lingvo_gshard.open_models.families.family import (
     FULL,
     SLIDING,
     Family,
-    pattern_config,
+    Setting,
     pattern_of,
     run_in_periods,
     set_pattern,
     sliding_window,
     types_of_layers,
+    windows_config,
 )
 from lingvo_gshard.open_models.families.rope import ropes_by_type, ropes_config, set_rope
-from lingvo_gshard.open_models.table import TensorPattern
 
 _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334
 _DENSE, _SPARSE = "dense", "sparse"
-_SINKS = TensorPattern(
-    "model.layers.{layer}.self_attn.attention_sink_bias",
-    "decoder.{layer}.self_attention.sinks",
-    "N->N",
+_SINKS = layer_row("self_attn.attention_sink_bias", "self_attention.sinks", "N->N")
+_SETTINGS = (
+    Setting("attention_bias", ("attention.use_bias",), False),
+    Setting("attention_value_scale", ("attention.value_scale",), 1.0),
+    Setting("v_head_dim", ("attention.value_dim",)),
 )
 _DEFAULTS = {
     "attention_bias": False,
@@ -76,7 +69,7 @@ _DEFAULTS = {
 
 def _task(config: PublishedConfig) -> Params:
     config.expect("hidden_act", "silu")
-    task = plain_task(config)
+    task = plain_task(config, *_SETTINGS)
     decoder = task.decoder
     types = types_of_layers(
         config, [SLIDING if i and (i + 1) % 6 else FULL for i in range(decoder.num_layers)]
@@ -94,11 +87,6 @@ def _attentions(config: PublishedConfig, task: Params) -> dict[str, Params]:
       UserError: the rotated part of a head has an odd number of dimensions.
     """
     attention, head_dim = task.decoder.layer.self_attention, config.get("head_dim")
-    attention.set(
-        use_bias=config.get("attention_bias", False),
-        value_dim=config.get("v_head_dim"),
-        value_scale=float(config.get("attention_value_scale", 1.0, float)),
-    )
     # This key of published files does not count the position itself.
     size = config.get("sliding_window_size", None, int) or sliding_window(config)
     near = attention.copy().set(
@@ -143,33 +131,21 @@ def _config(task: Params) -> dict[str, Any]:
         del experts[name]
     dense = decoder.dense_first
     return {
-        **plain_config(task),
+        **plain_config(task, *_SETTINGS),
         **ropes_config(pattern, _BASES),
         **experts,
         "hidden_act": "silu",
-        "attention_bias": pattern[0].use_bias,
-        "attention_value_scale": pattern[0].value_scale,
-        "layer_types": pattern_config(decoder),
+        "layer_types": windows_config(decoder)["layer_types"],
         "mlp_layer_types": [_DENSE] * dense + [_SPARSE] * (decoder.num_layers - dense),
         "num_key_value_heads": heads.pop(),
         "sliding_window": windows[0].window + 1 if windows else 129,
-        "v_head_dim": pattern[0].value_dim,
     }
 
 
 FAMILY = Family(
     model_type="mimo_v2_flash",
     architecture="MiMoV2FlashForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *ATTENTION_BIASES,
-        _SINKS,
-        *NORMS,
-        *FEED_FORWARD,
-        *expert_rows("mlp"),
-        SHARED_EXPERT[-1],
-    ),
+    table=(*DECODER, _SINKS, *expert_rows("mlp"), SHARED_EXPERT[-1]),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

@@ -5,36 +5,27 @@ https://github.com/MiniMax-AI/MiniMax-M2
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe.routers import SigmoidRouter
-from lingvo_gshard.layers.norm import HeadsRMSNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    HEADS_NORMS,
-    NORMS,
-    plain_config,
+    decoder_config,
     plain_task,
+    set_heads_norm,
 )
 from lingvo_gshard.open_models.families.experts import (
-    dropless_experts,
-    expert_rows,
-    local_experts_config,
-    loss_weight,
+    LOCAL_EXPERTS,
+    MIXTRAL_EXPERTS,
+    selection_bias,
 )
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.rope import rope_config, set_rope
-from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.open_models.families.family import JITTER, Family
+from lingvo_gshard.open_models.families.rope import set_rope
 
-_BIAS = TensorPattern(
-    "model.layers.{layer}.block_sparse_moe.e_score_correction_bias",
-    "decoder.{layer}.feed_forward.router.selection_bias",
-    "E->E",
-)
 # Keys of published files that the class does not read.
 _UNREAD = (
     "attn_type_list",
@@ -62,6 +53,7 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "router_jitter_noise": 0.0,
     "vocab_size": 200064,
 }
+_KEYS = dataclasses.replace(LOCAL_EXPERTS, coefficient=0.0)
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -78,51 +70,28 @@ def _task(config: PublishedConfig) -> Params:
     for name in _UNREAD:
         config.get(name, None)
     task = plain_task(config)
-    decoder, attention = task.decoder, task.decoder.layer.self_attention
-    attention.set(
-        qk_norm=True,
-        query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float)),
-    )
-    rope = config.rope()
+    set_heads_norm(task)
+    attention, rope = task.decoder.layer.self_attention, config.rope()
     rotated = config.get("rotary_dim", None, int, 2)
     if rotated:
         rope.setdefault("partial_rotary_factor", rotated / attention.head_dim)
     set_rope(config, attention, rope)
-    k = config.get("num_experts_per_tok")
-    decoder.moe_every = 1
-    router = SigmoidRouter.params().set(
-        k=k,
-        normalize=True,
-        jitter=config.get("router_jitter_noise", 0.0),
-        auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.0), decoder, k),
-    )
-    decoder.moe = dropless_experts(
-        router, config.get("num_local_experts"), config.get("intermediate_size")
-    )
+    _KEYS.read(config, task.decoder, SigmoidRouter.params())
+    JITTER.read(config, task)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    moe, attention = task.decoder.moe, task.decoder.layer.self_attention
-    return {
-        **plain_config(task),
-        **rope_config(attention),
-        "hidden_act": "silu",
-        **local_experts_config(task.decoder),
-        "router_jitter_noise": moe.router.jitter,
-    }
+    return {**decoder_config(task, JITTER), **_KEYS.config(task.decoder)}
 
 
 FAMILY = Family(
     model_type="minimax_m2",
     architecture="MiniMaxM2ForCausalLM",
     table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *HEADS_NORMS,
-        *NORMS,
-        *expert_rows("block_sparse_moe", names=("w1", "w3", "w2")),
-        _BIAS,
+        *DECODER,
+        *MIXTRAL_EXPERTS,
+        selection_bias("block_sparse_moe.e_score_correction_bias"),
     ),
     read_task=_task,
     config_of=_config,

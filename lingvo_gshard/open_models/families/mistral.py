@@ -7,30 +7,25 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    NORMS,
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.experts import (
-    expert_rows,
-    local_experts,
-    local_experts_config,
+from lingvo_gshard.open_models.families.experts import LOCAL_EXPERTS, MIXTRAL_EXPERTS
+from lingvo_gshard.open_models.families.family import (
+    JITTER,
+    Family,
+    settings_config,
+    sliding_window,
+    windows_config,
 )
-from lingvo_gshard.open_models.families.family import Family, sliding_window, window_config
 
 _DEFAULTS = DECODER_DEFAULTS | {
-    "hidden_size": 4096,
     "intermediate_size": 14336,
     "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 8,
     "sliding_window": 4096,
-    "vocab_size": 32000,
 }
 _EXPERTS_DEFAULTS = _DEFAULTS | {
     "num_experts_per_tok": 2,
@@ -52,14 +47,14 @@ def sliding_task(config: PublishedConfig) -> Params:
 
 def sliding_config(task: Params) -> dict[str, Any]:
     """Returns what `sliding_task` reads, from the Params of a task."""
-    window = window_config((task.decoder.layer.self_attention,))
+    window = windows_config(task.decoder)["sliding_window"]
     return {**decoder_config(task), "sliding_window": window}
 
 
 DENSE = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
-    table=(*EMBEDDINGS, *ATTENTION, *NORMS, *FEED_FORWARD),
+    table=DECODER,
     read_task=sliding_task,
     config_of=sliding_config,
     defaults=_DEFAULTS,
@@ -68,30 +63,23 @@ DENSE = Family(
 
 def _task(config: PublishedConfig) -> Params:
     task = sliding_task(config)
-    task.decoder.moe_every = 1
-    task.decoder.moe = local_experts(config, task.decoder)
-    task.decoder.moe.router.jitter = config.get("router_jitter_noise", 0.0)
+    LOCAL_EXPERTS.read(config, task.decoder)
+    JITTER.read(config, task)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    moe = task.decoder.moe
     return {
         **sliding_config(task),
-        **local_experts_config(task.decoder),
-        "router_jitter_noise": moe.router.jitter,
+        **LOCAL_EXPERTS.config(task.decoder),
+        **settings_config(task, (JITTER,)),
     }
 
 
 EXPERTS = Family(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *NORMS,
-        *expert_rows("block_sparse_moe", names=("w1", "w3", "w2")),
-    ),
+    table=(*DECODER, *MIXTRAL_EXPERTS),
     read_task=_task,
     config_of=_config,
     defaults=_EXPERTS_DEFAULTS,

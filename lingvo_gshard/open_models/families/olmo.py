@@ -5,52 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.norm import HeadsRMSNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEADS_NORMS,
     OUTPUT_NORMS,
     plain_config,
     plain_task,
+    set_heads_norm,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     SLIDING,
     Family,
-    attentions_by_type,
     layer_types,
-    pattern_config,
     pattern_of,
     set_pattern,
-    window_config,
+    windows_config,
 )
 from lingvo_gshard.open_models.families.rope import (
     rope_config,
-    ropes_by_type,
     ropes_config,
+    rotated_by_type,
     set_rope,
 )
 
-_TABLE = (
-    *EMBEDDINGS,
-    *ATTENTION,
-    *ATTENTION_BIASES,
-    *HEADS_NORMS,
-    *OUTPUT_NORMS,
-    *FEED_FORWARD,
-)
+_TABLE = (*DECODER, *OUTPUT_NORMS)
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "rms_norm_eps": 1e-5,
     "vocab_size": 50304,
 }
@@ -62,21 +45,14 @@ _OLMO3_DEFAULTS = _DEFAULTS | {"rope_theta": _BASE, "sliding_window": 4096}
 def _common(config: PublishedConfig) -> Params:
     """Returns what OLMo 2 and 3 share, with an attention that has no rotation."""
     config.expect("hidden_act", "silu")
-    task = plain_task(config)
-    layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
-    layer.norm_position = "output"
-    layer.self_attention.set(
-        use_bias=has_bias,
-        use_output_bias=has_bias,
-        qk_norm=True,
-        query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float)),
-    )
+    task = plain_task(config, BIASES)
+    task.decoder.layer.norm_position = "output"
+    set_heads_norm(task)
     return task
 
 
 def _common_config(task: Params) -> dict[str, Any]:
-    has_bias = pattern_of(task.decoder)[0].use_bias
-    return {**plain_config(task), "hidden_act": "silu", "attention_bias": has_bias}
+    return {**plain_config(task, BIASES), "hidden_act": "silu"}
 
 
 def _olmo2_task(config: PublishedConfig) -> Params:
@@ -91,10 +67,8 @@ def _olmo2_config(task: Params) -> dict[str, Any]:
 
 def _olmo3_task(config: PublishedConfig) -> Params:
     task = _common(config)
-    ropes = ropes_by_type(config, {FULL: config.get("rope_theta", None, float), SLIDING: _BASE})
-    attentions = attentions_by_type(config, task.decoder.layer.self_attention)
-    for kind, attention in attentions.items():
-        set_rope(config, attention, ropes[kind])
+    bases = {FULL: config.get("rope_theta", None, float), SLIDING: _BASE}
+    attentions = rotated_by_type(config, task.decoder.layer.self_attention, bases)
     set_pattern(config, task.decoder, layer_types(config, period=4), attentions)
     return task
 
@@ -104,8 +78,7 @@ def _olmo3_config(task: Params) -> dict[str, Any]:
     return {
         **_common_config(task),
         **ropes_config(pattern, {FULL: _BASE, SLIDING: _BASE}),
-        "sliding_window": window_config(pattern),
-        "layer_types": pattern_config(task.decoder),
+        **windows_config(task.decoder),
     }
 
 

@@ -18,7 +18,12 @@ from lingvo_gshard.layers.attention.rotary import (
     YarnScaling,
 )
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import FULL, SLIDING, original_length
+from lingvo_gshard.open_models.families.family import (
+    FULL,
+    SLIDING,
+    attentions_by_type,
+    original_length,
+)
 
 _DEFAULT = "default"
 # Published type of a scaling -> our class.
@@ -160,6 +165,16 @@ def ropes_by_type(
         config.check_rope(found)
         ropes[kind] = {"rope_type": found.get("type", _DEFAULT), "rope_theta": base, **found}
     return ropes
+
+
+def rotated_by_type(
+    config: PublishedConfig, attention: Params, bases: Mapping[str, float | None]
+) -> dict[str, Params]:
+    """Returns `attentions_by_type` with the rotary parameters of each type; see `ropes_by_type`."""
+    ropes, attentions = ropes_by_type(config, bases), attentions_by_type(config, attention)
+    for kind, each in attentions.items():
+        set_rope(config, each, ropes[kind])
+    return attentions
 
 
 def ropes_config(attentions: Iterable[Params], bases: Mapping[str, float]) -> dict[str, Any]:

@@ -8,33 +8,29 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    FEED_FORWARD_BIASES,
-    NORMS,
     decoder_config,
     decoder_task,
 )
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
+    FEED_FORWARD_BIAS,
     FULL,
     SLIDING,
     Family,
+    attention_of_layers,
     attentions_by_type,
-    pattern_config,
-    pattern_of,
     set_pattern,
     types_of_layers,
-    window_config,
+    windows_config,
 )
 
+_SETTINGS = (BIASES, FEED_FORWARD_BIAS)
 _UNROTATED = ", unrotated"
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
     "hidden_size": 2048,
-    "intermediate_size": 11008,
     "max_position_embeddings": 32768,
     "mlp_bias": False,
     "no_rope_layer_interval": 4,
@@ -50,13 +46,10 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
-    layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
-    layer.self_attention.set(use_bias=has_bias, use_output_bias=has_bias)
-    layer.feed_forward.use_bias = config.get("mlp_bias", False)
+    task = decoder_task(config, *_SETTINGS)
     # A key of Qwen2's class, which no layer reads.
     config.get("max_window_layers", None)
-    attentions = attentions_by_type(config, layer.self_attention)
+    attentions = attentions_by_type(config, task.decoder.layer.self_attention)
     for kind, attention in tuple(attentions.items()):
         attentions[kind + _UNROTATED] = attention.copy().set(rotary_fraction=0.0)
     set_pattern(config, task.decoder, _kinds(config), attentions)
@@ -86,29 +79,18 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 
 def _config(task: Params) -> dict[str, Any]:
-    decoder, pattern = task.decoder, pattern_of(task.decoder)
-    rotated = [bool(pattern[i % len(pattern)].rotary_fraction) for i in range(decoder.num_layers)]
+    layers = attention_of_layers(task.decoder)
     return {
-        **decoder_config(task),
-        "attention_bias": pattern[0].use_bias,
-        "mlp_bias": decoder.layer.feed_forward.use_bias,
-        "no_rope_layers": [int(rotates) for rotates in rotated],
-        "layer_types": pattern_config(decoder),
-        "sliding_window": window_config(pattern),
+        **decoder_config(task, *_SETTINGS),
+        **windows_config(task.decoder),
+        "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
     }
 
 
 FAMILY = Family(
     model_type="smollm3",
     architecture="SmolLM3ForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *ATTENTION_BIASES,
-        *NORMS,
-        *FEED_FORWARD,
-        *FEED_FORWARD_BIASES,
-    ),
+    table=DECODER,
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

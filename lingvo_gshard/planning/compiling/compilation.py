@@ -235,7 +235,7 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
 
     Raises:
       UserError: if the numbers of devices differ, slices do not divide the leading axes, or the
-        mesh has its own device order over several slices; names --mesh and --topology.
+        mesh has its own device order over several slices; names `mesh` and `topology`.
     """
     if mesh.size != topology.devices:
         raise UserError(

@@ -7,6 +7,7 @@ before this stage. So the process is ended.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 import tempfile
@@ -35,7 +36,7 @@ _SHARE_FOR_CODE = 0.05
 EFFORT = ("jax_exec_time_optimization_effort", "jax_memory_fitting_effort")
 
 
-class TpuProcess:
+class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
     """A process that compiles one program for a topology. Used as a context manager."""
 
     def __init__(self, topology: Topology):
@@ -48,9 +49,6 @@ class TpuProcess:
         self._directory = tempfile.TemporaryDirectory(prefix="lingvo_gshard-")
         self._log = tempfile.TemporaryFile()
         self._process = start_module(_MODULE, topology.name, stderr=self._log)
-
-    def __enter__(self) -> TpuProcess:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -345,7 +345,7 @@ def load(path: str, first_step: int = 0) -> Loads:
       first_step: leaves out the steps before this one.
 
     Raises:
-      UserError: names the flag, the file and the reason if the file is missing, is of another
+      UserError: names the option, the file and the reason if the file is missing, is of another
         kind, has loads that cannot be, or has no steps from `first_step` on.
     """
     try:

@@ -160,7 +160,7 @@ def get(key: str) -> Chip:
     use.
 
     Raises:
-      UserError: if there is none; names --topology and the nearest key. Or that variable is no
+      UserError: if there is none; names `topology` and the nearest key. Or that variable is no
         share.
     """
     if key not in CHIPS:

@@ -57,7 +57,7 @@ def check_version() -> None:
     """Checks that libtpu is installed in the version that the installed jax requires.
 
     Raises:
-      UserError: if it is missing or has another version; names --topology.
+      UserError: if it is missing or has another version; names `topology`.
     """
     version = installed()
     if version is None:
@@ -82,7 +82,7 @@ def devices(chip: Chip, shape: Sequence[int], wraps: Sequence[bool], slices: int
       slices: number of slices of this shape.
 
     Raises:
-      UserError: if libtpu does not know such a slice; names --topology and libtpu's reason.
+      UserError: if libtpu does not know such a slice; names `topology` and libtpu's reason.
     """
     check_version()
     for variable, value in _ENVIRONMENT.items():

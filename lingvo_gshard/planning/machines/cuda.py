@@ -112,7 +112,7 @@ def check_version() -> None:
     """Checks that the packages are installed in the version of the installed jax.
 
     Raises:
-      UserError: if one is missing or has another version; names --topology.
+      UserError: if one is missing or has another version; names `topology`.
     """
     wanted = importlib.metadata.version("jax")
     for package in PACKAGES:
@@ -136,7 +136,7 @@ def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
       gpus: number of GPUs of one host.
 
     Raises:
-      UserError: if the compiler is missing or was not found when jax started; names --topology.
+      UserError: if the compiler is missing or was not found when jax started; names `topology`.
     """
     check_version()
     assert chip.target is not None

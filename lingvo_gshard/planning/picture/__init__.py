@@ -21,7 +21,7 @@ def write(plan: Plan, path: str | pathlib.Path) -> None:
     """Writes the page of a plan to a file.
 
     Raises:
-      UserError: names --html if `path` cannot be written.
+      UserError: names `html` if `path` cannot be written.
     """
     page = to_html(plan)
     try:

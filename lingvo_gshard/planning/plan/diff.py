@@ -127,6 +127,9 @@ _LAYER_FIELDS = {
 _REMEDY_FIELDS = {"fits": "", "peak": "bytes", "seconds_per_step": "seconds"}
 
 
+_TIMES = ("seconds_bound", "seconds", "hidden_seconds")
+
+
 @dataclasses.dataclass(frozen=True)
 class _CollectiveTotals:
     """Sums over the calls of one kind of collective in one layer and phase.
@@ -173,7 +176,7 @@ def collectives(
         if not changes:
             changes = [*changed_fields("collectives", what, first, second, {"calls": ""})]
         yield from changes
-        for field in ("seconds_bound", "seconds", "hidden_seconds"):
+        for field in _TIMES:
             if has_moved(getattr(first, field), getattr(second, field)):
                 yield from changed_fields("collectives", what, first, second, {field: "seconds"})
 
@@ -239,7 +242,7 @@ def remedies(before: Sequence[Remedy], after: Sequence[Remedy]) -> Iterator[Plan
     """Yields suggested changes that were added or removed, or have another result."""
     for what, old, new in paired(before, after, lambda row: row.change):
         if old is None or new is None:
-            texts = (row and _fit_text(row) for row in (old, new))
+            texts = (row and ("fits" if row.fits else "does not fit") for row in (old, new))
             yield PlanDifference("remedies", what, "", next(texts), next(texts))
         else:
             yield from changed_fields("remedies", what, old, new, _REMEDY_FIELDS)
@@ -262,9 +265,7 @@ def _collective_totals(rows: Iterable[CollectiveRow]) -> dict[tuple, _Collective
             count=sum(row.count for row in group),
             bytes=sum(row.count * row.bytes for row in group),
             calls=_calls_text(group),
-            seconds_bound=sum(row.seconds_bound for row in group),
-            seconds=sum(row.seconds for row in group),
-            hidden_seconds=sum(row.hidden_seconds for row in group),
+            **{name: sum(getattr(row, name) for row in group) for name in _TIMES},
         )
         for key, group in groups.items()
     }
@@ -287,10 +288,6 @@ def _shape_text(row: TensorRow | TemporaryRow) -> str:
 
 def _layer_name(row: LayerRow) -> str:
     return f"{row.layer or 'no layer'} ({row.phase})"
-
-
-def _fit_text(row: Remedy) -> str:
-    return "fits" if row.fits else "does not fit"
 
 
 SECTIONS = (

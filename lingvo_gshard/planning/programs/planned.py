@@ -55,7 +55,7 @@ class MemoryPatterns:
         argument that both patterns match is optimizer state.
 
     Raises:
-      UserError: a pattern is no regular expression; names --weights or --moments.
+      UserError: a pattern is no regular expression; names `weights` or `moments`.
     """
 
     weights: str | None = None
@@ -184,7 +184,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
     which contain the layers.
 
     Raises:
-      UserError: the facts have patterns, which these programs do not need; names the flag.
+      UserError: the facts have patterns, which these programs do not need; names the option.
     """
     for flag in ("weights", "moments"):
         if getattr(facts.patterns, flag):
@@ -250,21 +250,6 @@ def is_jax_function(function: Any, specs: Any) -> bool:
     if isinstance(function, jax.stages.Wrapped):
         return True
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree_util.tree_leaves(specs))
-
-
-def export_function(
-    function: Callable[..., Any], specs: Sequence[Any], topology: Topology
-) -> jax_export.Exported:
-    """Returns a jax function exported for a topology's compiler.
-
-    Args:
-      function: a function; it is jitted unless it is already.
-      specs: nested structures of jax.ShapeDtypeStruct, one for each argument. Their shardings are
-        the program's.
-      topology: the machine.
-    """
-    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
-    return jax_export.export(jitted, platforms=[PLATFORMS[topology.compiler]])(*specs)
 
 
 def _layers(program: Program, tensors: Sequence[TensorRow]) -> frozenset[str] | None:
@@ -403,7 +388,8 @@ def plan_function(
       UserError: the function cannot be planned, or has another number of devices.
     """
     topology.compile_devices()
-    exported = export_function(function, specs, topology)
+    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
+    exported = jax_export.export(jitted, platforms=[PLATFORMS[topology.compiler]])(*specs)
     planned = jax_program(exported, exported.fun_name, topology, facts)
     return _plan(planned, exported.fun_name, topology, tokens, SILENT)
 

@@ -191,7 +191,9 @@ def group(step: TracedStep) -> LayerGroups:
     for einsum in step.einsums:
         if einsum.path in kinds:
             kind = kinds[einsum.path]
-            multiply_adds[kind] = multiply_adds.get(kind, 0) + _multiply_adds(einsum)
+            multiply_adds[kind] = multiply_adds.get(kind, 0) + (
+                0 if einsum.is_lookup else einsum.times * math.prod(einsum.sizes.values())
+            )
     main = max(names, key=multiply_adds.__getitem__)
     kind_of = {path: main if kind == _OTHER else kind for path, kind in kinds.items()}
     between: dict[tuple[int, int], tuple[Flow, ...]] = {}
@@ -236,10 +238,6 @@ def _pair(flow: Flow, kind_of: dict[str, str], main: str) -> tuple[str, str]:
 def _rank(name: str) -> int:
     names = list(_KINDS.values())
     return names.index(name) if name in names else len(names)
-
-
-def _multiply_adds(einsum: Einsum) -> int:
-    return 0 if einsum.is_lookup else einsum.times * math.prod(einsum.sizes.values())
 
 
 @dataclasses.dataclass(frozen=True)

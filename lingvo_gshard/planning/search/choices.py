@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from lingvo_gshard.core.autodiff import remat_policy
@@ -48,7 +47,9 @@ class ChoicePaths:
             for path, node in experiment.nodes()
             if node.cls in (Sequential, Repeat)
         ]
-        policies = policy_params(experiment.leaves())
+        policies = [
+            path for path, _ in experiment.leaves() if path.rpartition(".")[2] == "rematerialize"
+        ]
         return cls(
             tuple(policies),
             tuple(dispatches),
@@ -56,15 +57,6 @@ class ChoicePaths:
             experiment.get(_OFFLOAD_MOMENTS),
             tuple(interleaved),
         )
-
-
-def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
-    """Returns the paths of the hyperparameters that are rematerialization policies.
-
-    Args:
-      leaves: (path, value) of an experiment's hyperparameters, from `params.leaves()`.
-    """
-    return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialize"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.planning.plan.plan import Plan, Record
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.search.explanation import Alternative
@@ -45,12 +47,12 @@ class CandidateRecord(Record, frozen=True, kw_only=True):
 
     mesh: str
     strategy: str
-    overrides: list[tuple[str, str]]
+    overrides: Sequence[tuple[str, str]]
     rematerialize: str
     micro_batches: int
     precision: str
     dispatch: str
-    compile_options: list[str]
+    compile_options: Sequence[str]
     name: str
     flags: list[str]
     model: CostRecord

@@ -62,7 +62,7 @@ class UpstreamFinder:
             if id(top) in self._nearest:
                 pending.pop()
                 continue
-            inputs = _inputs(top)
+            inputs = list(top.op.inputs)[_VALUES.get(top.op.type, slice(None))]
             missing = [
                 x for x in inputs if id(x) not in self._recorded and id(x) not in self._nearest
             ]
@@ -88,10 +88,6 @@ class UpstreamFinder:
         last = max(number for number, _ in sources)
         is_direct = all(direct for number, direct in sources if number == last)
         return last, is_direct and tensor.op.type not in _SUMS
-
-
-def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
-    return list(tensor.op.inputs)[_VALUES.get(tensor.op.type, slice(None))]
 
 
 # A rematerialization unit: the body of a loop, or one layer of a list.

@@ -94,13 +94,6 @@ def expected_goodput(costs: Interruptions, interval: float) -> float:
     return interval / mean * math.exp(-fixed) / math.expm1(period)
 
 
-def first_order_goodput(costs: Interruptions, interval: float) -> float:
-    """Returns Young's goodput, to first order in the losses by a checkpoint and by a failure."""
-    overhead = costs.stall / interval
-    lost = (interval + costs.stall) / 2 + costs.write + costs.restart
-    return 1 / (1 + overhead + lost / costs.between_failures)
-
-
 @dataclasses.dataclass(frozen=True)
 class FailureRate:
     """A rate of interruptions, as the mean time of one chip.
@@ -175,7 +168,7 @@ def get(text: str, flag: str = "failures") -> FailureRate:
       flag: the flag that has the text, for error messages.
 
     Raises:
-      UserError: it is neither a name nor a positive number; names the flag and the nearest name.
+      UserError: it is neither a name nor a positive number; names the option and the nearest name.
     """
     if text in RATES:
         return RATES[text]

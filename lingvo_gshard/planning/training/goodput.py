@@ -166,7 +166,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
 
     Raises:
       UserError: an option is not a number in its range, or so many chips fail so often that the
-        training makes almost no progress; names the flag.
+        training makes almost no progress; names the option.
     """
     job = make_job(plan, options)
     costs = job.costs
@@ -192,7 +192,9 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
         interval_steps=steps,
         young_interval=formulas.young_interval(costs),
         daly_interval=formulas.daly_interval(costs),
-        goodput=dataclasses.replace(_range(runs.goodput), mean=_mean_goodput(runs)),
+        goodput=dataclasses.replace(
+            _range(runs.goodput), mean=runs.work * len(runs.seconds) / float(runs.seconds.sum())
+        ),
         formula_goodput=expected,
         days=_range(runs.seconds * days),
         days_without_failures=job.days(job.work),
@@ -206,27 +208,19 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
         runs=options.runs,
         seed=options.seed,
         assumptions=assumptions(job, options),
-        published_rates=_published_rates(job),
+        published_rates=[
+            _alternative(f"{rate.name}", dataclasses.replace(job, failure_rate=rate), "failures")
+            for rate in RATES.values()
+        ],
         sensitivities=_sensitivities(job),
         recoveries=_recoveries(plan, options),
         agents=options.agents,
     )
 
 
-def _mean_goodput(runs: SimulatedRuns) -> float:
-    return runs.work * len(runs.seconds) / float(runs.seconds.sum())
-
-
 def _range(values: np.ndarray) -> Range:
     low, median, high = (float(value) for value in np.quantile(values, (0.05, 0.5, 0.95)))
     return Range(float(values.mean()), low, median, high)
-
-
-def _published_rates(job: Job) -> list[Alternative]:
-    return [
-        _alternative(f"{rate.name}", dataclasses.replace(job, failure_rate=rate), "failures")
-        for rate in RATES.values()
-    ]
 
 
 def _recoveries(plan: Plan, options: JobOptions) -> list[Alternative]:

@@ -34,7 +34,7 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
       rows: rows of a batch; None if unknown.
 
     Raises:
-      UserError: names the flag or hyperparameter that does not fit.
+      UserError: names the option or hyperparameter that does not fit.
     """
     every = trainer.local_updates.every
     mesh = partitioning.mesh if partitioning else None

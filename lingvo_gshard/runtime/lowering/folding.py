@@ -36,7 +36,13 @@ import numpy as np
 
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.lazy import func, ir, mlir, op_callbacks, pywrap_tfe, tf
-from lingvo_gshard.runtime.lowering.shardy import CUSTOM_CALL, ENTERS_REGION, annotated, call_target
+from lingvo_gshard.runtime.lowering.shardy import (
+    CUSTOM_CALL,
+    ENTERS_REGION,
+    annotated,
+    call_target,
+    operations_of,
+)
 from lingvo_gshard.runtime.lowering.value_splits import maker_of
 
 
@@ -66,21 +72,20 @@ _AROUND = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 
 def separate_constants(module: ir.Module) -> None:
     """Moves every constant into a function of its own, in a module with manual regions."""
-    constants: list[ir.Operation] = []
-    has_regions = False
+    operations = operations_of(module)
+    if not _has_regions(operations):
+        return
+    constants = [
+        each
+        for each in operations
+        if each.name in _CONSTANTS and (parent := each.parent) and parent.name in _AROUND
+    ]
+    for index, constant in enumerate(constants):
+        _make_call(constant, f"constant_{index}", module)
 
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        nonlocal has_regions
-        has_regions |= call_target(operation) == ENTERS_REGION
-        parent = operation.parent
-        if operation.name in _CONSTANTS and parent is not None and parent.name in _AROUND:
-            constants.append(operation)
-        return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
-    if has_regions:
-        for index, constant in enumerate(constants):
-            _make_call(constant, f"constant_{index}", module)
+def _has_regions(operations: Sequence[ir.Operation]) -> bool:
+    return any(call_target(operation) == ENTERS_REGION for operation in operations)
 
 
 def _make_call(constant: ir.Operation, name: str, module: ir.Module) -> None:
@@ -113,15 +118,11 @@ _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
 def make_iotas(module: ir.Module) -> None:
     """Replaces every int32 tensor that counts along one of its dimensions by an iota."""
     found: list[tuple[ir.Operation, int]] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
+    for operation in operations_of(module):
         if operation.name in ("stablehlo.constant", *_MOVES) and _is_int32(operation.results[0]):
             dimension = _counts_along(operation)
             if dimension is not None:
                 found.append((operation, dimension))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
     for operation, dimension in found:
         _replace(operation, dimension)
 
@@ -220,23 +221,19 @@ def keep_tables_whole(module: ir.Module) -> None:
 
     A program with manual regions stays as it is: what a region computes is split by hand.
     """
+    operations = operations_of(module)
+    if _has_regions(operations):
+        return
     closed: set[ir.Value] = set()
     tables: list[ir.Operation] = []
-    has_regions = False
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        nonlocal has_regions
-        has_regions |= call_target(operation) == ENTERS_REGION
+    for operation in operations:
         is_plain = not operation.regions and operation.name != CUSTOM_CALL
         if is_plain and len(operation.results) == 1 and closed.issuperset(operation.operands):
             if operation.operands or operation.name in _SOURCES:
                 closed.add(operation.results[0])
                 if _broadcasts_table(operation):
                     tables.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for operation in () if has_regions else tables:
+    for operation in tables:
         with ir.InsertionPoint(operation), operation.location:
             operation.operands[0] = annotated(operation.operands[0], "{replicated}")
 
@@ -343,17 +340,10 @@ def remove_barriers(module: ir.Module) -> None:
 
     Each use gets a constant of its own, as TensorFlow writes them.
     """
-    barriers: list[tuple[ir.Operation, ir.Operation]] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == _BARRIER and len(operation.operands) == 1:
-            maker = maker_of(operation.operands[0])
-            if maker is not None and maker.name == _CONSTANT:
-                barriers.append((operation, maker))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for barrier, constant in barriers:
+    barriers = [each for each in operations_of(module) if each.name == _BARRIER]
+    makers = [(each, maker_of(each.operands[0])) for each in barriers if len(each.operands) == 1]
+    constants = [(each, maker) for each, maker in makers if maker and maker.name == _CONSTANT]
+    for barrier, constant in constants:
         for use in list(barrier.results[0].uses):
             with ir.InsertionPoint(use.owner):
                 use.owner.operands[use.operand_number] = constant.clone().operation.results[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime.lowering.shardy import operations_of
 
 _WHILE, _CALL = "stablehlo.while", "func.call"
 _CUSTOM_CALL, _COMPUTATIONS = "stablehlo.custom_call", "called_computations"
@@ -53,29 +54,14 @@ def _remove_uncalled(module: ir.Module) -> None:
 
 
 def _calls(operation: ir.Operation) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
-
-    def visit(each: ir.Operation) -> ir.WalkResult:
-        if each.name == _CALL:
-            found.append(each.operation)
-        return ir.WalkResult.ADVANCE
-
-    operation.walk(visit)
-    return found
+    return [each for each in operations_of(operation) if each.name == _CALL]
 
 
 def _computations(operation: ir.Operation) -> set[str]:
     """Returns the functions that custom calls within an operation refer to."""
-    found: set[str] = set()
-
-    def visit(each: ir.Operation) -> ir.WalkResult:
-        if each.name == _CUSTOM_CALL and _COMPUTATIONS in each.operation.attributes:
-            names = ir.ArrayAttr(each.operation.attributes[_COMPUTATIONS])
-            found.update(ir.FlatSymbolRefAttr(name).value for name in names)
-        return ir.WalkResult.ADVANCE
-
-    operation.walk(visit)
-    return found
+    calls = [each for each in operations_of(operation) if each.name == _CUSTOM_CALL]
+    named = [each.attributes[_COMPUTATIONS] for each in calls if _COMPUTATIONS in each.attributes]
+    return {ir.FlatSymbolRefAttr(name).value for names in named for name in ir.ArrayAttr(names)}
 
 
 def _callee(call: ir.Operation) -> str:
@@ -112,12 +98,8 @@ def _name_within(call: ir.Operation, operation: ir.Operation) -> None:
     Plans and reports find the layer of an operation by its name.
     """
     outer = call.location
-
-    def rename(each: ir.Operation) -> ir.WalkResult:
-        inner = each.operation.location
+    for each in operations_of(operation):
+        inner = each.location
         if isinstance(outer, ir.NameLoc) and isinstance(inner, ir.NameLoc):
             name = f"{outer.name_str}/{inner.name_str}"
-            each.operation.location = ir.Location.name(name, inner.child_loc)
-        return ir.WalkResult.ADVANCE
-
-    operation.walk(rename)
+            each.location = ir.Location.name(name, inner.child_loc)

@@ -32,7 +32,12 @@ from lingvo_gshard.runtime.lowering.folding import (
 from lingvo_gshard.runtime.lowering.inlining import inline_in_loops
 from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
 from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
-from lingvo_gshard.runtime.lowering.shardy import call_target, shorten_shardings, to_shardy
+from lingvo_gshard.runtime.lowering.shardy import (
+    call_target,
+    operations_of,
+    shorten_shardings,
+    to_shardy,
+)
 from lingvo_gshard.runtime.lowering.uneven_sums import reduce_to_uneven_parts
 from lingvo_gshard.runtime.lowering.variables import (
     Captured,
@@ -264,14 +269,7 @@ def _name_memory_kinds(module: ir.Module) -> bool:
 
     XLA reads the memory kind from a frontend attribute, which TensorFlow's custom calls lack.
     """
-    moves: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if call_target(operation) == MOVE:
-            moves.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    moves = [each for each in operations_of(module) if call_target(each) == MOVE]
     for move in moves:
         kind = move.attributes[_CONFIG]
         for name in _TENSORFLOWS:
@@ -298,16 +296,12 @@ def name_module(module: ir.Module, name: str) -> None:
     body: Any = module.body
     functions = [function for function in body if function.name.value != "main"]
     names = {function.name.value: f"function_{index}" for index, function in enumerate(functions)}
-
-    def rename(operation: ir.Operation) -> ir.WalkResult:
+    for operation in operations_of(module):
         if operation.name == "func.call":
             callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
             operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(names.get(callee, callee))
         elif operation.name in _CONSTANTS:
             _rename_copy(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(rename)
     for function in functions:
         ir.SymbolTable.set_symbol_name(function, names[function.name.value])
 

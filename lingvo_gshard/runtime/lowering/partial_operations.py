@@ -40,7 +40,7 @@ from lingvo_gshard.runtime.lowering.builders import (
     type_like,
     with_first,
 )
-from lingvo_gshard.runtime.lowering.shardy import annotated, annotation_of
+from lingvo_gshard.runtime.lowering.shardy import annotated, annotation_of, operations_of
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
@@ -102,7 +102,7 @@ def moved(
     for mover in movers:
         lead = shape_of(value)[:first]
         if text := annotation_of(mover):
-            split = mesh and _known_split(mover, mesh)
+            split = mesh and ValueSplits(mesh).of(mover.results[0])
             if split and mesh:
                 value = split_over(value, with_first(axes, split), mesh)
             elif not axes:
@@ -403,10 +403,6 @@ def _flat(agreed: Sequence[Axes]) -> Axes:
     return tuple(axis for axes in agreed for axis in axes)
 
 
-def _known_split(annotation: ir.Operation, mesh: Mesh) -> Split | None:
-    return ValueSplits(mesh).of(annotation.results[0])
-
-
 _ADD = "stablehlo.add"
 
 
@@ -434,14 +430,7 @@ def add_before_reducing(module: ir.Module, mesh: Mesh) -> None:
     """Rewrites sums of several terms that each need a reduction over the same mesh axes."""
     if mesh.size == 1:
         return
-    sums: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == _ADD and _is_float(operation.results[0]):
-            sums.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    sums = [x for x in operations_of(module) if x.name == _ADD and _is_float(x.results[0])]
     _Rewriting(mesh).rewrite(sums)
 
 

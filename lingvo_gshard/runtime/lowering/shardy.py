@@ -31,6 +31,18 @@ _TARGET, _ANNOTATION = "call_target_name", "Sharding"
 _CONFIG, _OPEN = "backend_config", "unspecified_dims"
 
 
+def operations_of(module: ir.Module | ir.Operation) -> list[ir.Operation]:
+    """Returns all operations of a module, or within one; each comes after those inside of it."""
+    found: list[ir.Operation] = []
+
+    def visit(each: ir.Operation) -> ir.WalkResult:
+        found.append(each.operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
 def call_target(operation: ir.Operation) -> str:
     """Returns the target of a custom call; "" if the operation is none."""
     if operation.name != CUSTOM_CALL:
@@ -78,16 +90,12 @@ def shorten_shardings(module: ir.Module, mesh: Mesh) -> None:
     TensorFlow lists them.
     """
     short: dict[str, str] = {}
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
+    for operation in operations_of(module):
         if operation.name == CUSTOM_CALL and SHARDING in operation.attributes:
             text = ir.StringAttr(operation.attributes[SHARDING]).value
             if text not in short:
                 short[text] = shortened(text, mesh)
             operation.attributes[SHARDING] = ir.StringAttr.get(short[text])
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
 
 
 def shortened(text: str, mesh: Mesh) -> str:
@@ -203,19 +211,10 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
       UserError: the module has a manual region, or an annotation that is not a split over axes of
         the mesh, such as one with devices in another order.
     """
-    annotations, regions = [], []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if call_target(operation) in (ENTERS_REGION, LEAVES_REGION):
-            regions.append(operation)
-        if annotation_of(operation):
-            annotations.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    if regions:
+    operations = operations_of(module)
+    if any(call_target(each) in (ENTERS_REGION, LEAVES_REGION) for each in operations):
         raise UserError(_REFUSAL)
-    for annotation in annotations:
+    for annotation in [each for each in operations if annotation_of(each)]:
         _make_constraint(annotation, mesh)
 
 

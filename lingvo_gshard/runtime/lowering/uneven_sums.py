@@ -33,7 +33,7 @@ from lingvo_gshard.runtime.lowering.partial_operations import (
     partial_of,
     passes,
 )
-from lingvo_gshard.runtime.lowering.shardy import annotation_of
+from lingvo_gshard.runtime.lowering.shardy import annotation_of, operations_of
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
@@ -43,14 +43,9 @@ def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:
     """Rewrites sums over devices that are split over these devices along an uneven dimension."""
     if mesh.size == 1:
         return
-    splits, found = ValueSplits(mesh), []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if annotation_of(operation) and (uneven := _uneven_sum(operation, splits, mesh)):
-            found.append(uneven)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    splits = ValueSplits(mesh)
+    annotations = [each for each in operations_of(module) if annotation_of(each)]
+    found = list(filter(None, (_uneven_sum(each, splits, mesh) for each in annotations)))
     for each in found:
         each.rewrite(mesh)
     erase_unused([operation for each in found for operation in (*each.movers, each.product)])

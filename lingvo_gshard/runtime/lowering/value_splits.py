@@ -92,7 +92,7 @@ class ValueSplits:
             if not any(split) or not whole:
                 return None
         if split and operation.name == "stablehlo.concatenate":
-            return None if split[_concatenated(operation)] else split
+            return None if split[ir.IntegerAttr(operation.attributes["dimension"]).value] else split
         return split
 
     def _is_told(self, value: ir.Value) -> bool:
@@ -190,10 +190,6 @@ def _of_product(operation: ir.Operation, known: Sequence[Split | None]) -> Split
         split.append(tuple(axis for axis in axes if axis not in used))
         used.update(axes)
     return tuple(split)
-
-
-def _concatenated(operation: ir.Operation) -> int:
-    return ir.IntegerAttr(operation.attributes["dimension"]).value
 
 
 def _transposed(operation: ir.Operation, split: Split) -> Split:

@@ -41,7 +41,7 @@ def keep_in(directory: str | os.PathLike) -> None:
     """Caches programs that take a second or more to compile in a directory.
 
     Raises:
-      UserError: names --compilation_cache if the directory cannot be created.
+      UserError: names `compilation_cache` if the directory cannot be created.
     """
     try:
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def copy_of_standard_error() -> tuple[TextIO, bool]:
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1), True
 
 
-def say(console: rich.console.Console, text: str) -> None:
+def say(console: rich.console.Console, text: str, style: str | None = None) -> None:
     """Prints text without markup, colors or line breaks of rich. Options are spelled as flags.
 
     Characters that command a terminal are escaped on one.
@@ -68,7 +68,7 @@ def say(console: rich.console.Console, text: str) -> None:
     text = with_flags(text)
     if console.is_terminal:
         text = harmless(text)
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def write_json(path: str | None, record: Any, flag: str = "json") -> None:

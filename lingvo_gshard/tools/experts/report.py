@@ -59,7 +59,7 @@ from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
-from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
+from lingvo_gshard.training.run.routers.router_records import routers_of_run
 
 # Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
 # ISO 639's; a creole stands with the language of its words.
@@ -392,7 +392,11 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         "split": values.split,
         "rows": len(rows),
         "layers": to_record(use),
-        "watched": _watched(values.logdir, source.checkpoint.step),
+        "watched": [
+            msgspec.structs.replace(record, by_language={}, by_class={})
+            for record in routers_of_run(values.logdir)
+            if record.step <= source.checkpoint.step
+        ],
     }
     _print(console, record)
     output.write_json(values.json, record)
@@ -410,15 +414,6 @@ def to_record(use: dict[str, dict[str, ExpertUse]]) -> list[dict]:
     layers = next(iter(use.values()))
     return [
         _layer(path, {language: found[path] for language, found in use.items()}) for path in layers
-    ]
-
-
-def _watched(logdir: str, step: int) -> list[RouterRecord]:
-    """Returns the records of watched routers up to a step, without languages and classes."""
-    return [
-        msgspec.structs.replace(record, by_language={}, by_class={})
-        for record in routers_of_run(logdir)
-        if record.step <= step
     ]
 
 

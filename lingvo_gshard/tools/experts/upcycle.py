@@ -30,14 +30,12 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_settings_flags, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.training.surgery import upcycling
 
 
@@ -92,7 +90,12 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         moments = None if values.restart else source.checkpoint.moments
         state = upcycling.upcycled_state(source.trainer, sparse, source.checkpoint.theta, moments)
         if values.exact:
-            _check(source, sparse, state)
+            try:
+                upcycling.check_same_function(
+                    source.trainer.task, source.theta, sparse.task, state.theta
+                )
+            except UserError as error:
+                raise UserError(f"{error}. --noexact converts it anyway") from None
         step = 0 if values.restart else source.checkpoint.step
         source.write(values.output, params, state, step)
     before, after = map(source_run.count_parameters, (source.trainer, sparse))
@@ -117,10 +120,3 @@ def _params(values: flags.FlagValues, dense: Params) -> Params:
     except UserError as error:
         raise UserError(f"--logdir={values.logdir}: {error}") from None
     return gin_binding.apply_gin(params, values.gin_file, values.gin_param)
-
-
-def _check(source: SourceRun, sparse: Trainer, state: NestedMap) -> None:
-    try:
-        upcycling.check_same_function(source.trainer.task, source.theta, sparse.task, state.theta)
-    except UserError as error:
-        raise UserError(f"{error}. --noexact converts it anyway") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import rich.console
+from rich.markup import escape
 
 from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.core.config import names
@@ -14,6 +15,7 @@ from lingvo_gshard.runtime.propagation.activations import Activation
 from lingvo_gshard.runtime.propagation.propagated import Resharding
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
+from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.inspection import inspection, tables
 
 TASK = "task"
@@ -87,7 +89,7 @@ def print_activations(
         if before not in (None, row.layer):
             table.add_section()
         table.add_row(
-            tables.escape("" if row.layer == before else row.layer or TASK),
+            escape("" if row.layer == before else row.layer or TASK),
             ", ".join(row.operations),
             row.layout,
             _array(row),
@@ -99,13 +101,13 @@ def print_activations(
         before = row.layer
     api_tables.print_table(console, table)
     annotated = sum(bool(row.asked) for row in rows)
-    tables.say(
+    say(
         console,
         f"{len(rows)} activations of the forward pass: {annotated} are annotated, XLA chose the "
         f"sharding of {len(rows) - annotated}",
     )
     if len(rows) > len(shown):
-        tables.say(
+        say(
             console,
             f"{len(rows) - len(shown)} have less than {_LEAST_SHARE:.0%} of the bytes of the "
             "largest; --json lists them all",
@@ -144,15 +146,13 @@ def print_reshardings(console: rich.console.Console, rows: Sequence[Resharding])
     for row in rows[:_MOST_MOVEMENTS]:
         layer = row.layer or inspection.NO_SINGLE_LAYER
         table.add_row(
-            tables.escape(
-                f"{row.kind} over {', '.join(row.axes) or 'all'}\n  {layer}, {row.phase}"
-            ),
+            escape(f"{row.kind} over {', '.join(row.axes) or 'all'}\n  {layer}, {row.phase}"),
             tables.format_bytes(row.bytes_per_step),
-            tables.escape(cause_in_words(row)),
+            escape(cause_in_words(row)),
         )
     api_tables.print_table(console, table)
     if len(rows) > _MOST_MOVEMENTS:
-        tables.say(console, f"and {len(rows) - _MOST_MOVEMENTS} more; --json lists them all")
+        say(console, f"and {len(rows) - _MOST_MOVEMENTS} more; --json lists them all")
 
 
 def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation], least: int) -> None:
@@ -160,9 +160,9 @@ def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation], le
         (row for row in rows if row.parts == 1 and row.bytes >= least), key=lambda row: -row.bytes
     )
     for row in whole[:_MOST_WARNINGS]:
-        tables.say(console, f"Warning: {whole_in_words(row)}")
+        say(console, f"Warning: {whole_in_words(row)}")
     if len(whole) > _MOST_WARNINGS:
-        tables.say(console, f"and {len(whole) - _MOST_WARNINGS} more; --json lists them all")
+        say(console, f"and {len(whole) - _MOST_WARNINGS} more; --json lists them all")
 
 
 def _chosen_by(row: Activation) -> str:

@@ -14,9 +14,9 @@ from lingvo_gshard.planning.machines.chips import CHIPS, PLATFORMS
 from lingvo_gshard.runtime import compile_options
 from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
 from lingvo_gshard.runtime.devices import devices_for, platform_of
+from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
-from lingvo_gshard.tools.inspection.tables import say
 
 
 @dataclasses.dataclass(frozen=True)

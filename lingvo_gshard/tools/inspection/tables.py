@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import rich.box
 import rich.console
 import rich.table
+from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.kernels.kernel import HARDWARE, KernelUse, uses_in_words
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
+from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import (
     CollectiveTotal,
@@ -135,11 +137,6 @@ def _devices(numbers: Sequence[int]) -> str:
     return f"{shown} and {left:,} more" if left > 0 else shown
 
 
-def say(console: rich.console.Console, text: str) -> None:
-    """Prints a line without markup, colors or line breaks."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def make_table(*left: str, right: Sequence[str] = ()) -> rich.table.Table:
     """Returns a table with left-aligned columns, followed by right-aligned ones."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -213,8 +210,3 @@ def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) 
         f"{row.count_per_step:,}",
         format_bytes(row.bytes_per_step),
     )
-
-
-def escape(text: str) -> str:
-    """Returns text with brackets escaped, which rich would read as markup."""
-    return text.replace("[", r"\[")

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import rich.console
 from absl import flags
+from rich.markup import escape
 
 from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.inspection import tables
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
@@ -275,7 +277,7 @@ def inspect(
     if other:
         compared = values.compare or values.logdir
         head += f", compared with step {other.checkpoint.step:,} of {compared}"
-    tables.say(console, f"{head}:")
+    say(console, f"{head}:")
     _print(console, rows)
     record = {
         "experiment": run.params.name,
@@ -302,7 +304,7 @@ def _print(console: rich.console.Console, rows: list[WeightStatistics]) -> None:
     table = tables.make_table("weight", "layout", "shape", "type", right=heads)
     for row in rows:
         cells = [
-            tables.escape(row.path),
+            escape(row.path),
             row.layout,
             ",".join(map(str, row.shape)),
             row.dtype,
@@ -319,6 +321,4 @@ def _print(console: rich.console.Console, rows: list[WeightStatistics]) -> None:
     api_tables.print_table(console, table)
     bad = [row for row in rows if row.not_finite]
     for row in bad:
-        tables.say(
-            console, f"Warning: {row.path} has {row.not_finite:,} values that are not finite"
-        )
+        say(console, f"Warning: {row.path} has {row.not_finite:,} values that are not finite")

@@ -19,7 +19,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.plan import diff, plan
 from lingvo_gshard.planning.plan.diff import Checked, PlanDifference, is_number
 from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.plan_reports.layout import make_table, say
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.plan_reports.layout import make_table
 
 _UNITS: dict[str, Callable[[Any], str]] = {
     "bytes": units.in_bytes,

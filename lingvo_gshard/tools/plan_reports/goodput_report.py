@@ -16,7 +16,8 @@ from lingvo_gshard.planning.training.goodput_record import (
     Sensitivity,
 )
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table, say
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 
 _PARTS = ("machine", "experts", "size")
 
@@ -138,7 +139,9 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
         f"Daly's {duration(goodput.daly_interval)}.",
     )
     _print_ranges(console, goodput)
-    _print_assumptions(console, goodput.assumptions)
+    say(console, "\nAssumptions, which no compiler can tell:")
+    for row in goodput.assumptions:
+        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
     _print_alternatives(console, "if hosts fail (--agents)", goodput.recoveries)
     _print_alternatives(console, "with the published rate", goodput.published_rates)
     _print_alternatives(console, "with", goodput.sensitivities)
@@ -174,12 +177,6 @@ def _print_ranges(console: rich.console.Console, goodput: Goodput) -> None:
         f"{_small_share(goodput.restarting_share)} restarts. Daly's closed formula has a goodput "
         f"of {goodput.formula_goodput:.2%}, the simulation {goodput.goodput.mean:.2%}.",
     )
-
-
-def _print_assumptions(console: rich.console.Console, rows: Sequence[Assumption]) -> None:
-    say(console, "\nAssumptions, which no compiler can tell:")
-    for row in rows:
-        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
 
 
 def _print_alternatives(

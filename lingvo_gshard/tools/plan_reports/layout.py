@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tools.console.spelling import with_flags
+from lingvo_gshard.tools.console.output import say
 
 # Longer lists are cut; the JSON has all rows.
 MAX_ROWS = 12
@@ -40,11 +40,6 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     tables.print_table(console, table)
 
 
-def say(console: rich.console.Console, text: str, style: str | None = None) -> None:
-    """Prints text without markup of rich. Options are spelled as flags."""
-    console.print(with_flags(text), style=style, markup=False, highlight=False, soft_wrap=True)
-
-
 def say_hidden(
     console: rich.console.Console,
     rows: Sequence[Any],
@@ -63,11 +58,6 @@ def say_hidden(
     if hidden:
         total = f", {in_words(sum(map(size, hidden)))}" if size else ""
         say(console, f"and {len(hidden)} more{total}; --json has them all")
-
-
-def escape(text: str) -> str:
-    """Escapes rich's markup, so that layers[0] stays text."""
-    return text.replace("[", r"\[")
 
 
 def array_text(dtype: str, shape: Sequence[int]) -> str:

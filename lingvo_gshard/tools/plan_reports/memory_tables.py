@@ -6,6 +6,7 @@ import collections
 from collections.abc import Sequence
 
 import rich.console
+from rich.markup import escape
 
 from lingvo_gshard.planning.plan.plan import (
     MEMORY_CLASSES,
@@ -18,13 +19,12 @@ from lingvo_gshard.planning.plan.plan import (
     TensorRow,
 )
 from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.plan_reports.layout import (
     MAX_ROWS,
     array_text,
-    escape,
     make_table,
     print_table,
-    say,
     say_hidden,
 )
 

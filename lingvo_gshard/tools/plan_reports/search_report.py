@@ -185,21 +185,11 @@ def _machine(search: ExperimentSearch) -> MachineRecord:
 
 
 def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord:
-    candidate = row.candidate
     return CandidateRecord(
-        mesh=candidate.mesh,
-        strategy=candidate.strategy,
-        overrides=list(candidate.overrides),
-        rematerialize=candidate.rematerialize,
-        micro_batches=candidate.micro_batches,
-        precision=candidate.precision,
-        dispatch=candidate.dispatch,
-        compile_options=list(candidate.compile_options),
+        **vars(row.candidate),
         name=row.name,
         flags=[flag_of(setting) for setting in search.settings(row)],
         model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
         compiled=row.compiled,
         problem=row.problem,
-        offload_moments=candidate.offload_moments,
-        interleaved=candidate.interleaved,
     )

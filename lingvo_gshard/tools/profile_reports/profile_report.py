@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import rich.console
+from rich.markup import escape
 
 from lingvo_gshard.planning.operation_rows import COLLECTIVES
 from lingvo_gshard.profiling.comparison import Comparison, PartComparison
@@ -23,7 +24,8 @@ from lingvo_gshard.profiling.profile import (
     Profile,
 )
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, escape, make_table, print_table, say
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table
 
 if TYPE_CHECKING:
     from lingvo_gshard.profiling.observer import ProfileResult

@@ -268,7 +268,7 @@ class Logdir:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Names --logdir in errors of a bucket."""
+        """Names `logdir` in errors of a bucket."""
         try:
             yield
         except BucketError as error:

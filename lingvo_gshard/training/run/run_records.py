@@ -264,16 +264,7 @@ def trainer_sharding(trainer: Trainer, partitioning: Partitioning | None) -> Sha
     given = partitioning or Partitioning.make(one_device, "replicated")
     specs = trainer.state_specs()
     tensors = [
-        TensorSharding(
-            row.path,
-            kind,
-            row.layout,
-            row.shape,
-            row.dtype,
-            row.split,
-            row.bytes,
-            row.bytes_per_device,
-        )
+        msgspec.convert({**vars(row), "kind": kind}, TensorSharding)
         for kind in ("weights", "moments")
         for row in weight_rows(specs["theta" if kind == "weights" else kind], given, kind)
     ]

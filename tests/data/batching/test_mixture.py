@@ -85,7 +85,7 @@ def test_a_group_goes_through_all_rows_before_any_is_repeated():
         own = rows[(rows >= group.begin) & (rows < group.begin + group.rows)]
         counts = collections.Counter(own.tolist())
         assert set(counts.values()) <= {len(own) // group.rows, len(own) // group.rows + 1}
-    expected = mixture.shares_of(0) * 20_000
+    expected = _shares(temperature=2.0).at(0, groups) * 20_000
     found = [((rows >= g.begin) & (rows < g.begin + g.rows)).sum() for g in groups]
     np.testing.assert_allclose(found, expected, atol=2)
     uses = {use.language: (use.rows, use.read) for use in mixture.uses(200, np.array([3, 5_099]))}

@@ -5,6 +5,7 @@ import pytest
 
 from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.formulas import Interruptions
+from tests.planning.training.young import first_order_goodput
 
 COSTS = [
     Interruptions(between_failures=mean, stall=stall, write=write, restart=restart)
@@ -38,7 +39,7 @@ def test_youngs_interval_is_the_limit_of_rare_failures():
     assert young == pytest.approx(44_721.36, rel=1e-6)
     assert formulas.best_interval(costs) == pytest.approx(young, rel=1e-3)
     exact = formulas.expected_goodput(costs, young)
-    assert formulas.first_order_goodput(costs, young) == pytest.approx(exact, rel=1e-6)
+    assert first_order_goodput(costs, young) == pytest.approx(exact, rel=1e-6)
 
 
 def test_an_interval_is_no_shorter_than_a_write_or_a_step():

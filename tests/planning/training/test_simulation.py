@@ -6,6 +6,7 @@ import pytest
 from lingvo_gshard.planning.training import formulas
 from lingvo_gshard.planning.training.formulas import Interruptions
 from lingvo_gshard.planning.training.goodput import simulate
+from tests.planning.training.young import first_order_goodput
 
 
 def one_run(costs, work, interval, generator):
@@ -43,7 +44,7 @@ def test_goodput_equals_youngs_formula_within_a_percent_if_failures_are_rare(mea
     costs = Interruptions(between_failures=mean, stall=stall, write=10.0, restart=600.0)
     interval = formulas.young_interval(costs)
     runs = simulate(costs, 100 * mean, interval, 500, seed=1)
-    expected = formulas.first_order_goodput(costs, interval)
+    expected = first_order_goodput(costs, interval)
     assert runs.goodput.mean() == pytest.approx(expected, rel=0.01)
 
 

@@ -9,31 +9,18 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
+    DECODER,
     DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
     decoder_config,
     decoder_task,
 )
-from lingvo_gshard.open_models.families.experts import (
-    balance_config,
-    expert_rows,
-    loss_weight,
-    top_k_experts,
-)
-from lingvo_gshard.open_models.families.family import FULL, Family
+from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows
+from lingvo_gshard.open_models.families.family import BIASES, FULL, Family, Setting
 
-_ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
+_KEYS = ExpertKeys(normalize="norm_topk_prob")
 _QWEN2_DEFAULTS = DECODER_DEFAULTS | {
-    "hidden_size": 4096,
     "intermediate_size": 22016,
     "max_position_embeddings": 32768,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 32,
     "sliding_window": 4096,
     "use_sliding_window": False,
@@ -57,11 +44,11 @@ _EXPERTS_DEFAULTS = _QWEN2_DEFAULTS | {
 
 
 def _task(config: PublishedConfig) -> Params:
-    task = without_windows(config)
+    task = without_windows(config, BIASES)
     config.expect("use_qk_norm", True)
-    attention, has_bias = task.decoder.layer.self_attention, config.get("attention_bias", False)
-    attention.set(use_bias=has_bias, use_output_bias=has_bias, qk_norm=True)
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
+    layer = task.decoder.layer
+    layer.self_attention.qk_norm = True
+    layer.self_attention.query_key_norm.epsilon = layer.norm.epsilon
     return task
 
 
@@ -77,7 +64,7 @@ def _mimo_task(config: PublishedConfig) -> Params:
     return _qwen2_task(config)
 
 
-def without_windows(config: PublishedConfig) -> Params:
+def without_windows(config: PublishedConfig, *settings: Setting) -> Params:
     """Returns `decoder_task` for a config that may, but must not, ask for sliding windows."""
     config.expect("use_sliding_window", False)
     for name in ("sliding_window", "max_window_layers"):
@@ -89,28 +76,19 @@ def without_windows(config: PublishedConfig) -> Params:
                 f"{config.where}: layer_types has {kind!r}, which is not supported without "
                 f"use_sliding_window; {FULL!r} was expected"
             )
-    return decoder_task(config)
+    return decoder_task(config, *settings)
 
 
 def _moe_task(config: PublishedConfig) -> Params:
     config.expect("decoder_sparse_step", 1)
     config.expect("mlp_only_layers", [])
     task = _task(config)
-    task.decoder.moe_every = 1
-    k = config.get("num_experts_per_tok")
-    task.decoder.moe = top_k_experts(
-        experts=config.get("num_experts"),
-        k=k,
-        hidden_dim=config.get("moe_intermediate_size"),
-        normalize=config.get("norm_topk_prob", False),
-        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), task.decoder, k),
-    )
+    _KEYS.read(config, task.decoder)
     return task
 
 
 def _config(task: Params) -> dict[str, Any]:
-    has_bias = task.decoder.layer.self_attention.use_bias
-    return {**decoder_config(task), "attention_bias": has_bias, "use_sliding_window": False}
+    return {**decoder_config(task, BIASES), "use_sliding_window": False}
 
 
 def _qwen2_config(task: Params) -> dict[str, Any]:
@@ -118,15 +96,10 @@ def _qwen2_config(task: Params) -> dict[str, Any]:
 
 
 def _moe_config(task: Params) -> dict[str, Any]:
-    moe = task.decoder.moe
     return {
         **_config(task),
+        **_KEYS.config(task.decoder),
         "intermediate_size": task.decoder.hidden_dim,
-        "moe_intermediate_size": moe.hidden_dim,
-        "num_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
-        "norm_topk_prob": moe.router.normalize,
-        **balance_config(task.decoder),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
@@ -135,7 +108,7 @@ def _moe_config(task: Params) -> dict[str, Any]:
 QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    table=_ROWS,
+    table=DECODER,
     read_task=_qwen2_task,
     config_of=_qwen2_config,
     defaults=_QWEN2_DEFAULTS,
@@ -151,7 +124,7 @@ MIMO = dataclasses.replace(
 DENSE = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    table=(*_ROWS, *HEAD_NORMS),
+    table=DECODER,
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
@@ -159,7 +132,7 @@ DENSE = Family(
 EXPERTS = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    table=(*_ROWS, *HEAD_NORMS, *expert_rows("mlp")),
+    table=(*DECODER, *expert_rows("mlp")),
     read_task=_moe_task,
     config_of=_moe_config,
     defaults=_EXPERTS_DEFAULTS,

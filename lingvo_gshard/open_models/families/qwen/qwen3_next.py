@@ -22,19 +22,14 @@ from lingvo_gshard.open_models.families.decoder import (
     NORMS,
     decoder_config,
     decoder_task,
+    layer_row,
 )
-from lingvo_gshard.open_models.families.experts import (
-    balance_config,
-    expert_rows,
-    loss_weight,
-    shared_rows,
-    top_k_experts,
-)
+from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
 from lingvo_gshard.open_models.families.family import (
+    BIASES,
     FULL,
     Family,
-    pattern_of,
-    rotating,
+    attention_of_layers,
     run_in_periods,
     set_pattern,
     types_of_layers,
@@ -42,16 +37,15 @@ from lingvo_gshard.open_models.families.family import (
 from lingvo_gshard.open_models.table import Table, TensorPattern
 
 _LINEAR = "linear_attention"
-_LAYER, _OURS = "model.layers.{layer}", "decoder.{layer}"
-_NET, _OUR_NET = f"{_LAYER}.linear_attn", f"{_OURS}.self_attention"
+_NET = "self_attention"
 # The weights that every head of keys has, and those that every value has.
 _KEYS, _VALUES = ("query", "key"), ("value", "gate")
 # A weight that only the layers with a gated delta net have.
-_RATE = f"{_OUR_NET}.log_rate"
+_RATE = f"decoder.{{layer}}.{_NET}.log_rate"
 _GATED_QUERY = tuple(
-    TensorPattern(
-        f"{_LAYER}.self_attn.q_proj.{kind}",
-        f"{_OUR_NET}.{ours}_{name}",
+    layer_row(
+        f"self_attn.q_proj.{kind}",
+        f"{_NET}.{ours}_{name}",
         f"(NgD){summed}->{summed}ND",
         choose=(("g", part, 2),),
         not_beside=_RATE,
@@ -59,6 +53,10 @@ _GATED_QUERY = tuple(
     for kind, ours, summed in (("weight", "w", "M"), ("bias", "b", ""))
     for part, name in enumerate(("query", "gate"))
 )
+
+
+def _one(published: str, ours: str, arrangement: str, **options: Any) -> TensorPattern:
+    return layer_row(f"linear_attn.{published}", f"{_NET}.{ours}", arrangement, **options)
 
 
 def _joined(published: str, arrangement: str, names: tuple[str, ...], letter: str) -> Table:
@@ -71,25 +69,15 @@ def _joined(published: str, arrangement: str, names: tuple[str, ...], letter: st
       letter: see `TensorPattern.joined`.
     """
     return tuple(
-        TensorPattern(
-            f"{_NET}.{published}.weight",
-            f"{_OUR_NET}.w_{name}",
-            arrangement,
-            joined=letter,
-            beside=_RATE,
-        )
+        _one(f"{published}.weight", f"w_{name}", arrangement, joined=letter, beside=_RATE)
         for name in names
     )
 
 
-def _one(published: str, ours: str, arrangement: str) -> TensorPattern:
-    return TensorPattern(f"{_NET}.{published}", f"{_OUR_NET}.{ours}", arrangement)
-
-
 _TAPS = tuple(
-    TensorPattern(
-        f"{_NET}.conv1d.weight",
-        f"{_OUR_NET}.w_{name}_taps",
+    _one(
+        "conv1d.weight",
+        f"w_{name}_taps",
         f"({letters})ot->t{letters}",
         choose=(("o", 0, 1),),
         joined="N",
@@ -112,11 +100,8 @@ _COMMON = (
 _EXPERTS = (
     *expert_rows("mlp"),
     *shared_rows("mlp.shared_expert"),
-    TensorPattern(
-        f"{_LAYER}.mlp.shared_expert_gate.weight",
-        f"{_OURS}.feed_forward.w_mix",
-        "oM->M",
-        choose=(("o", 0, 1),),
+    layer_row(
+        "mlp.shared_expert_gate.weight", "feed_forward.w_mix", "oM->M", choose=(("o", 0, 1),)
     ),
 )
 # Qwen3-Next publishes what belongs to a head of keys together.
@@ -177,6 +162,9 @@ _MOE_DEFAULTS = _EXPERTS_DEFAULTS | {
     "num_hidden_layers": 40,
     "vocab_size": 248320,
 }
+del _MOE_DEFAULTS["intermediate_size"]
+_EXPERTS_KEYS = ExpertKeys()
+_NEXT_KEYS = ExpertKeys(normalize="norm_topk_prob")
 
 
 def _task(config: PublishedConfig, hidden: str = "intermediate_size") -> Params:
@@ -186,16 +174,15 @@ def _task(config: PublishedConfig, hidden: str = "intermediate_size") -> Params:
       config: the config.
       hidden: the key that has the size of H.
     """
-    task = decoder_task(config, hidden)
+    task = decoder_task(config, BIASES, hidden=hidden)
     config.expect("attn_output_gate", True)
     # The states are float32 here; only other layers predict further tokens.
     for name in ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
         config.get(name, None)
-    decoder, has_bias = task.decoder, config.get("attention_bias", False)
+    decoder = task.decoder
     decoder.layer.norm.zero_centered = True
     attention = decoder.layer.self_attention
-    attention.set(use_bias=has_bias, use_output_bias=has_bias, qk_norm=True, has_output_gate=True)
-    attention.query_key_norm = decoder.layer.norm.copy()
+    attention.set(qk_norm=True, has_output_gate=True, query_key_norm=decoder.layer.norm.copy())
     interval = config.get("full_attention_interval", 4, least=1)
     usual = [_LINEAR if (i + 1) % interval else FULL for i in range(decoder.num_layers)]
     attentions = {FULL: attention.copy(), _LINEAR: _delta_net(config)}
@@ -226,26 +213,12 @@ def _delta_net(config: PublishedConfig) -> Params:
     return net
 
 
-def _set_experts(config: PublishedConfig, task: Params, normalize: bool) -> Params:
-    """Returns the task with experts in all layers, and a gated shared one.
-
-    Args:
-      config: the config.
-      task: Params of the task.
-      normalize: whether the gates of a token are divided by their sum.
-    """
-    decoder, k = task.decoder, config.get("num_experts_per_tok")
-    decoder.moe_every = 1
-    decoder.moe = top_k_experts(
-        experts=config.get("num_experts"),
-        k=k,
-        hidden_dim=config.get("moe_intermediate_size"),
-        normalize=normalize,
-        balance_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), decoder, k),
-    )
+def _set_experts(config: PublishedConfig, task: Params, keys: ExpertKeys) -> Params:
+    """Returns the task with experts in all layers, and a gated shared one."""
+    moe = keys.read(config, task.decoder)
     shared = config.get("shared_expert_intermediate_size")
-    decoder.moe.set(shared_hidden_dim=shared, shared_combination="gated")
-    run_in_periods(decoder)
+    moe.set(shared_hidden_dim=shared, shared_combination="gated")
+    run_in_periods(task.decoder)
     return task
 
 
@@ -258,24 +231,22 @@ def _next_task(config: PublishedConfig) -> Params:
             f"{config.where}: linear_value_head_dim is {value_dim}, which is not supported; "
             f"linear_key_head_dim={key_dim} was expected"
         )
-    return _set_experts(config, _task(config), config.get("norm_topk_prob", False))
+    return _set_experts(config, _task(config), _NEXT_KEYS)
 
 
 def _moe_task(config: PublishedConfig) -> Params:
     # All layers have experts.
     config.get("intermediate_size", None)
-    return _set_experts(config, _task(config, "moe_intermediate_size"), normalize=True)
+    return _set_experts(config, _task(config, "moe_intermediate_size"), _EXPERTS_KEYS)
 
 
 def _config(task: Params) -> dict[str, Any]:
-    decoder, pattern = task.decoder, pattern_of(task.decoder)
-    nets = [each for each in pattern if each.cls is GatedDeltaNet]
+    layers = attention_of_layers(task.decoder)
+    nets = [each for each in layers if each.cls is GatedDeltaNet]
     net = nets[0] if nets else GatedDeltaNet.params().set(num_heads=1, head_dim=1)
-    types = [_LINEAR if each.cls is GatedDeltaNet else FULL for each in pattern]
     return {
-        **decoder_config(task),
-        "attention_bias": rotating(decoder).use_bias,
-        "layer_types": [types[index % len(types)] for index in range(decoder.num_layers)],
+        **decoder_config(task, BIASES),
+        "layer_types": [_LINEAR if each.cls is GatedDeltaNet else FULL for each in layers],
         "linear_conv_kernel_dim": net.convolution_width,
         "linear_key_head_dim": net.head_dim,
         "linear_num_key_heads": net.num_heads,
@@ -284,23 +255,18 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-def _moe_config(task: Params) -> dict[str, Any]:
-    moe = task.decoder.moe
+def _moe_config(task: Params, keys: ExpertKeys = _EXPERTS_KEYS) -> dict[str, Any]:
     return {
         **_config(task),
-        "moe_intermediate_size": moe.hidden_dim,
-        "num_experts": moe.num_experts,
-        "num_experts_per_tok": moe.router.k,
-        "shared_expert_intermediate_size": moe.shared_hidden_dim,
-        **balance_config(task.decoder),
+        **keys.config(task.decoder),
+        "shared_expert_intermediate_size": task.decoder.moe.shared_hidden_dim,
     }
 
 
 def _next_config(task: Params) -> dict[str, Any]:
     return {
-        **_moe_config(task),
+        **_moe_config(task, _NEXT_KEYS),
         "intermediate_size": task.decoder.hidden_dim,
-        "norm_topk_prob": task.decoder.moe.router.normalize,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.published_inputs import PublishedTranslationInput
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight
 from lingvo_gshard.open_models.table import TensorPattern
 from lingvo_gshard.tasks.translation import TranslationTask
 
@@ -106,6 +109,67 @@ def set_experts(stack: Params, every: int = 0, offset: int = 0) -> None:
     stack.set(moe_every=every, moe_offset=offset)
     is_even = stack.num_layers % max(every, 1) == 0
     stack.execution = (Repeat if is_even else Sequential).params()
+
+
+def add_experts(
+    config: PublishedConfig, stack: Params, router: Params, every: int, offset: int = 0, k: int = 1
+) -> None:
+    """Gives layers of a stack experts that drop no token, with the activation of other layers.
+
+    Args:
+      config: the config.
+      stack: Params of the stack.
+      router: Params of the router, which get the weights of its losses.
+      every: the period of the layers with experts.
+      offset: see `TransformerStack`.
+      k: experts of a token if each choice counts as a whole token in the published loss, else 1.
+    """
+    stack.moe = MixtureOfExperts.params().set(
+        num_experts=config.get("num_experts"),
+        router=router.copy(),
+        dispatch=DroplessDispatch.params(),
+    )
+    stack.moe.experts.activation = stack.layer.feed_forward.activation
+    set_experts(stack, every, offset)
+    stack.moe.router.set(
+        auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), stack, k),
+        z_loss_weight=loss_weight(config.get("router_z_loss_coef", 0.001), stack),
+    )
+
+
+def experts_config(stack: Params, k: int = 1) -> dict[str, Any]:
+    """Returns what `add_experts` reads, and keys with one value, from the Params of a stack."""
+    router = stack.moe.router
+    return {
+        "num_experts": stack.moe.num_experts,
+        "router_bias": router.use_bias,
+        "router_dtype": "float32",
+        "router_aux_loss_coef": loss_coefficient(router.auxiliary_loss_weight, stack, k),
+        "router_z_loss_coef": loss_coefficient(router.z_loss_weight, stack),
+    }
+
+
+def routed_rows(
+    published: str, ours: str, products: Iterable[tuple[str, str, str]]
+) -> list[TensorPattern]:
+    """Returns the rows of a router and of the experts, which are published one by one.
+
+    Args:
+      published: what comes before the names of the tensors.
+      ours: path of our feed-forward layer.
+      products: published names, our names and arrangements of the weights of an expert.
+    """
+    router = f"{published}.router.classifier"
+    return [
+        TensorPattern(f"{router}.weight", f"{ours}.router.w_gate", "EM->ME"),
+        TensorPattern(f"{router}.bias", f"{ours}.router.b_gate", "E->E"),
+        *(
+            TensorPattern(
+                f"{published}.experts.expert_{{expert}}.{name}", f"{ours}.experts.{own}", arranged
+            )
+            for name, own, arranged in products
+        ),
+    ]
 
 
 def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.common import (
     activation_of,
     attention_rows,
@@ -58,39 +56,6 @@ _ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-
-
-def fairseq_family(
-    model_type: str,
-    architecture: str,
-    table: Table,
-    read_task: Callable[[PublishedConfig], Params],
-    config_of: Callable[[Params], dict[str, Any]],
-    defaults: Mapping[str, Any],
-) -> Family:
-    """Returns a family with what all of fairseq's share: input, positions and copies of tables.
-
-    Args:
-      model_type: as in `Family`.
-      architecture: as in `Family`.
-      table: as in `Family`.
-      read_task: as in `Family`.
-      config_of: as in `Family`.
-      defaults: as in `Family`.
-    """
-    return Family(
-        model_type=model_type,
-        architecture=architecture,
-        table=table,
-        read_task=read_task,
-        config_of=config_of,
-        defaults=defaults,
-        aliases=_ALIASES,
-        read_left_out=lambda config: _SINUSOIDS,
-        input_of=translation_input,
-        read_positions=fairseq_positions,
-        copies=_COPIES,
-    )
 
 
 def fairseq_rows(cross_attention: str, feed_forward: str, norm: str) -> Table:
@@ -183,3 +148,13 @@ def fairseq_config(task: Params) -> dict[str, Any]:
 def fairseq_positions(config: PublishedConfig) -> tuple[int, bool]:
     """Returns the positions that the model was made for."""
     return config.get("max_position_embeddings"), False
+
+
+# Arguments of `Family` that all of fairseq's have alike.
+FAIRSEQ: dict[str, Any] = {
+    "aliases": _ALIASES,
+    "read_left_out": lambda config: _SINUSOIDS,
+    "input_of": translation_input,
+    "read_positions": fairseq_positions,
+    "copies": _COPIES,
+}

@@ -6,10 +6,11 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.fairseq import (
+    FAIRSEQ,
     FAIRSEQ_DEFAULTS,
     fairseq_config,
-    fairseq_family,
     fairseq_rows,
     fairseq_task,
 )
@@ -43,11 +44,12 @@ def m2m_100_config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = fairseq_family(
+FAMILY = Family(
     model_type="m2m_100",
     architecture="M2M100ForConditionalGeneration",
     table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=m2m_100_task,
     config_of=m2m_100_config,
     defaults=M2M_100_DEFAULTS,
+    **FAIRSEQ,
 )

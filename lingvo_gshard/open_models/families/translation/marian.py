@@ -7,10 +7,11 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.fairseq import (
+    FAIRSEQ,
     FAIRSEQ_DEFAULTS,
     fairseq_config,
-    fairseq_family,
     fairseq_rows,
     fairseq_task,
 )
@@ -85,11 +86,12 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = fairseq_family(
+FAMILY = Family(
     model_type="marian",
     architecture="MarianMTModel",
     table=(*_TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
+    **FAIRSEQ,
 )

@@ -8,10 +8,11 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.fairseq import (
+    FAIRSEQ,
     FAIRSEQ_DEFAULTS,
     fairseq_config,
-    fairseq_family,
     fairseq_rows,
     fairseq_task,
     norm_rows,
@@ -67,13 +68,14 @@ def _config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = dataclasses.replace(
-    fairseq_family(
+    Family(
         model_type="mbart",
         architecture="MBartForConditionalGeneration",
         table=(*TABLES, *_ROWS, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
         read_task=_task,
         config_of=_config,
         defaults=_DEFAULTS,
+        **FAIRSEQ,
     ),
     # Its positions are learned.
     read_left_out=lambda config: (),

@@ -5,23 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight
-from lingvo_gshard.open_models.families.translation.common import set_experts
-from lingvo_gshard.open_models.families.translation.fairseq import (
-    fairseq_family,
-    fairseq_rows,
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.translation.common import (
+    add_experts,
+    experts_config,
+    routed_rows,
 )
+from lingvo_gshard.open_models.families.translation.fairseq import FAIRSEQ, fairseq_rows
 from lingvo_gshard.open_models.families.translation.m2m_100 import (
     M2M_100_DEFAULTS,
     TABLES,
     m2m_100_config,
     m2m_100_task,
 )
-from lingvo_gshard.open_models.table import Table, TensorPattern
 
 _SIDES = ("encoder", "decoder")
 _EXPERTS_PER_TOKEN = 2
@@ -50,24 +48,19 @@ _DEFAULTS = M2M_100_DEFAULTS | {
     "router_z_loss_coef": 0.001,
     "second_expert_policy": "all",
 }
-
-
-def _expert_rows() -> Table:
-    rows = []
-    for stack in _SIDES:
-        published, ours = f"model.{stack}.layers.{{layer}}.ffn", f"{stack}.{{layer}}.feed_forward"
-        expert = f"{published}.experts.expert_{{expert}}"
-        rows += [
-            TensorPattern(
-                f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"
-            ),
-            TensorPattern(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
-            TensorPattern(f"{expert}.fc1.weight", f"{ours}.experts.w_in", "HM->MH"),
-            TensorPattern(f"{expert}.fc1.bias", f"{ours}.experts.b_in", "H->H"),
-            TensorPattern(f"{expert}.fc2.weight", f"{ours}.experts.w_out", "MH->HM"),
-            TensorPattern(f"{expert}.fc2.bias", f"{ours}.experts.b_out", "M->M"),
-        ]
-    return tuple(rows)
+_PRODUCTS = (
+    ("fc1.weight", "w_in", "HM->MH"),
+    ("fc1.bias", "b_in", "H->H"),
+    ("fc2.weight", "w_out", "MH->HM"),
+    ("fc2.bias", "b_out", "M->M"),
+)
+_EXPERTS = tuple(
+    row
+    for stack in _SIDES
+    for row in routed_rows(
+        f"model.{stack}.layers.{{layer}}.ffn", f"{stack}.{{layer}}.feed_forward", _PRODUCTS
+    )
+)
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -86,20 +79,9 @@ def _task(config: PublishedConfig) -> Params:
     )
     for side in _SIDES:
         stack = task.get(side)
-        stack.moe = MixtureOfExperts.params().set(
-            num_experts=config.get("num_experts"),
-            router=router.copy(),
-            dispatch=DroplessDispatch.params(),
-        )
-        activation = stack.layer.feed_forward.activation
-        stack.moe.experts.set(activation=activation, use_bias=True)
-        set_experts(stack, config.get(f"{side}_sparse_step", kind=int, least=0))
-        stack.moe.router.set(
-            auxiliary_loss_weight=loss_weight(
-                config.get("router_aux_loss_coef", 0.001), stack, _EXPERTS_PER_TOKEN
-            ),
-            z_loss_weight=loss_weight(config.get("router_z_loss_coef", 0.001), stack),
-        )
+        every = config.get(f"{side}_sparse_step", kind=int, least=0)
+        add_experts(config, stack, router, every, k=_EXPERTS_PER_TOKEN)
+        stack.moe.experts.use_bias = True
     return task
 
 
@@ -109,25 +91,20 @@ def _config(task: Params) -> dict[str, Any]:
     scale = moe.router.scale if "scale" in moe.router else 1.0
     return {
         **m2m_100_config(task),
-        "num_experts": moe.num_experts,
-        "router_bias": moe.router.use_bias,
-        "router_dtype": "float32",
+        **experts_config(task.encoder, _EXPERTS_PER_TOKEN),
         "second_expert_policy": "all",
         "moe_token_dropout": round(1.0 - scale, 9),
-        "router_aux_loss_coef": loss_coefficient(
-            moe.router.auxiliary_loss_weight, task.encoder, _EXPERTS_PER_TOKEN
-        ),
-        "router_z_loss_coef": loss_coefficient(moe.router.z_loss_weight, task.encoder),
         "encoder_sparse_step": task.encoder.moe_every,
         "decoder_sparse_step": task.decoder.moe_every,
     }
 
 
-FAMILY = fairseq_family(
+FAMILY = Family(
     model_type="nllb-moe",
     architecture="NllbMoeForConditionalGeneration",
-    table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_expert_rows()),
+    table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
+    **FAIRSEQ,
 )

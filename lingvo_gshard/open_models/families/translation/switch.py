@@ -6,16 +6,15 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import SwitchRouter
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight
 from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.common import (
     activation_of,
+    add_experts,
+    experts_config,
     published_activation,
-    set_experts,
+    routed_rows,
     translation_input,
 )
 from lingvo_gshard.open_models.families.translation.t5 import (
@@ -27,7 +26,6 @@ from lingvo_gshard.open_models.families.translation.t5 import (
     t5_rows,
     t5_task,
 )
-from lingvo_gshard.open_models.table import Table, TensorPattern
 
 # Place of the feed-forward layer among the sublayers of each stack, and keys of the config.
 _SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
@@ -55,22 +53,15 @@ _DEFAULTS = T5_DEFAULTS | {
 }
 # A head's size has another name in T5 only.
 _ALIASES = {alias: name for alias, name in T5_ALIASES.items() if alias != "head_dim"}
-
-
-def _expert_rows() -> Table:
-    rows = []
-    for stack, (place, _) in _SIDES.items():
-        published = f"{stack}.block.{{layer}}.layer.{place}.mlp"
-        ours, expert = f"{stack}.{{layer}}.feed_forward", f"{published}.experts.expert_{{expert}}"
-        rows += [
-            TensorPattern(
-                f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"
-            ),
-            TensorPattern(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
-            TensorPattern(f"{expert}.wi.weight", f"{ours}.experts.w_in", "HM->MH"),
-            TensorPattern(f"{expert}.wo.weight", f"{ours}.experts.w_out", "MH->HM"),
-        ]
-    return tuple(rows)
+_EXPERTS = tuple(
+    row
+    for stack, (place, _) in _SIDES.items()
+    for row in routed_rows(
+        f"{stack}.block.{{layer}}.layer.{place}.mlp",
+        f"{stack}.{{layer}}.feed_forward",
+        (("wi.weight", "w_in", "HM->MH"), ("wo.weight", "w_out", "MH->HM")),
+    )
+)
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -93,19 +84,9 @@ def _task(config: PublishedConfig) -> Params:
     )
     for side in _SIDES:
         stack = task.get(side)
-        stack.moe = MixtureOfExperts.params().set(
-            num_experts=config.get("num_experts"),
-            router=router.copy(),
-            dispatch=DroplessDispatch.params(),
-        )
-        stack.moe.experts.activation = activation
         every = _sparse_step(config, side, stack.num_layers)
         # The second layer of each period has experts.
-        set_experts(stack, every, max(every - 2, 0))
-        stack.moe.router.set(
-            auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), stack),
-            z_loss_weight=loss_weight(config.get("router_z_loss_coef", 0.001), stack),
-        )
+        add_experts(config, stack, router, every, max(every - 2, 0))
     return task
 
 
@@ -132,12 +113,8 @@ def _config(task: Params) -> dict[str, Any]:
         "dense_act_fn": published_activation(task.encoder.layer.feed_forward.activation),
         "is_gated_act": False,
         "tie_word_embeddings": task.tie_softmax,
-        "num_experts": moe.num_experts,
-        "router_dtype": "float32",
-        "router_bias": moe.router.use_bias,
         "router_jitter_noise": moe.router.jitter,
-        "router_aux_loss_coef": loss_coefficient(moe.router.auxiliary_loss_weight, task.encoder),
-        "router_z_loss_coef": loss_coefficient(moe.router.z_loss_weight, task.encoder),
+        **experts_config(task.encoder),
     }
     for side, (_, layers) in _SIDES.items():
         values[f"num_sparse_{side}_layers"] = values[layers] // task.get(side).moe_every
@@ -147,7 +124,7 @@ def _config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="switch_transformers",
     architecture="SwitchTransformersForConditionalGeneration",
-    table=(*t5_rows("mlp"), *_expert_rows()),
+    table=(*t5_rows("mlp"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,

@@ -191,7 +191,7 @@ def get(name: str, flag: str = "law") -> Law:
     """Returns the law of a name.
 
     Raises:
-      UserError: there is none; names the flag and the nearest name.
+      UserError: there is none; names the option and the nearest name.
     """
     if name not in LAWS:
         raise UserError(

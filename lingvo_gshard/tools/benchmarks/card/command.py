@@ -14,8 +14,9 @@ from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import Stages, transient_stages
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table, say
+from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
 if typing.TYPE_CHECKING:

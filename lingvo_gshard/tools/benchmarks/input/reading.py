@@ -185,7 +185,9 @@ def _read(params: Params) -> ReadingTiming:
 def _train(params: Params) -> ReadingTiming:
     """Measures training steps of the quickstart's model, and how long they wait for batches."""
     input_, experiment = params.instantiate(), registry.get(_OF_STEPS)
-    task = experiment.task.set(share_embeddings=_is_joint(input_))
+    task = experiment.task.set(
+        share_embeddings=input_.source_vocabulary is input_.target_vocabulary
+    )
     trainer = make_trainer(experiment, with_vocabulary_sizes(task, input_))
     runtime = SingleDeviceRuntime(trainer)
     runtime.init_state()
@@ -200,10 +202,6 @@ def _train(params: Params) -> ReadingTiming:
     seconds = time.monotonic() - began
     batches.close()
     return _row("train", input_, taken, seconds, 0.0, first, sum(waits) / seconds)
-
-
-def _is_joint(input_: PreparedTranslationInput) -> bool:
-    return input_.source_vocabulary is input_.target_vocabulary
 
 
 def _first(input_: Input) -> tuple[TrainBatches, float]:

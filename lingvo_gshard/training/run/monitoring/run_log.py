@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Any
 
 import rich.console
 
@@ -121,15 +121,10 @@ class RunLog:
         self._trackers = open_trackers(chosen, self._logdir.path, given, self.say)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._writer.close()
-        self._trackers.close(is_finished=kind is None)
-        self._display.__exit__(kind, error, traceback)
+        self._trackers.close(is_finished=error[0] is None)
+        self._display.__exit__(*error)
 
     def _go_on_after(self, step: int) -> None:
         """Opens the files to write the rows after a step; removes the rows of later steps."""

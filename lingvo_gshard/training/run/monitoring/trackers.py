@@ -130,7 +130,10 @@ def open_trackers(
             problem = " ".join(str(error).split())[:300]
             say(f"Warning: {name} gets no rows of this run ({problem})")
     if opened:
-        _write_ids(logdir, ids, say)
+        try:
+            replace_file(logdir / TRACKERS_FILE, msgspec.json.encode(ids))
+        except OSError as error:
+            say(f"Warning: {TRACKERS_FILE} cannot be written ({error.strerror})")
     return Trackers(opened, say)
 
 
@@ -147,13 +150,6 @@ def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
         return atomic.decode(objects.read_bytes(logdir / TRACKERS_FILE), dict[str, str])
     except (OSError, msgspec.DecodeError):
         return {}
-
-
-def _write_ids(logdir: pathlib.Path, ids: dict[str, str], say: Callable[[str], None]) -> None:
-    try:
-        replace_file(logdir / TRACKERS_FILE, msgspec.json.encode(ids))
-    except OSError as error:
-        say(f"Warning: {TRACKERS_FILE} cannot be written ({error.strerror})")
 
 
 # A run must not wait for a person to log in.
