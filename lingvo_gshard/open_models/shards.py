@@ -70,6 +70,18 @@ class Source(Protocol):
     def read_box(self, box: Box) -> tuple[np.ndarray, int]: ...
 
 
+class WholeReader:
+    """Base of sources that are read whole as one box."""
+
+    def read(self: Source) -> np.ndarray:
+        """Returns the tensor.
+
+        Raises:
+          UserError: the file cannot be read.
+        """
+        return self.read_box([(0, size) for size in self.shape])[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """The header of a published tensor.
@@ -91,7 +103,7 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Published(Tensor):
+class Published(WholeReader, Tensor):
     """A published tensor in its file, not yet read.
 
     Attributes:
@@ -101,14 +113,6 @@ class Published(Tensor):
 
     file: pathlib.Path
     start: int = 0
-
-    def read(self) -> np.ndarray:
-        """Returns the tensor.
-
-        Raises:
-          UserError: the file cannot be read.
-        """
-        return self.read_box([(0, size) for size in self.shape])[0]
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the tensor, and the number of bytes that were read for it.
