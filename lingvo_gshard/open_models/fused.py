@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.open_models.shards import Box, Source, WholeReader
+from lingvo_gshard.open_models.shards import Box, Source
 
 _FUSED = re.compile(r"(?P<layer>.*\.experts)\.(?P<name>gate_up_proj|down_proj)")
 # Name of a fused tensor -> the names of the tensors of an expert that it holds, in order.
@@ -22,7 +22,7 @@ _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertPart(WholeReader):
+class ExpertPart:
     """A matrix of one expert within a fused tensor.
 
     Attributes:
@@ -50,6 +50,10 @@ class ExpertPart(WholeReader):
     def nbytes(self) -> int:
         """The size in memory in bytes."""
         return self.fused.nbytes // math.prod(self.fused.shape) * math.prod(self.shape)
+
+    def read(self) -> np.ndarray:
+        """Returns the matrix; see `Published.read`."""
+        return self.read_box([(0, size) for size in self.shape])[0]
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the matrix, and the number of bytes that were read."""

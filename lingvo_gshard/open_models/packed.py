@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.open_models.shards import Box, Published, Source, WholeReader
+from lingvo_gshard.open_models.shards import Box, Published, Source
 
 FP8, SCALE_SUFFIX = "F8_E4M3", "_scale_inv"
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -37,11 +37,15 @@ _FP4_VALUES = np.concatenate([_FP4, -_FP4])
 _FP4_PAIRS = np.stack([np.tile(_FP4_VALUES, 16), np.repeat(_FP4_VALUES, 16)], axis=1)
 
 
-class _ReadAsFloat32(WholeReader):
+class _ReadAsFloat32:
     @property
     def nbytes(self: Source) -> int:
         """The size in memory in bytes."""
         return 4 * math.prod(self.shape)
+
+    def read(self: Source) -> np.ndarray:
+        """Returns all of it in float32; see `Published.read`."""
+        return self.read_box([(0, size) for size in self.shape])[0]
 
 
 @dataclasses.dataclass(frozen=True)

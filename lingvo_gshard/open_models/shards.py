@@ -70,18 +70,6 @@ class Source(Protocol):
     def read_box(self, box: Box) -> tuple[np.ndarray, int]: ...
 
 
-class WholeReader:
-    """Base of sources that are read whole as one box."""
-
-    def read(self: Source) -> np.ndarray:
-        """Returns the tensor.
-
-        Raises:
-          UserError: the file cannot be read.
-        """
-        return self.read_box([(0, size) for size in self.shape])[0]
-
-
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """The header of a published tensor.
@@ -103,7 +91,7 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Published(WholeReader, Tensor):
+class Published(Tensor):
     """A published tensor in its file, not yet read.
 
     Attributes:
@@ -113,6 +101,14 @@ class Published(WholeReader, Tensor):
 
     file: pathlib.Path
     start: int = 0
+
+    def read(self) -> np.ndarray:
+        """Returns the tensor.
+
+        Raises:
+          UserError: the file cannot be read.
+        """
+        return self.read_box([(0, size) for size in self.shape])[0]
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the tensor, and the number of bytes that were read for it.
