@@ -11,6 +11,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.data.vocabularies.published_vocabulary import (
     PublishedVocabulary,
@@ -225,8 +226,4 @@ class PublishedTranslationInput(TranslationInput):
         vars(self)["_published"] = source, target
         self._forget_tokens()
 
-    @property
-    def text_ids(self) -> TextIds:
-        """The ids around a translation."""
-        target = self.target_vocabulary
-        return TextIds(target.target_start, target.end_ids, target.pad_id)
+    text_ids = PairInput.text_ids

@@ -37,8 +37,19 @@ _FP4_VALUES = np.concatenate([_FP4, -_FP4])
 _FP4_PAIRS = np.stack([np.tile(_FP4_VALUES, 16), np.repeat(_FP4_VALUES, 16)], axis=1)
 
 
+class _ReadAsFloat32:
+    @property
+    def nbytes(self: Source) -> int:
+        """The size in memory in bytes."""
+        return 4 * math.prod(self.shape)
+
+    def read(self: Source) -> np.ndarray:
+        """Returns all of it in float32; see `Published.read`."""
+        return self.read_box([(0, size) for size in self.shape])[0]
+
+
 @dataclasses.dataclass(frozen=True)
-class BlockScaled:
+class BlockScaled(_ReadAsFloat32):
     """A matrix in FP8 whose blocks have a scale each. It is read as float32.
 
     Attributes:
@@ -63,15 +74,6 @@ class BlockScaled:
         """The shape of the matrix."""
         return self.values.shape
 
-    @property
-    def nbytes(self) -> int:
-        """The size in memory in bytes."""
-        return 4 * math.prod(self.shape)
-
-    def read(self) -> np.ndarray:
-        """Returns the matrix in float32; see `Published.read`."""
-        return self.read_box([(0, size) for size in self.shape])[0]
-
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the matrix in float32, and the number of bytes that were read."""
         values, value_bytes = self.values.read_box(box)
@@ -88,7 +90,7 @@ class BlockScaled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(_ReadAsFloat32):
     """Matrices in MXFP4, transposed. They are read as float32 and exported as bfloat16.
 
     Attributes:
@@ -111,15 +113,6 @@ class Mxfp4:
         """The shape [E,32G,R] of the tensor when it is not packed."""
         experts, rows, groups, _ = self.blocks.shape
         return experts, groups * _GROUP, rows
-
-    @property
-    def nbytes(self) -> int:
-        """The size in memory in bytes."""
-        return 4 * math.prod(self.shape)
-
-    def read(self) -> np.ndarray:
-        """Returns the tensor in float32; see `Published.read`."""
-        return self.read_box([(0, size) for size in self.shape])[0]
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the tensor in float32, and the number of bytes that were read."""

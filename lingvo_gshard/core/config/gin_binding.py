@@ -52,8 +52,8 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
     """
     result = params.copy().locate()
     settings = gin_reader.read(files, bindings)
-    references = [s for s in settings if gin_reader.refers(s.value)]
-    values = [s for s in settings if not gin_reader.refers(s.value)]
+    references = [s for s in settings if gin_reader.holds(s.value, gin_reader.Reference)]
+    values = [s for s in settings if not gin_reader.holds(s.value, gin_reader.Reference)]
     for setting in sorted(references, key=lambda s: s.name.count(".")):
         _Namespace(result).apply(setting)
     result.locate()
@@ -227,16 +227,10 @@ def _settings(root: Params) -> list[tuple[str, str, str]]:
             meaning = (inspect.getdoc(node.cls) or "").partition("\n")[0]
             settings.append((name, _literal(node.cls), meaning))
         for child, value in node.items():
-            if not _holds_params(value):
+            if not gin_reader.holds(value, Params):
                 full = f"{name}.{child}".lstrip(".")
                 settings.append((full, _literal(value), _meaning(node, child)))
     return settings
-
-
-def _holds_params(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_params(element) for element in value)
-    return isinstance(value, Params)
 
 
 def _meaning(node: Params, name: str) -> str:
@@ -246,7 +240,7 @@ def _meaning(node: Params, name: str) -> str:
     if limits:
         parts.append(f"A number {limits}.")
     value, default = getattr(node, name), node.default(name)
-    if not _holds_params(default) and value != default:
+    if not gin_reader.holds(default, Params) and value != default:
         owner = node.cls.__name__ if node.cls else "the class"
         parts.append(f"Default of {owner}: {_literal(default)}.")
     return " ".join(parts)

@@ -80,11 +80,11 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
     return _resolve_macros(reader.settings)
 
 
-def refers(value: Any) -> bool:
-    """Returns whether a value is a Reference or a list that contains one."""
+def holds(value: Any, kind: type) -> bool:
+    """Returns whether a value is of a class, or a list that contains such a value."""
     if isinstance(value, (list, tuple)):
-        return any(refers(element) for element in value)
-    return isinstance(value, Reference)
+        return any(holds(element, kind) for element in value)
+    return isinstance(value, kind)
 
 
 class _Delegate(config_parser.ParserDelegate):

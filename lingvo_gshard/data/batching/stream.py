@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import grain
 import numpy as np
@@ -30,6 +30,7 @@ from lingvo_gshard.data.batching.table import Records, Table
 _BLOCKS_AHEAD = 1
 
 
+AnyBatch = TypeVar("AnyBatch", bound=PackedBatch)
 ReadBlock = tuple[list[PlannedBatch], Records]
 
 
@@ -121,28 +122,30 @@ def dataset(
     return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetched)
 
 
-class PlannedBatches:
+class SavedBatches(Generic[AnyBatch]):
     """An endless iterator over training batches whose position can be saved and restored.
 
-    The state is a few JSON values: the numbers of a block and of a batch in it, and an identity of
-    data, settings and seed. A state with another identity is refused. The number of processes does
-    not matter.
+    The state is a few JSON values: the dataset's, and an identity of data, settings and seed. A
+    state with another identity is refused.
     """
+
+    # The settings that give another identity, as the message says it.
+    changes = "the settings of the input (input.*) or the seed have changed"
 
     def __init__(self, batches: grain.IterDataset, identity: str):
         """Starts at the first batch.
 
         Args:
-          batches: the result of `dataset`.
+          batches: the batches.
           identity: a digest of data, settings and seed.
         """
         self._iterator = batches.__iter__()
         self._identity = identity
 
-    def __iter__(self) -> PlannedBatches:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> PartialBatch:
+    def __next__(self) -> AnyBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -153,9 +156,28 @@ class PlannedBatches:
         """Moves to a position.
 
         Raises:
-          UserError: the position is of a stream with other data, seed or shapes, or in the format
-            of an earlier version.
+          UserError: the position is of a stream with other data, settings or seed.
         """
+        identity = state.get("stream")
+        if identity != self._identity:
+            raise UserError(
+                f"The saved data position belongs to another stream: {self.changes} since it was "
+                f"saved ({identity!r} there, {self._identity!r} here)"
+            )
+        self._iterator.set_state({name: state[name] for name in state if name != "stream"})
+
+    def close(self) -> None:
+        """Stops the threads. The iterator must not be used afterwards."""
+        self._iterator.close()
+
+
+class PlannedBatches(SavedBatches["PartialBatch"]):
+    """The batches of `dataset`. The number of processes does not matter for a position."""
+
+    changes = "the training data, its settings (input.*) or the seed have changed"
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Moves to a position; see the base class. Positions of an earlier version are refused."""
         if "carried" in state:
             raise UserError(
                 'The saved data position has the format {"block", "batch", "carried"} of versions '
@@ -163,17 +185,7 @@ class PlannedBatches:
                 'format {"block", "batch"} and another plan, so it cannot go on there. Resume with '
                 "the version that began the run, or begin a new run with its weights (init_from)"
             )
-        if state.get("stream") != self._identity:
-            raise UserError(
-                "The saved data position belongs to another stream: the training data, its "
-                "settings (input.*) or the seed have changed since it was saved "
-                f"({state.get('stream')!r} there, {self._identity!r} here)"
-            )
-        self._iterator.set_state({"block": state["block"], "batch": state["batch"]})
-
-    def close(self) -> None:
-        """Stops the threads. The iterator must not be used afterwards."""
-        self._iterator.close()
+        super().set_state(state)
 
 
 # Returns which rows of a batch of a bucket this process needs, bool [B]; None for all.

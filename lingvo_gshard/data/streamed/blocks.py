@@ -8,7 +8,7 @@ that goes on reads the block again, and makes the batches that are left of it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -17,7 +17,7 @@ from grain.experimental import ThreadPrefetchIterDataset
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch
 from lingvo_gshard.data.batching.packing import PackedBatch
-from lingvo_gshard.data.batching.stream import Assembly
+from lingvo_gshard.data.batching.stream import Assembly, SavedBatches
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.streamed.examples import Examples
 
@@ -178,11 +178,8 @@ class _BatchIterator(grain.DatasetIterator):
         self._block, self._begin, self._made = None, state["begin"], state["batch"]
 
 
-class StreamedBatches:
-    """An endless iterator over training batches whose position can be saved and restored.
-
-    A position of a stream with another identity is refused.
-    """
+class StreamedBatches(SavedBatches[PackedBatch]):
+    """The batches of a stream of examples."""
 
     def __init__(self, recipe: Recipe, prefetched: int, identity: str):
         """Starts at the first batch.
@@ -195,38 +192,9 @@ class StreamedBatches:
         ahead = _BLOCKS_AHEAD if prefetched else 0
         blocks = ThreadPrefetchIterDataset(Blocks(recipe), prefetch_buffer_size=ahead)
         batches = ThreadPrefetchIterDataset(_Batches(blocks), prefetch_buffer_size=prefetched)
-        self._iterator = batches.__iter__()
-        self._identity = identity
-
-    def __iter__(self) -> Iterator[PackedBatch]:
-        return self
-
-    def __next__(self) -> PackedBatch:
-        return next(self._iterator)
+        super().__init__(batches, identity)
 
     @property
     def position(self) -> Position:
         """The position before the block that the last batch is of."""
         return Position(**self._iterator.get_state()["begin"])
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last batch returned, as JSON values."""
-        return {"stream": self._identity, **self._iterator.get_state()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Moves to a position.
-
-        Raises:
-          UserError: the position is of a stream with other settings or another seed.
-        """
-        if state.get("stream") != self._identity:
-            raise UserError(
-                "The saved data position belongs to another stream: the settings of the input "
-                f"(input.*) or the seed have changed since it was saved ({state.get('stream')!r} "
-                f"there, {self._identity!r} here)"
-            )
-        self._iterator.set_state({"begin": state["begin"], "batch": state["batch"]})
-
-    def close(self) -> None:
-        """Stops the threads. The iterator must not be used afterwards."""
-        self._iterator.close()

@@ -18,7 +18,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import check_platform
+from lingvo_gshard.runtime.program.program import check_platform, using_partitioner
 from lingvo_gshard.runtime.program.program_file import ProgramRecord
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 
@@ -183,16 +183,6 @@ def _shardings(
     return [array.sharding(mesh) for array in arrays]
 
 
-@contextlib.contextmanager
-def _partitioner(name: str) -> Iterator[None]:
-    before = jax.config.values["jax_use_shardy_partitioner"]
-    jax.config.update("jax_use_shardy_partitioner", name == "shardy")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", before)
-
-
 def _compile(
     record: ProgramRecord,
     exported: jax_export.Exported,
@@ -204,7 +194,7 @@ def _compile(
     function = jax.jit(
         exported.call, donate_argnums=tuple(record.donated), out_shardings=tuple(outputs)
     )
-    with _partitioner(record.partitioner), jax.enable_x64(True):
+    with using_partitioner(record.partitioner), jax.enable_x64(True):
         arguments = [
             jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding)
             for array, sharding in zip(record.inputs, inputs, strict=True)

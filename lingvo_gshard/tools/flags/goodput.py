@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
@@ -70,28 +73,18 @@ def check_budget_flags(values: flags.FlagValues) -> None:
 
 def budget_options(values: flags.FlagValues) -> BudgetOptions:
     """Returns the options that the flags give."""
-    is_given = values.mfu is not None
-    return BudgetOptions(
-        budget=values.budget,
-        days=values.days,
-        tokens=values.tokens,
-        law=values.law,
-        dense_mfu=values.mfu if is_given else search.DENSE_MFU,
-        sparse_mfu=values.mfu if is_given else search.SPARSE_MFU,
-        state_bytes=values.state_bytes,
-        failures=values.failures,
-        checkpoint_rate=_or(values.checkpoint_rate, job.HOST_RATE),
-        restart=_or(values.restart, job.RESTART),
-    )
+    fields = [field.name for field in dataclasses.fields(BudgetOptions) if field.name in values]
+    given: dict[str, Any] = {
+        name: values[name].value for name in fields if values[name].value is not None
+    }
+    if values.mfu is not None:
+        given |= {"dense_mfu": values.mfu, "sparse_mfu": values.mfu}
+    return BudgetOptions(**given)
 
 
 def budget_machines(values: flags.FlagValues) -> list[Topology]:
     """Returns the machines of --topology, or all that have a list price."""
     return search.named_machines(values.topology) if values.topology else search.priced_machines()
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 _NUMBERS = (
