@@ -20,7 +20,6 @@ from lingvo_gshard.runtime.verification.findings import (
 from lingvo_gshard.runtime.verification.rules import Along, Evidence, likely_cause
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.step.trainer import Trainer
 
 _MOST_COLLECTIVES = 3
 # Gradients are made by TensorFlow, after all lines of the model.
@@ -32,7 +31,7 @@ def find_first(
     compared: Sequence[Compared],
     step: ObservedStep,
     whole: ObservedStep,
-    trainer: Trainer,
+    layers: Sequence[str],
     mesh: Mesh,
     along: Along | None = None,
 ) -> Finding | None:
@@ -45,7 +44,7 @@ def find_first(
       compared: all tensors, in the order of their computation. Gradients are in any order.
       step: the partitioned step.
       whole: the step on one device.
-      trainer: the trainer.
+      layers: paths of all layers.
       mesh: the mesh of the step.
       along: runs the step over fewer devices; see `Along`.
     """
@@ -58,33 +57,38 @@ def find_first(
         order = {each.layer: each.order for each in observed.values()}
         gradients = [each for each in wrong if each.kind == "gradient"]
         first = max(gradients, key=lambda each: order.get(_layer_of(each.name), (0, 0, 0)))
-    equal = {each.name for each in compared if each.is_equal and each.kind == "output"}
-    equal_operations = {each.tensor.op for name, each in observed.items() if name in equal}
+    tensors = {name: each.tensor for name, each in observed.items()}
+    tensors |= {name: tensor for name, (tensor, _) in step.results.items()}
+    kinds = ("output", "result")
+    equal = {tensors[each.name].op for each in compared if each.is_equal and each.kind in kinds}
     if first.kind == "output":
         tensor, layer = observed[first.name].tensor, observed[first.name].layer
     elif first.kind == "gradient":
         tensor, layer = step.gradients[first.name][0], _layer_of(first.name)
+    elif first.kind == "result":
+        tensor, layer = tensors[first.name], ""
     else:
         tensor, layer = None, _layer_of(first.name.partition(".")[2])
         layer = layer if first.kind == "new weight" else ""
-    layers = trainer.task.layer_paths()
     values = _values(first, step, whole)
-    return describe(
-        first, tensor, layer, step.executable, layers, mesh, equal_operations, values, along
-    )
+    return describe(first, tensor, layer, step.executable, layers, mesh, equal, values, along)
 
 
 def _values(
     first: Compared, step: ObservedStep, whole: ObservedStep
 ) -> tuple[jax.Array, np.ndarray | jax.Array] | None:
     """Returns the partitioned and the whole result; None if only digests or numbers are known."""
-    if first.kind == "gradient":
-        return step.gradients[first.name][1], whole.gradients[first.name][1]
+    for kind, mine, its in (
+        ("gradient", step.gradients, whole.gradients),
+        ("result", step.results, whole.results),
+    ):
+        if first.kind == kind:
+            return mine[first.name][1], its[first.name][1]
     if first.kind != "output":
         return None
     mine, its = (
-        {seen.name: (seen, value) for (seen, value), is_digest in pairs if not is_digest}
-        for pairs in (zip(s.outputs, s.is_digest, strict=True) for s in (step, whole))
+        {seen.name: (seen, value) for seen, value in s.outputs if not seen.is_digest}
+        for s in (step, whole)
     )
     if first.name not in mine or first.name not in its:
         return None

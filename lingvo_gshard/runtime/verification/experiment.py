@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
+from lingvo_gshard.kernels.kernel import HARDWARE, interpreted
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
@@ -32,11 +31,16 @@ from lingvo_gshard.runtime.verification.findings import (
     TensorDifference,
     Verification,
     compare,
-    compare_digests,
     compare_update,
 )
-from lingvo_gshard.runtime.verification.observation import uncompared_outputs
-from lingvo_gshard.runtime.verification.steps import ObservedStep, in_float64, run_step
+from lingvo_gshard.runtime.verification.steps import (
+    ObservedStep,
+    TensorDifferences,
+    in_float64,
+    notes,
+    output_differences,
+    run_step,
+)
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -123,9 +127,6 @@ _NOISE = 0.05
 # The parts of a state whose arrays are compared relative to how far the step moved them.
 _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
 
-# (kind, name, difference) of tensors.
-TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
-
 
 @dataclasses.dataclass(frozen=True)
 class VerifyOptions(PartitioningOptions):
@@ -175,7 +176,7 @@ def verify_experiment(
     scales_loss = precision.get(experiment.step.precision).scales_loss
     case = _Case(small.params, partitioning, options, scales_loss)
     partitioned, whole = case.run(progress)
-    compared, notes = _compare(partitioned, whole, case), _uncompared(partitioned, whole)
+    compared = _compare(partitioned, whole, case)
     mesh = case.partitioning.mesh
 
     def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
@@ -188,9 +189,8 @@ def verify_experiment(
     if is_wrong and options.dropout and shrinking.has_dropout(small.params):
         without = shrinking.without_dropout(small.params)[0]
         by_dropout = _is_equal(_Case(without, partitioning, options, scales_loss), progress)
-    first = find_first(
-        compared, partitioned, whole, case.trainer, mesh, None if by_dropout else along
-    )
+    layers, runs_again = case.trainer.task.layer_paths(), None if by_dropout else along
+    first = find_first(compared, partitioned, whole, layers, mesh, runs_again)
     first = first.caused_by_dropout() if first and by_dropout else first
     if case.workers:
         rows, wrong = _compare_outer_step(case, case.workers, progress)
@@ -199,7 +199,7 @@ def verify_experiment(
         subject=experiment.name,
         mesh=str(partitioning.mesh),
         strategy=partitioning.strategy.to_text(),
-        notes=(*small.notes, *uses_in_words(partitioned.executable.program.kernels), *notes),
+        notes=(*small.notes, *notes(partitioned, whole)),
         tolerance=options.tolerance,
         compared=tuple(compared),
         first=first,
@@ -322,7 +322,7 @@ def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> lis
     """Returns the comparisons of all tensors of a step, in the order of their computation."""
     mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
     found = [
-        *_output_differences(partitioned, whole, mesh),
+        *output_differences(partitioned, whole, mesh),
         *_metric_differences(partitioned, whole, mesh),
         *_gradient_differences(partitioned, whole, mesh),
         *_state_differences(partitioned, whole, case),
@@ -331,33 +331,6 @@ def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> lis
         Compared(kind, name, difference, difference.relative <= tolerance)
         for kind, name, difference in found
     ]
-
-
-def _output_differences(
-    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
-) -> TensorDifferences:
-    others = {observed.name: (observed, value) for observed, value in whole.outputs}
-    for (observed, value), is_digest in zip(
-        partitioned.outputs, partitioned.is_digest, strict=True
-    ):
-        if observed.name not in others:
-            continue
-        other, its_value = others[observed.name]
-        if other.tensor.shape != observed.tensor.shape:
-            continue
-        if is_digest:
-            yield "output", observed.name, compare_digests(value, its_value)
-        else:
-            ordered = observed.like(other, np.asarray(its_value))
-            yield "output", observed.name, compare(value, ordered, mesh)
-
-
-def _uncompared(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:
-    steps = (partitioned, whole)
-    shapes = [
-        {seen.name: tuple(known_sizes(seen.tensor.shape)) for seen, _ in s.outputs} for s in steps
-    ]
-    return uncompared_outputs(*shapes)
 
 
 def _metric_differences(
