@@ -433,20 +433,13 @@ def _common(groups: Sequence[LayerGroup], tables: Sequence[Tables]) -> Tables:
     """Returns the axes of each letter, from the group with the most weights that has the letter."""
     by_weight = sorted(
         zip(groups, tables, strict=True),
-        key=lambda pair: sum(_elements(spec.shape) for spec in pair[0].weights),
+        key=lambda pair: sum(math.prod(spec.shape) for spec in pair[0].weights),
     )
     merged: Tables = {kind: {} for kind in KINDS}
     for _, own in by_weight:
         for kind in KINDS:
             merged[kind].update(own[kind])
     return merged
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _text(tables: Tables, rules: Callable[[Table], str]) -> str:
