@@ -43,7 +43,7 @@ from lingvo_gshard.runtime.lowering.shardy import (
     call_target,
     operations_of,
 )
-from lingvo_gshard.runtime.lowering.value_splits import maker_of
+from lingvo_gshard.runtime.lowering.value_splits import maker_of, shape_of
 
 
 def make_constants(module: ir.Module, values: Mapping[int, np.ndarray]) -> None:
@@ -118,8 +118,11 @@ _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
 def make_iotas(module: ir.Module) -> None:
     """Replaces every int32 tensor that counts along one of its dimensions by an iota."""
     found: list[tuple[ir.Operation, int]] = []
+    int32 = ir.IntegerType.get_signless(32, module.context)
     for operation in operations_of(module):
-        if operation.name in ("stablehlo.constant", *_MOVES) and _is_int32(operation.results[0]):
+        if operation.name not in ("stablehlo.constant", *_MOVES):
+            continue
+        if ir.RankedTensorType(operation.results[0].type).element_type == int32:
             dimension = _counts_along(operation)
             if dimension is not None:
                 found.append((operation, dimension))
@@ -160,7 +163,7 @@ def _counts_of(value: ir.Value) -> int | None:
 
 def _moved(operation: ir.Operation, before: int) -> int | None:
     """Returns where a dimension of the operand is in the result; None if it is not whole."""
-    old, new = _shape(operation.operands[0]), _shape(operation.results[0])
+    old, new = shape_of(operation.operands[0]), shape_of(operation.results[0])
     if operation.name == "stablehlo.slice":
         return before if old == new else None
     if operation.name == "stablehlo.transpose":
@@ -189,7 +192,7 @@ def is_all(value: ir.Value, number: int) -> bool:
 
 def _constant_counts_along(operation: ir.Operation) -> int | None:
     values = ir.DenseElementsAttr(operation.attributes["value"])
-    shape = _shape(operation.results[0])
+    shape = shape_of(operation.results[0])
     if values.is_splat or np.prod(shape) < _MIN_CONSTANT_SIZE:
         return None
     array = np.array(values).reshape(shape)
@@ -198,14 +201,6 @@ def _constant_counts_along(operation: ir.Operation) -> int | None:
         if (array == np.arange(size).reshape(along)).all():
             return dimension
     return None
-
-
-def _is_int32(value: ir.Value) -> bool:
-    return ir.RankedTensorType(value.type).element_type == ir.IntegerType.get_signless(32)
-
-
-def _shape(value: ir.Value) -> list[int]:
-    return list(ir.RankedTensorType(value.type).shape)
 
 
 # Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer
