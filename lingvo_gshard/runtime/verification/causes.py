@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.findings import (
     Compared,
     Finding,
     NearCollective,
-    nearest_annotation,
     nearest_line,
 )
 from lingvo_gshard.runtime.verification.rules import Along, Evidence, likely_cause
@@ -71,7 +70,8 @@ def find_first(
         tensor, layer = None, _layer_of(first.name.partition(".")[2])
         layer = layer if first.kind == "new weight" else ""
     values = _values(first, step, whole)
-    return describe(first, tensor, layer, step.executable, layers, mesh, equal, values, along)
+    evidence = Evidence(first, mesh, tensor, equal, values, along)
+    return describe(evidence, layer, step.executable, layers)
 
 
 def _values(
@@ -97,43 +97,29 @@ def _values(
 
 
 def describe(
-    first: Compared,
-    tensor: tf.Tensor | None,
-    layer: str,
-    executable: Executable,
-    layers: Sequence[str],
-    mesh: Mesh,
-    equal: Collection[tf.Operation] = (),
-    values: tuple[jax.Array, np.ndarray | jax.Array] | None = None,
-    along: Along | None = None,
+    evidence: Evidence, layer: str, executable: Executable, layers: Sequence[str] = ()
 ) -> Finding:
     """Returns a finding with the annotation and the collectives that are near a tensor.
 
     Args:
-      first: the tensor, compared.
-      tensor: the traced tensor; None if it is not known.
+      evidence: what is known of the tensor.
       layer: path of the layer that computes it.
       executable: the partitioned program.
       layers: paths of all layers.
-      mesh: the mesh.
-      equal: operations whose results are equal.
-      values: the partitioned result and the whole one; None if they are not known.
-      along: runs the computation over fewer devices; see `Along`.
     """
-    annotation = nearest_annotation(tensor, mesh) if tensor is not None else None
+    first, tensor = evidence.compared, evidence.tensor
     calls = executable.collectives(map(scope_name, layers)) if layers else executable.collectives()
     phases = _PHASES.get(first.kind, ("forward",))
-    source = nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else ""
-    cause = likely_cause(Evidence(first, mesh, tensor, annotation, equal, values, along))
+    cause = likely_cause(evidence)
     return Finding(
         kind=first.kind,
         name=first.name,
         layer=layer,
         difference=first.difference,
         likely=cause.text,
-        annotation=annotation,
+        annotation=evidence.annotation,
         collectives=tuple(_near(calls, layer, phases)),
-        source=source,
+        source=nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else "",
         axes=cause.axes,
     )
 

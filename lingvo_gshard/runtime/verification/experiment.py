@@ -10,14 +10,13 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.options import option
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.kernels.kernel import HARDWARE, interpreted
+from lingvo_gshard.kernels.kernel import interpreted
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
@@ -33,16 +32,18 @@ from lingvo_gshard.runtime.verification.findings import (
     compare,
     compare_update,
 )
+from lingvo_gshard.runtime.verification.rules import Evidence
+from lingvo_gshard.runtime.verification.shrinking import VerifyOptions
 from lingvo_gshard.runtime.verification.steps import (
     ObservedStep,
     TensorDifferences,
     in_float64,
     notes,
     output_differences,
+    run_on_arrays,
     run_step,
 )
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step import precision
@@ -75,9 +76,9 @@ class OuterStep:
         )
         self._before = _inputs(program, trainer, workers.count, state)
         self.executable = Executable(program, workers.all_devices)
-        self._partitioned = _run(self.executable, self._before, workers.all_devices)
+        self._partitioned = run_on_arrays(self.executable, self._before, workers.all_devices)
         devices = workers.all_devices[:1]
-        self._whole = _run(Executable(whole, devices), self._before, devices)
+        self._whole = run_on_arrays(Executable(whole, devices), self._before, devices)
 
     def differences(self) -> Iterator[tuple[str, TensorDifference]]:
         """Yields the name and the difference of each array that the outer step changes."""
@@ -110,15 +111,6 @@ def _inputs(program: Program, trainer: Trainer, count: int, state: NestedMap) ->
     return [x.astype(a.dtype) for x, a in zip(values, program.inputs, strict=True)]
 
 
-def _run(
-    executable: Executable, values: list[np.ndarray], devices: list[Device]
-) -> tuple[jax.Array, ...]:
-    mesh = executable.program.mesh
-    arranged = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
-    pairs = zip(executable.program.inputs, values, strict=True)
-    return executable(*(array.put(value, arranged) for array, value in pairs))
-
-
 # Gradients are compared relative to their own scale, but at least this share of the largest one's.
 _LEAST_SHARE = 1e-3
 # Scale of the noise that is added to weights that are initially constant.
@@ -126,28 +118,6 @@ _NOISE = 0.05
 
 # The parts of a state whose arrays are compared relative to how far the step moved them.
 _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
-
-
-@dataclasses.dataclass(frozen=True)
-class VerifyOptions(PartitioningOptions):
-    """Options for the verification of an experiment."""
-
-    tolerance: float = option(
-        1e-9,
-        "Largest difference that counts as equal, relative to the largest value of the tensor.",
-        minimum=0,
-    )
-    seed: int = option(1, "Seed of the weights and of all random numbers of the step.", minimum=0)
-    shrink: bool = option(True, "Makes large sizes small.")
-    dropout: bool = option(True, "Keeps dropout; otherwise all rates are 0.")
-    max_devices: int = option(
-        16, "Largest number of devices; a larger mesh is made smaller.", minimum=1
-    )
-    kernels: str | None = option(
-        None,
-        "Platform whose kernels are used, computed step by step: tpu or cuda. None by default.",
-        choices=HARDWARE,
-    )
 
 
 def verify_experiment(
@@ -386,4 +356,4 @@ def _compare_outer_step(
     if first is None:
         return rows, None
     layers = case.trainer.task.layer_paths()
-    return rows, describe(first, None, "", step.executable, layers, workers.together)
+    return rows, describe(Evidence(first, workers.together), "", step.executable, layers)

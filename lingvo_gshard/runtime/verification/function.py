@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core.lazy import Device, tf
 from lingvo_gshard.kernels.kernel import HARDWARE, interpreted
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
@@ -30,6 +28,7 @@ from lingvo_gshard.runtime.verification.steps import (
     in_float64,
     notes,
     output_differences,
+    run_on_arrays,
 )
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -107,7 +106,7 @@ def _interpreted(kernels: str) -> str:
 def _compare(
     partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh, tolerance: float
 ) -> list[Compared]:
-    """Returns the comparisons of all results, those of layers first."""
+    """Returns the comparisons of all results; results of layers come first."""
     rows = [*output_differences(partitioned, whole, mesh)]
     for name, (_, value) in partitioned.results.items():
         rows.append(("result", name, compare(value, whole.results[name][1], mesh)))
@@ -144,11 +143,8 @@ def _run(
         platform=partitioning.platform,
     )
     program = in_float64(wrapped.lower(*arguments))
-    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
-    pairs = zip(program.inputs, tf.nest.flatten(list(arguments)), strict=True)
-    inputs = [array.put(np.asarray(value, array.dtype), mesh) for array, value in pairs]
     executable = Executable(program, devices)
-    values = iter(executable(*inputs))
+    values = iter(run_on_arrays(executable, tf.nest.flatten(list(arguments)), devices))
     outputs = [(each, next(values)) for each in observed]
     pairs = zip(results, values, strict=True)
     found = {f"result[{index}]": pair for index, pair in enumerate(pairs)}

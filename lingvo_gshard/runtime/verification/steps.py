@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -63,8 +63,10 @@ def output_differences(
     """Yields the differences of the results of layers that have one shape in both places."""
     others = {observed.name: (observed, value) for observed, value in whole.outputs}
     for observed, value in partitioned.outputs:
-        other, its_value = others.get(observed.name, (None, None))
-        if other is None or other.tensor.shape != observed.tensor.shape:
+        if observed.name not in others:
+            continue
+        other, its_value = others[observed.name]
+        if other.tensor.shape != observed.tensor.shape:
             continue
         if observed.is_digest:
             yield "output", observed.name, compare_digests(value, its_value)
@@ -113,11 +115,18 @@ def run_step(
     """
     lowered = _Lowered(trainer, partitioning, batch, partitioner, gradients is not None)
     executable = Executable(lowered.program, devices)
-    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
     values = [*state.flatten(), *(batch[name] for name in sorted(batch)), *(gradients or ())]
-    pairs = zip(lowered.program.inputs, values, strict=True)
-    inputs = [a.put(np.asarray(value, a.dtype), mesh) for a, value in pairs]
-    return lowered.unpack(executable, executable(*inputs))
+    return lowered.unpack(executable, run_on_arrays(executable, values, devices))
+
+
+def run_on_arrays(
+    executable: Executable, values: Iterable[Any], devices: Sequence[Device]
+) -> tuple[jax.Array, ...]:
+    """Runs a program on arrays, converted to the types of its inputs."""
+    mesh = executable.program.mesh
+    arranged = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
+    pairs = zip(executable.program.inputs, values, strict=True)
+    return executable(*(a.put(np.asarray(value, a.dtype), arranged) for a, value in pairs))
 
 
 class _Lowered:
