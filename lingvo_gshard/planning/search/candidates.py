@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.layer import VariableSpec
@@ -238,6 +238,17 @@ def _pair(flow: Flow, kind_of: dict[str, str], main: str) -> tuple[str, str]:
 def _rank(name: str) -> int:
     names = list(_KINDS.values())
     return names.index(name) if name in names else len(names)
+
+
+def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yields the ordered factorizations of a number into `count` factors, all over 1 if several."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in range(2, number // 2 + 1):
+        if number % first == 0:
+            for rest in factorizations(number // first, count - 1):
+                yield (first, *rest)
 
 
 @dataclasses.dataclass(frozen=True)
