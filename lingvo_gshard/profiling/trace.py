@@ -9,7 +9,6 @@ import abc
 import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
 import tempfile
 import time
@@ -250,7 +249,7 @@ class Recorder:
         if not self.is_recording:
             self._tracer.start()
             self.is_recording = True
-            self._started, self._started_cores = time.perf_counter(), _core_seconds()
+            self._started, self._started_cores = time.perf_counter(), time.process_time()
         self._step.close()
         self._step.enter_context(self._tracer.span(STEP, step))
         self._input.enter_context(self._tracer.span(INPUT, step))
@@ -266,14 +265,9 @@ class Recorder:
         self._input.close()
         self._step.close()
         self.seconds = time.perf_counter() - self._started
-        self.core_seconds = _core_seconds() - self._started_cores
+        self.core_seconds = time.process_time() - self._started_cores
         self.is_recording = False
         return self._tracer.stop()
-
-
-def _core_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
 
 
 class TensorFlowTracer(Tracer):
