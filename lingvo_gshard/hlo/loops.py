@@ -33,7 +33,7 @@ _COMPARE = {
     "GT": np.greater,
     "GE": np.greater_equal,
 }
-_BINARY = {
+_ELEMENTWISE = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
@@ -41,6 +41,11 @@ _BINARY = {
     "maximum": np.maximum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "not": np.invert,
+    "negate": np.negative,
+    "select": np.where,
+    "clamp": lambda low, value, high: np.minimum(np.maximum(value, low), high),
+    "convert": lambda value: value,
 }
 _IDENTITY = ("bitcast", "reshape", "copy", "copy-start", "copy-done", "optimization-barrier")
 
@@ -110,7 +115,7 @@ class Values:
             return self.of(instruction.operands[0])
         if opcode in ("fusion", "call"):
             (called,) = instruction.called
-            arguments = [_deferred(self, operand) for operand in instruction.operands]
+            arguments = [functools.partial(self.of, each) for each in instruction.operands]
             return _LazyValues(self, called, arguments).root()
         if opcode == "while":
             return self._while_value(instruction, self)
@@ -148,10 +153,6 @@ def _evaluated_first(instruction: Instruction) -> list[Instruction]:
     return [operand for operand in instruction.operands if is_small(operand.shape)]
 
 
-def _deferred(values: Values, instruction: Instruction) -> Callable[[], Value]:
-    return lambda: values.of(instruction)
-
-
 def _constant(literal: Any, shape: Shape) -> Value:
     dtype = np.dtype(_TYPES[shape.dtype])
     stored = getattr(literal, f"{shape.dtype}s")
@@ -162,23 +163,12 @@ def _constant(literal: Any, shape: Shape) -> Value:
 def _result(instruction: Instruction, operands: list[np.ndarray]) -> Value:
     """The result of an elementwise or slicing operation."""
     opcode, dimensions, proto = instruction.opcode, instruction.shape.dimensions, instruction.proto
-    if opcode in _BINARY:
-        return _BINARY[opcode](*operands)
+    if opcode in _ELEMENTWISE:
+        return _ELEMENTWISE[opcode](*operands)
     if opcode == "compare":
         return _COMPARE[proto.comparison_direction](*operands)
     if opcode in _IDENTITY:
         return operands[0].reshape(dimensions)
-    if opcode == "convert":
-        return operands[0]
-    if opcode == "negate":
-        return -operands[0]
-    if opcode == "not":
-        return ~operands[0]
-    if opcode == "select":
-        return np.where(*operands)
-    if opcode == "clamp":
-        low, value, high = operands
-        return np.minimum(np.maximum(value, low), high)
     if opcode == "broadcast":
         return _broadcast(instruction, operands[0])
     if opcode == "slice":

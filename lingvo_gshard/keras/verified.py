@@ -20,6 +20,7 @@ from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.causes import describe
 from lingvo_gshard.runtime.verification.findings import Compared, Verification, compare
 from lingvo_gshard.runtime.verification.function import TOLERANCE
+from lingvo_gshard.runtime.verification.rules import Evidence
 from lingvo_gshard.runtime.verification.steps import in_float64
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -90,7 +91,7 @@ def verify(
         notes=(f"partitioner: {partitioner}",) if partitioner != "gspmd" else (),
         tolerance=tolerance,
         compared=tuple(compared),
-        first=wrong and describe(wrong, None, "", partitioned.executable, (), full),
+        first=wrong and describe(Evidence(wrong, full), "", partitioned.executable),
         seconds=time.monotonic() - started,
     )
 

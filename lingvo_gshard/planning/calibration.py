@@ -63,10 +63,6 @@ class Calibration(Record, frozen=True, kw_only=True):
     kinds: list[WorkKindRatio]
     seconds_outside: float
 
-    def to_json(self) -> str:
-        """Returns the calibration as JSON text. `load` reads it back."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
-
     @property
     def note(self) -> str:
         """A sentence for the notes of a plan."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import msgspec
 
@@ -44,14 +43,6 @@ class PlanOptions(CompileOptions, PartitioningOptions):
         "it from a profile of steps and their plan (docs/profiling.md).",
     )
     loads: LoadsOptions = LoadsOptions()
-
-
-class PlanExperiment(Protocol):
-    """The signature of `plan_experiment`."""
-
-    def __call__(
-        self, experiment: Params, topology: Topology, options: PlanOptions, progress: Progress
-    ) -> Plan: ...
 
 
 def plan_experiment(
@@ -159,7 +150,6 @@ def suggest(
     options: PlanOptions,
     limit: int,
     progress: Progress = SILENT,
-    plan: PlanExperiment = plan_experiment,
 ) -> list[Remedy]:
     """Returns the changes tried, in order, each with the result of its plan.
 
@@ -172,7 +162,6 @@ def suggest(
       options: the options of the plan that does not fit.
       limit: maximum number of changes to try. Each takes one compilation.
       progress: is told each change before it is tried, and each stage of a plan.
-      plan: makes a plan.
     """
     changed = experiment.copy()
     rows: list[Remedy] = []
@@ -184,7 +173,7 @@ def suggest(
             changed.set_path(path, value)
         if change.strategy:
             options = dataclasses.replace(options, strategy=change.strategy)
-        rows.append(_try(changed, topology, options, " ".join(settings), progress, plan))
+        rows.append(_try(changed, topology, options, " ".join(settings), progress))
         if rows[-1].fits:
             break
     return rows
@@ -196,10 +185,9 @@ def _try(
     options: PlanOptions,
     settings: str,
     progress: Progress,
-    plan: PlanExperiment,
 ) -> Remedy:
     try:
-        planned = plan(experiment, topology, options, progress)
+        planned = plan_experiment(experiment, topology, options, progress)
     except UserError as error:
         return Remedy(
             change=settings, fits=False, peak=None, seconds_per_step=None, reason=str(error)

@@ -303,22 +303,20 @@ def plan_generation(
         )
         for name in ("cache_bytes", "cache_bytes_per_text")
     }
-    return _result(second, step, prefill, topology, **caches)
+    known = {name: getattr(second, name) for name in ("batch", "length", "prompt", "steps")}
+    return _plan_of(step, prefill, topology, **known, **caches)
 
 
-def _result(
-    known: GenerationPlan, step: Plan, prefill: Plan | None, topology: Topology, **caches: int
-) -> GenerationPlan:
-    """Replaces the plans of the two programs in a plan, and the numbers that depend on them."""
-    return msgspec.structs.replace(
-        known,
+def _plan_of(step: Plan, prefill: Plan | None, topology: Topology, **known: int) -> GenerationPlan:
+    """Returns the plan of generation from the plans of the two programs, and its other numbers."""
+    return GenerationPlan(
         fits=step.fits and (prefill is None or prefill.fits),
         step=step,
         bounded_by=bounded_by(step),
         prefill=prefill,
         generated=_cost(step, topology),
         prompted=None if prefill is None else _cost(prefill, topology),
-        **caches,
+        **known,
     )
 
 
@@ -381,19 +379,16 @@ class _Programs:
             prefill = self._plan(entering, tokens, self._prompt, topology, progress)
         caches = [array for array in program.inputs if array.path.startswith(_CACHES)]
         whole = sum(math.prod(array.shape) * array.struct.dtype.itemsize for array in caches)
-        return GenerationPlan(
+        return _plan_of(
+            step,
+            prefill,
+            topology,
             batch=self._batch,
             length=length,
             prompt=self._prompt,
             steps=self._facts.most_steps,
-            fits=step.fits and (prefill is None or prefill.fits),
             cache_bytes=sum(bytes_of(array, program.mesh) for array in caches),
             cache_bytes_per_text=whole // self._batch,
-            step=step,
-            bounded_by=bounded_by(step),
-            prefill=prefill,
-            generated=_cost(step, topology),
-            prompted=None if prefill is None else _cost(prefill, topology),
         )
 
     def _plan(

@@ -267,7 +267,9 @@ def _notes_on_operations(
     if topology.compiler == "gpu":
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
         notes += _notes_on_schedule(timed, topology)
-    return notes + _notes_on_options(options)
+    if options:
+        notes.append(f"compiled with {in_words(options)}; `compile_options` changes them")
+    return notes
 
 
 def _notes_on_schedule(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:
@@ -297,13 +299,6 @@ def _notes_on_host(timed: Sequence[TimedOperation], topology: Topology) -> list[
         f"{chip.host_bandwidth / 1e9:g} GB/s in each direction between a device and its host: "
         f"{source}"
     ]
-
-
-def _notes_on_options(options: Mapping[str, str]) -> list[str]:
-    """Returns a note on the compiler's options."""
-    if not options:
-        return []
-    return [f"compiled with {in_words(options)}; `compile_options` changes them"]
 
 
 def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:

@@ -50,18 +50,12 @@ class StepTime:
     """The time of a step.
 
     Attributes:
-      compute_seconds: sum of the operations' compute bounds.
-      memory_seconds: sum of the operations' memory bounds.
-      communication_seconds: sum of the operations' communication bounds.
       seconds_bound: lower bound on the step. All communication overlaps with the other
         operations, which run one after the other.
       seconds: the estimate. Operations run one after the other. Of a collective counts the time
         that no computation hides.
     """
 
-    compute_seconds: float
-    memory_seconds: float
-    communication_seconds: float
     seconds_bound: float
     seconds: float
 
@@ -109,9 +103,6 @@ def step_time(timed: Sequence[TimedOperation]) -> StepTime:
     )
     bound = max(others, communication, *_host_seconds(timed))
     return StepTime(
-        compute_seconds=sum(operation.compute_seconds for operation in timed),
-        memory_seconds=sum(operation.memory_seconds for operation in timed),
-        communication_seconds=communication,
         seconds_bound=bound,
         # The bound has one link for all collectives. Those of a step on several slices have two.
         seconds=max(bound, sum(operation.seconds for operation in timed)),

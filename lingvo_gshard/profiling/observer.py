@@ -13,10 +13,10 @@ import inspect
 import os
 import pathlib
 import re
-import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping
 
-from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.tracing.source_lines import line_of_operation, shown
 from lingvo_gshard.data.input import Batch
@@ -76,16 +76,10 @@ def attainable(tracer: Tracer, devices: int) -> Rate | None:
     if multiply is None:
         return None
     multiply()
-    seconds = min(_seconds_of(multiply) for _ in range(_REPEATS))
+    seconds = min(timeit.repeat(multiply, number=1, repeat=_REPEATS))
     count = 1 if key == _CPU else devices
     source = f"the best of {_REPEATS} float32 products of {_SIZE} x {_SIZE} matrices, timed here"
     return Rate(flops_per_second=count * 2 * _SIZE**3 / seconds, source=source)
-
-
-def _seconds_of(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
 
 
 _NUMBER = re.compile(r"_\d+$")
@@ -104,7 +98,7 @@ class SourceLines:
 
     def __init__(self, trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning | None):
         self._trainer, self._batch, self._partitioning = trainer, batch, partitioning
-        self._layers = {scope_name(layer.path): layer for layer in _all_layers(trainer.task)}
+        self._layers = {scope_name(layer.path): layer for layer in trainer.task.all_layers()}
 
     def of(self, op_name: str) -> str:
         """Returns the file and line that made an operation, such as "attention/dense.py:40".
@@ -153,12 +147,6 @@ class SourceLines:
             return traced.get_concrete_function(flat, self._batch).graph
         with use_partitioning(self._partitioning):
             return traced.get_concrete_function(flat, self._batch).graph
-
-
-def _all_layers(layer: Layer) -> Iterator[Layer]:
-    yield layer
-    for child in layer.child_layers():
-        yield from _all_layers(child)
 
 
 def _operations(graph: tf.Graph) -> Iterator[tf.Operation]:

@@ -2,14 +2,6 @@
 
 All seconds are for one step on one device: means over the profiled steps and over the devices of
 this process.
-
-For the steps 20:23, the files are in LOGDIR/profile/plugins/profile/steps_20-23/:
-
-    HOST.xplane.pb      the trace, for XProf
-    HOST.trace.json.gz  the trace, for Perfetto
-    profile.json        the summary
-    comparison.json     predicted and measured time, if there was a plan
-    calibration.json    ratios of measured to predicted time, for gshard-plan --calibration
 """
 
 from __future__ import annotations
@@ -21,6 +13,7 @@ import msgspec
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.planning.operation_rows import KINDS
+from lingvo_gshard.planning.plan.plan import Record
 
 FORMAT = 1
 
@@ -30,14 +23,6 @@ INPUT_WAIT = "input wait"
 HOST = "host"
 # All parts of a step's time, in the order of the tables.
 PARTS = (*KINDS, OTHER_PROGRAMS, PAUSES, INPUT_WAIT, HOST)
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of a profile's file. Its attributes are the names of the JSON's fields."""
-
-    def to_json(self) -> str:
-        """Returns the record as JSON text. `load` reads a Profile's text back."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
 class PartTime(Record, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import heapq
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -112,6 +113,7 @@ class Summary:
             self._active.update(division.active)
             self._hidden.update(division.hidden)
         self._names = [name for name in self._shares if name is not None]
+        self._slowest = heapq.nlargest(_SHOWN_OPERATIONS, self._names, self._shares.__getitem__)
         self._scale = _PICOSECONDS * facts.steps.count * len(self._divisions)
         start, end = trace.window
         self._total = (end - start) / _PICOSECONDS / facts.steps.count
@@ -136,7 +138,7 @@ class Summary:
             attainable=facts.attainable,
             parts=self._parts(),
             layers=self._layers(),
-            slowest=self._slowest(),
+            slowest=[self._operation(name) for name in self._slowest],
             collectives=self._collectives(),
             per_device=[
                 DeviceTime(device=device, seconds=self._of(division))
@@ -189,11 +191,6 @@ class Summary:
             )
             for (layer, phase), taken in sorted(seconds.items(), key=lambda item: -item[1])
         ]
-
-    def _slowest(self) -> list[OperationTime]:
-        """Returns the operations that take the most time."""
-        slowest = sorted(self._names, key=lambda name: -self._shares[name])
-        return [self._operation(name) for name in slowest[:_SHOWN_OPERATIONS]]
 
     def _operation(self, name: str) -> OperationTime:
         operation = self.program.find(name)

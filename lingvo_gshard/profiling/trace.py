@@ -5,15 +5,15 @@ Each library traces only what it executes itself. Both write XSpace files.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
 import tempfile
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -138,25 +138,34 @@ class Trace:
         return found
 
 
-class Tracer(Protocol):
-    """Records a trace at a time."""
+class Tracer(abc.ABC):
+    """Records what one library executes, a trace at a time."""
 
     def start(self) -> None:
         """Starts to record."""
-        ...
+        self._directory = tempfile.TemporaryDirectory(prefix="profile")
+        self._start(self._directory.name)
 
     def stop(self) -> bytes:
         """Stops and returns the trace as a serialized XSpace."""
-        ...
-
-    def span(self, name: str, step: int) -> contextlib.AbstractContextManager[object]:
-        """Returns a context that the trace shows as a span of the host."""
-        ...
+        with self._directory:
+            self._stop()
+            (path,) = pathlib.Path(self._directory.name).rglob("*.xplane.pb")
+            return objects.read_bytes(path)
 
     def chip_key(self) -> str:
         """Returns the chip's key in planning/machines, "cpu" for CPUs, "" for unknown chips."""
-        ...
+        platform, kind = self._device()
+        if platform == "cpu":
+            return platform
+        chip = chips.of_device(platform, kind)
+        return chip.key if chip else ""
 
+    @abc.abstractmethod
+    def span(self, name: str, step: int) -> contextlib.AbstractContextManager[object]:
+        """Returns a context that the trace shows as a span of the host."""
+
+    @abc.abstractmethod
     def product(self, size: int) -> Callable[[], object] | None:
         """Returns a call that computes a float32 product of square matrices on one device.
 
@@ -166,7 +175,18 @@ class Tracer(Protocol):
         Returns:
           None if the library cannot compute on a single device.
         """
-        ...
+
+    @abc.abstractmethod
+    def _start(self, directory: str) -> None:
+        """Starts the library's profiler, which writes to a directory."""
+
+    @abc.abstractmethod
+    def _stop(self) -> None:
+        """Stops the library's profiler."""
+
+    @abc.abstractmethod
+    def _device(self) -> tuple[str, str]:
+        """Returns platform and kind of the first device, as `chips.of_device` takes them."""
 
 
 def matrix(size: int) -> np.ndarray:
@@ -174,50 +194,33 @@ def matrix(size: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((size, size), np.float32)
 
 
-def only_trace(directory: str) -> bytes:
-    """Returns the only trace in a directory, a serialized XSpace."""
-    (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-    return objects.read_bytes(path)
-
-
 # Operations of programs are recorded at this level, each call of Python is not.
 _HOST_LEVEL = 2
 
 
-class JaxTracer:
+class JaxTracer(Tracer):
     """Records what jax executes."""
 
-    def start(self) -> None:
-        """Starts to record."""
-        self._directory = tempfile.TemporaryDirectory(prefix="profile")
-        options = jax.profiler.ProfileOptions()
-        options.host_tracer_level = _HOST_LEVEL
-        options.python_tracer_level = 0
-        jax.profiler.start_trace(self._directory.name, profiler_options=options)
-
-    def stop(self) -> bytes:
-        """Stops and returns the trace as a serialized XSpace."""
-        with self._directory:
-            jax.profiler.stop_trace()
-            return only_trace(self._directory.name)
-
     def span(self, name: str, step: int) -> contextlib.AbstractContextManager[object]:
-        """Returns a context that the trace shows as a span of the host."""
         return jax.profiler.StepTraceAnnotation(name, step_num=step)
 
-    def chip_key(self) -> str:
-        """Returns the chip's key in planning/machines, "cpu" for CPUs, "" for unknown chips."""
-        device = jax.devices()[0]
-        if device.platform == "cpu":
-            return "cpu"
-        chip = chips.of_device(device.platform, device.device_kind)
-        return chip.key if chip else ""
-
     def product(self, size: int) -> Callable[[], object]:
-        """Returns a call that computes a float32 product of square matrices on one device."""
         x = jax.device_put(matrix(size), jax.local_devices()[0])
         product = jax.jit(lambda x: x @ x)
         return lambda: jax.block_until_ready(product(x))
+
+    def _start(self, directory: str) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.host_tracer_level = _HOST_LEVEL
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(directory, profiler_options=options)
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+
+    def _device(self) -> tuple[str, str]:
+        device = jax.devices()[0]
+        return device.platform, device.device_kind
 
 
 class Recorder:
@@ -246,7 +249,7 @@ class Recorder:
         if not self.is_recording:
             self._tracer.start()
             self.is_recording = True
-            self._started, self._started_cores = time.perf_counter(), _core_seconds()
+            self._started, self._started_cores = time.perf_counter(), time.process_time()
         self._step.close()
         self._step.enter_context(self._tracer.span(STEP, step))
         self._input.enter_context(self._tracer.span(INPUT, step))
@@ -262,51 +265,37 @@ class Recorder:
         self._input.close()
         self._step.close()
         self.seconds = time.perf_counter() - self._started
-        self.core_seconds = _core_seconds() - self._started_cores
+        self.core_seconds = time.process_time() - self._started_cores
         self.is_recording = False
         return self._tracer.stop()
 
 
-def _core_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
-
-
-class TensorFlowTracer:
+class TensorFlowTracer(Tracer):
     """Records what TensorFlow executes."""
 
-    def start(self) -> None:
-        """Starts to record."""
-        self._directory = tempfile.TemporaryDirectory(prefix="profile")
-        # TensorFlow's default options equal the options of JaxTracer. Other options cause warnings.
-        tf.profiler.experimental.start(self._directory.name)
-
-    def stop(self) -> bytes:
-        """Stops and returns the trace as a serialized XSpace."""
-        with self._directory:
-            tf.profiler.experimental.stop()
-            return only_trace(self._directory.name)
-
     def span(self, name: str, step: int) -> contextlib.AbstractContextManager[object]:
-        """Returns a context that the trace shows as a span of the host."""
         return tf.profiler.experimental.Trace(name, step_num=step, _r=1)
 
-    def chip_key(self) -> str:
-        """Returns the chip's key in planning/machines, "cpu" for CPUs, "" for unknown chips."""
-        if tf.config.list_logical_devices("TPU"):
-            return ""
-        gpus = tf.config.list_physical_devices("GPU")
-        if not gpus:
-            return "cpu"
-        details = tf.config.experimental.get_device_details(gpus[0])
-        chip = chips.of_device("gpu", details.get("device_name", ""))
-        return chip.key if chip else ""
-
     def product(self, size: int) -> Callable[[], object] | None:
-        """Returns a call that computes a float32 product of square matrices; None on a TPU."""
         if tf.config.list_logical_devices("TPU"):
             return None
         x = tf.constant(matrix(size))
         product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
         # Reading one element waits for the product and copies little.
         return lambda: product(x)[0, 0].numpy()
+
+    def _start(self, directory: str) -> None:
+        # TensorFlow's default options equal the options of JaxTracer. Other options cause warnings.
+        tf.profiler.experimental.start(directory)
+
+    def _stop(self) -> None:
+        tf.profiler.experimental.stop()
+
+    def _device(self) -> tuple[str, str]:
+        gpus = tf.config.list_physical_devices("GPU")
+        if tf.config.list_logical_devices("TPU"):
+            return "tpu", ""
+        if not gpus:
+            return "cpu", ""
+        details = tf.config.experimental.get_device_details(gpus[0])
+        return "gpu", details.get("device_name", "")

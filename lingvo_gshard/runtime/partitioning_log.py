@@ -41,14 +41,9 @@ def unused_axis_warnings(partitioning: Partitioning) -> list[str]:
     ]
 
 
-def describe_unsplit(tensors: Sequence[Replicated], least: int = LEAST_BYTES) -> list[str]:
-    """Returns a line for each tensor that every device holds in full.
-
-    Args:
-      tensors: the tensors, largest first.
-      least: the smallest size of a tensor that is reported, in bytes.
-    """
-    large = [tensor for tensor in tensors if tensor.bytes >= least]
+def describe_unsplit(tensors: Sequence[Replicated]) -> list[str]:
+    """Returns a line for each of these tensors, largest first, that is not small."""
+    large = [tensor for tensor in tensors if tensor.bytes >= LEAST_BYTES]
     lines = [f"Not split: {describe(tensor)}" for tensor in large[:_SHOWN]]
     return lines + _more(len(large), "tensors that are not split")
 

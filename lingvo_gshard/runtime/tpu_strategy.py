@@ -27,7 +27,6 @@ from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training.run.routers.counts import routing_sums
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import Precision
 from lingvo_gshard.training.step.trainer import Trainer
 
 WAIT_SECONDS = 300.0
@@ -148,43 +147,28 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
 
 
 class _AnnotatedTrainer:
-    """A trainer's functions with sharding annotations on weights and moments."""
+    """A trainer whose steps annotate weights and moments; all else is the plain trainer's."""
 
     def __init__(self, trainer: Trainer):
-        self._trainer = self.plain = trainer
+        self.plain = trainer
 
-    @property
-    def evaluated_part(self) -> str:
-        return self._trainer.evaluated_part
-
-    @property
-    def precision(self) -> Precision:
-        return self._trainer.precision
-
-    @property
-    def offload_settings(self) -> list[str]:
-        return self._trainer.offload_settings
-
-    def evaluated_theta(self, part: NestedMap) -> NestedMap:
-        return self._trainer.evaluated_theta(part)
-
-    def init_state(self) -> NestedMap:
-        return self._trainer.init_state()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
 
     def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
-        new_state, metrics = self._trainer.train_step(annotated(state, self._trainer), batch)
-        return annotated(new_state, self._trainer), metrics
+        new_state, metrics = self.plain.train_step(annotated(state, self.plain), batch)
+        return annotated(new_state, self.plain), metrics
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
-        return self._trainer.eval_step(self.annotated(theta), batch)
+        return self.plain.eval_step(self.annotated(theta), batch)
 
     def layer_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights that layers compute with, with sharding annotations."""
-        return self._trainer.layer_weights(self.annotated(theta))
+        return self.plain.layer_weights(self.annotated(theta))
 
     def annotated(self, theta: NestedMap) -> NestedMap:
         """Returns the weights of the state with sharding annotations."""
-        return annotated(NestedMap(theta=theta), self._trainer).theta
+        return annotated(NestedMap(theta=theta), self.plain).theta
 
 
 def _replicated(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:

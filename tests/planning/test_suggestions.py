@@ -2,6 +2,7 @@
 
 import shlex
 import types
+from unittest import mock
 
 import pytest
 
@@ -37,7 +38,8 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
         )
 
     machine = topologies.get(topology)
-    rows = experiments.suggest(params, machine, options, most, told, plan=plan_experiment)
+    with mock.patch.object(experiments, "plan_experiment", plan_experiment):
+        rows = experiments.suggest(params, machine, options, most, told)
     assert len(rows) == len(seen) == len(told.said)
     return rows, seen, told.said
 

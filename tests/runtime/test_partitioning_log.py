@@ -113,4 +113,3 @@ def test_large_tensors_that_are_not_split_are_reported():
         "and 1 more tensors that are not split",
     ]
     assert partitioning_log.describe_unsplit(rows[6:]) == []
-    assert len(partitioning_log.describe_unsplit(rows, least=0)) == 6

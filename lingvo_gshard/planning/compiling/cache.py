@@ -41,18 +41,6 @@ _SUFFIX = ".compiled"
 _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 
 
-class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file. It has the fields of OptimizedHlo."""
-
-    proto: bytes
-    memory: dict[str, int]
-    seconds: float
-    full_replications: list[hlo.FullReplication]
-    refused: bool
-    note: str
-    has_code: bool
-
-
 @dataclasses.dataclass
 class CompilationCache:
     """Compiled programs in a directory. Errors of the disk never reach the caller.
@@ -80,7 +68,8 @@ class CompilationCache:
         path = self._path(key)
         found = None
         try:
-            found = _decoded(objects.read_bytes(path))
+            packed = zlib.decompress(checked_content(objects.read_bytes(path)))
+            found = msgspec.msgpack.decode(packed, type=OptimizedHlo)
             os.utime(path)
         except (ValueError, zlib.error):
             self.damaged += 1
@@ -99,8 +88,7 @@ class CompilationCache:
         """
         if program.seconds < _LEAST_SECONDS:
             return
-        fields = {name: getattr(program, name) for name in _Content.__struct_fields__}
-        packed = zlib.compress(msgspec.msgpack.encode(_Content(**fields)), 1)
+        packed = zlib.compress(msgspec.msgpack.encode(program), 1)
         with contextlib.suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True)
             write_atomically(str(self._path(key)), with_digest(packed))
@@ -120,16 +108,10 @@ class CompilationCache:
                     path.unlink()
 
 
-def _decoded(content: bytes) -> OptimizedHlo:
-    """Returns the program of a file. Raises ValueError or zlib.error if it is damaged."""
-    packed = zlib.decompress(checked_content(content))
-    found = msgspec.msgpack.decode(packed, type=_Content)
-    return OptimizedHlo(**{name: getattr(found, name) for name in found.__struct_fields__})
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizedHlo:
+class OptimizedHlo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The optimized HLO of a program that was compiled for a topology, and its memory.
+
+    The cache's files have these fields.
 
     Attributes:
       proto: the program of one device, a serialized HloModuleProto.

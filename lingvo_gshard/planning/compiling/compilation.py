@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -180,7 +179,7 @@ def _other_options(
 
 def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
     """Returns a compiled program with one more note."""
-    return dataclasses.replace(compiled, note=". ".join(filter(None, (note, compiled.note))))
+    return msgspec.structs.replace(compiled, note=". ".join(filter(None, (note, compiled.note))))
 
 
 def _compile_with(
@@ -193,7 +192,7 @@ def _compile_with(
     """Compiles a program with these options, added to the topology's own."""
     if topology.compiler == "tpu":
         compiled = _compile_for_tpu(program, topology, progress, options)
-        return dataclasses.replace(compiled, seconds=time.monotonic() - started)
+        return msgspec.structs.replace(compiled, seconds=time.monotonic() - started)
     with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
         options = {**topology.compiler_options, **options}
         executable = Executable(program, topology.compile_devices(), options)
@@ -279,7 +278,7 @@ def _compile_for_larger(
         f"{larger.chip.name}, which has more memory. The compiler for {topology.chip.name} "
         f"reported: {_first_line(message)}"
     )
-    return _noted(dataclasses.replace(compiled, memory=memory, refused=True), note)
+    return _noted(msgspec.structs.replace(compiled, memory=memory, refused=True), note)
 
 
 def _too_large(program: Program, topology: Topology, message: str) -> str:

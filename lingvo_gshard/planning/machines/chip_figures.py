@@ -108,19 +108,24 @@ def _price(amount: float, region: str, date: str) -> dict:
     return {"amount": amount, "currency": "USD", "region": region, "date": date}
 
 
-def _tpu(name: str, page: str, pod: tuple[int, ...]) -> dict[str, tuple]:
+def _tpu(
+    name: str, page: str, pod: tuple[int, ...], example: str, usable: float
+) -> dict[str, tuple]:
     """Returns the figures that most TPUs have in common.
 
     Args:
       name: the product name.
       page: the source of most figures.
       pod: the shape of the largest slice.
+      example: name of a slice that exists.
+      usable: GiB of a device that a program may use.
     """
     return {
         "name": (name, page),
         "kind": ("tpu", page),
         "device_kinds": ((name.removeprefix("TPU ").lower(),), _JAX),
         "vector_flops": (None, _NO_SOURCE),
+        "usable_bytes": (usable * GIB, _LIBTPU),
         "torus_dimensions": (len(pod), page),
         "host_chips": (4, page),
         "pod_shape": (pod, page),
@@ -128,6 +133,7 @@ def _tpu(name: str, page: str, pod: tuple[int, ...]) -> dict[str, tuple]:
         "host_bandwidth": (None, _NO_SOURCE),
         "watts": (None, _NO_SOURCE),
         "price": (None, _NO_SOURCE),
+        "example": (example, "a slice that exists"),
         "product_efficiency": _TPU_PRODUCTS,
         "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
@@ -138,42 +144,37 @@ def _tpu(name: str, page: str, pod: tuple[int, ...]) -> dict[str, tuple]:
 
 
 FIGURES: dict[str, Mapping[str, tuple]] = {
-    "v2": _tpu("TPU v2", _V2, (16, 16))
+    "v2": _tpu("TPU v2", _V2, (16, 16), "v2:16x16", 7.48)
     | {
         "partitions": (2, _V2 + ": two cores per chip, each with its own memory"),
         "peak_flops": ({"bf16": 46e12 / 2, "f32": 46e12 / 2}, _V2 + _ONE_PASS),
         "vector_flops": (2 * 1024 * 700e6, _DESIGN),
         "memory_bytes": (8 * GIB, _V2),
-        "usable_bytes": (7.48 * GIB, _LIBTPU),
         "memory_bandwidth": (700e9 / 2, _V2),
         "links": (4, _V2),
         "link_bandwidth": (496e9 / 8, _V2 + ": 496 Gbit/s per link and direction"),
         "watts": (280, _V2 + ": thermal design power"),
         "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, divided by 4"),
-        "example": ("v2:16x16", "a slice that exists"),
         "measured_links": ("v3", _SIMILAR_LINKS),
     },
-    "v3": _tpu("TPU v3", _V3, (32, 32))
+    "v3": _tpu("TPU v3", _V3, (32, 32), "v3:32x32", 15.48)
     | {
         "partitions": (2, _V3 + ": two cores per chip, each with its own memory"),
         "peak_flops": ({"bf16": 123e12 / 2, "f32": 123e12 / 2}, _V3 + _ONE_PASS),
         "vector_flops": (2 * 1024 * 940e6, _DESIGN),
         "memory_bytes": (16 * GIB, _V3),
-        "usable_bytes": (15.48 * GIB, _LIBTPU),
         "memory_bandwidth": (900e9 / 2, _V3),
         "links": (4, _V2),
         "link_bandwidth": (656e9 / 8, _V2 + ": 656 Gbit/s per link and direction"),
         "watts": (220, _V3 + ": mean of the measured power"),
         "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, divided by 4"),
-        "example": ("v3:32x32", "a slice that exists"),
         "measured_links": ("v3", _SIMILAR_LINKS),
     },
-    "v4": _tpu("TPU v4", _V4, (16, 16, 16))
+    "v4": _tpu("TPU v4", _V4, (16, 16, 16), "v4:8x8x8", 30.75)
     | {
         "partitions": (1, _SCALING + ": the two cores of a chip act as one"),
         "peak_flops": ({"bf16": 275e12, "f32": 275e12, "int8": 275e12}, _V4 + _ONE_PASS),
         "memory_bytes": (32 * GIB, _V4),
-        "usable_bytes": (30.75 * GIB, _LIBTPU),
         "memory_bandwidth": (1200e9, _V4),
         "links": (
             6,
@@ -187,16 +188,14 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_bandwidth": (16e9, _SCALING + ": PCI Express, each way"),
         "watts": (170, _V4 + ": mean of the measured power"),
         "price": (_price(3.22, "us-central2", "2023-12"), _V5P_BLOG),
-        "example": ("v4:8x8x8", "a slice that exists"),
         "chip_configuration": ("megacore", _LIBTPU_NAMES),
     },
-    "v5e": _tpu("TPU v5e", _V5E, (16, 16))
+    "v5e": _tpu("TPU v5e", _V5E, (16, 16), "v5e:16x16", 15.75)
     | {
         "device_kinds": (("v5 lite", "v5e"), _JAX),
         "partitions": (1, _V5E + ": one core per chip"),
         "peak_flops": ({"bf16": 197e12, "f32": 197e12, "int8": 393e12}, _V5E + _ONE_PASS),
         "memory_bytes": (16 * GIB, _V5E),
-        "usable_bytes": (15.75 * GIB, _LIBTPU),
         "memory_bandwidth": (819e9, _V5E),
         "links": (4, _V5E),
         "link_bandwidth": (50e9, _V5E + ": 400 GB/s over 4 links, both directions"),
@@ -204,9 +203,8 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "network_bandwidth": (6.4e12 / 256 / 8, _V5E + _OF_POD),
         "host_bandwidth": (15e9, _SCALING + _TYPICAL),
         "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
-        "example": ("v5e:16x16", "a slice that exists"),
     },
-    "v5p": _tpu("TPU v5p", _V5P, (16, 20, 28))
+    "v5p": _tpu("TPU v5p", _V5P, (16, 20, 28), "v5p:8x8x8", 95.74)
     | {
         "device_kinds": (("v5",), _JAX),
         "partitions": (1, _SCALING + ": the two cores of a chip act as one"),
@@ -215,7 +213,6 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
             _V5P + _ONE_PASS + "; int8: " + _SCALING,
         ),
         "memory_bytes": (96 * GIB, _SCALING),
-        "usable_bytes": (95.74 * GIB, _LIBTPU),
         "memory_bandwidth": (2765e9, _V5P),
         "links": (6, _V5P),
         "link_bandwidth": (100e9, _V5P + ": 1200 GB/s over 6 links, both directions"),
@@ -224,9 +221,8 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "network_bandwidth": (50e9 / 8, _V5P),
         "host_bandwidth": (15e9, _SCALING + _TYPICAL),
         "price": (_price(4.2, "us", "2023-12"), _V5P_BLOG),
-        "example": ("v5p:8x8x8", "a slice that exists"),
     },
-    "v6e": _tpu("TPU v6e", _V6E, (16, 16))
+    "v6e": _tpu("TPU v6e", _V6E, (16, 16), "v6e:16x16", 31.25)
     | {
         "device_kinds": (("v6",), _JAX),
         "partitions": (1, _V6E + ": one core per chip"),
@@ -235,7 +231,6 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
             _V6E + _ONE_PASS + "; fp8: " + _V7X,
         ),
         "memory_bytes": (32 * GIB, _V6E),
-        "usable_bytes": (31.25 * GIB, _LIBTPU),
         "memory_bandwidth": (1638e9, _V6E),
         "links": (4, _V6E),
         "link_bandwidth": (100e9, _V6E + ": 800 GB/s over 4 links, both directions"),
@@ -243,9 +238,8 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "network_bandwidth": (25.6e12 / 256 / 8, _V6E + _OF_POD),
         "host_bandwidth": (32e9, _SCALING + ": PCI Express"),
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
-        "example": ("v6e:16x16", "a slice that exists"),
     },
-    "tpu7x": _tpu("TPU7x", _V7X, (16, 24, 24))
+    "tpu7x": _tpu("TPU7x", _V7X, (16, 24, 24), "tpu7x:8x8x8", 94.75)
     | {
         "partitions": (2, _V7X + ": two cores per chip, which libtpu lists as two devices"),
         "peak_flops": (
@@ -253,13 +247,11 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
             _V7X + _ONE_PASS,
         ),
         "memory_bytes": (96 * GIB, _V7X),
-        "usable_bytes": (94.75 * GIB, _LIBTPU),
         "memory_bandwidth": (7380e9 / 2, _V7X),
         "links": (6, _V7X),
         "link_bandwidth": (100e9, _V7X + ": 1200 GB/s over 6 links, both directions"),
         "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
         "network_bandwidth": (100e9 / 8 / 2, _V7X),
-        "example": ("tpu7x:8x8x8", "a slice that exists"),
         "product_efficiency": _TPU7X_PRODUCTS,
     },
 }

@@ -405,8 +405,11 @@ _QUANTITIES: Mapping[str, tuple[Callable[[Plan], float | None], str]] = {
     "flops": (lambda plan: plan.flops.executed, "flops"),
     "parameters": (lambda plan: plan.parameters.total if plan.parameters else None, "count"),
     "collectives": (lambda plan: sum(row.count for row in plan.collectives), "count"),
-    "across-slices": (lambda plan: _calls_across_slices(plan), "count"),
-    **{kind: (lambda plan, kind=kind: _calls(plan)[kind], "count") for kind in KINDS},
+    "across-slices": (lambda plan: _calls(plan, lambda row: row.endswith(ACROSS_SLICES)), "count"),
+    **{
+        kind: (lambda plan, kind=kind: _calls(plan, lambda row: _within(row) == kind), "count")
+        for kind in KINDS
+    },
 }
 _COMPARISONS = {">": operator.gt, "<": operator.lt}
 _LIMIT = re.compile(r"(?P<name>[\w-]+)\s*(?P<sign>[<>])\s*(?P<amount>[+-]?[\d.]+)\s*(?P<unit>\S*)")
@@ -495,14 +498,10 @@ def _parse_one(part: str, where: str) -> Limit:
     return Limit(part, name, sign, number * scale, unit == "%")
 
 
-def _calls(plan: Plan) -> collections.Counter[str]:
-    """Returns the calls of each collective in a step."""
-    calls: collections.Counter[str] = collections.Counter()
-    for row in plan.collectives:
-        calls[row.kind.removesuffix(ACROSS_SLICES)] += row.count
-    return calls
+def _calls(plan: Plan, counts: Callable[[str], bool]) -> int:
+    """Returns the calls in a step of the collectives whose kind counts."""
+    return sum(row.count for row in plan.collectives if counts(row.kind))
 
 
-def _calls_across_slices(plan: Plan) -> int:
-    """Returns the calls of collectives across TPU slices in a step."""
-    return sum(row.count for row in plan.collectives if row.kind.endswith(ACROSS_SLICES))
+def _within(kind: str) -> str:
+    return kind.removesuffix(ACROSS_SLICES)

@@ -8,13 +8,13 @@ devices. We then make a mesh whose axes can express all shardings of the program
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, sdy, stablehlo
+from lingvo_gshard.planning.search.candidates import factorizations
 from lingvo_gshard.runtime.lowering.shardy import split_of_text
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
@@ -42,11 +42,6 @@ def argument_paths(
     if all(named):
         return [_dotted(match[1]) for match in named if match]
     return [_paths_in_tree(exported)[index] for index in kept]
-
-
-def result_path(info: str, index: int) -> str:
-    """Returns the path of a result; `info` is jax's name for it, or empty."""
-    return _dotted(info) if info else f"result[{index}]"
 
 
 def _paths_in_tree(exported: jax_export.Exported) -> list[str]:
@@ -77,7 +72,7 @@ def shardy_mesh(module: ir.Module) -> Mesh | None:
     """
     found = {}
     for operation in module.body:
-        if operation.operation.name == "sdy.mesh":
+        if _is_mesh(operation):
             attribute = sdy.MeshAttr(operation.operation.attributes["mesh"])
             axes = [sdy.MeshAxisAttr(axis) for axis in attribute.axes]
             if axes:
@@ -86,6 +81,10 @@ def shardy_mesh(module: ir.Module) -> Mesh | None:
         meshes = " and ".join(str(Mesh(axes)) for axes in found)
         raise UserError(f"it has several meshes, {meshes}, and a plan has one")
     return Mesh(next(iter(found))) if found else None
+
+
+def _is_mesh(operation: ir.OpView) -> bool:
+    return operation.operation.name == "sdy.mesh"
 
 
 def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -> Mesh:
@@ -142,20 +141,9 @@ def _identifier(name: str) -> str:
 def _meshes(devices: int) -> Iterator[Mesh]:
     """Yields the meshes of a number of devices, those with fewer axes first."""
     for count in range(1, _MOST_AXES + 1):
-        for sizes in _factorizations(devices, count):
+        for sizes in factorizations(devices, count):
             names = ["data"] if count == 1 else [f"axis_{index}" for index in range(count)]
             yield Mesh(tuple(zip(names, sizes, strict=True)))
-
-
-def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields the ordered factorizations of a number into `count` factors of more than 1."""
-    if count == 1:
-        yield (number,)
-        return
-    for first in itertools.takewhile(lambda f: f < number, itertools.count(2)):
-        if number % first == 0:
-            for rest in _factorizations(number // first, count - 1):
-                yield (first, *rest)
 
 
 _DONATED = ("jax.buffer_donor", "tf.aliasing_output")
@@ -222,7 +210,7 @@ def _to_program(exported: jax_export.Exported, platform: str, given: Mesh | None
                 if any(name in argument.attributes for name in _DONATED)
             ),
             mesh=mesh,
-            partitioner="gspmd" if _is_gspmd(module) else "shardy",
+            partitioner="shardy" if any(map(_is_mesh, module.body)) else "gspmd",
             versions=writers_versions(),
         )
 
@@ -290,10 +278,6 @@ def _values(types: Sequence[ir.Type], attributes: ir.ArrayAttr) -> list[_Value]:
     ]
 
 
-def _is_gspmd(module: ir.Module) -> bool:
-    return all(operation.operation.name != "sdy.mesh" for operation in module.body)
-
-
 def _mesh(module: ir.Module, values: list[_Value], devices: int, given: Mesh | None) -> Mesh:
     """Returns the mesh of a module. Raises ValueError if it is not the given one."""
     named = shardy_mesh(module)
@@ -323,7 +307,8 @@ def _outputs(exported: jax_export.Exported, results: list[_Value], mesh: Mesh) -
     arrays = []
     for index, (aval, result) in enumerate(zip(exported.out_avals, results, strict=True)):
         info = result.attributes.get("jax.result_info")
-        path = result_path("" if info is None else ir.StringAttr(info).value, index)
+        name = "" if info is None else ir.StringAttr(info).value
+        path = _dotted(name) if name else f"result[{index}]"
         arrays.append(_array(path, aval, result, mesh))
     return tuple(arrays)
 

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.layer import VariableSpec
@@ -240,6 +240,17 @@ def _rank(name: str) -> int:
     return names.index(name) if name in names else len(names)
 
 
+def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yields the ordered factorizations of a number into `count` factors, all over 1 if several."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in range(2, number // 2 + 1):
+        if number % first == 0:
+            for rest in factorizations(number // first, count - 1):
+                yield (first, *rest)
+
+
 @dataclasses.dataclass(frozen=True)
 class AxisRole:
     """The letters that one mesh axis shards.
@@ -433,20 +444,13 @@ def _common(groups: Sequence[LayerGroup], tables: Sequence[Tables]) -> Tables:
     """Returns the axes of each letter, from the group with the most weights that has the letter."""
     by_weight = sorted(
         zip(groups, tables, strict=True),
-        key=lambda pair: sum(_elements(spec.shape) for spec in pair[0].weights),
+        key=lambda pair: sum(math.prod(spec.shape) for spec in pair[0].weights),
     )
     merged: Tables = {kind: {} for kind in KINDS}
     for _, own in by_weight:
         for kind in KINDS:
             merged[kind].update(own[kind])
     return merged
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _text(tables: Tables, rules: Callable[[Table], str]) -> str:

@@ -6,12 +6,15 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
+
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.gin_binding import gin_name
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.planning.plan.plan import Record
 
 # These compute the same function, so a search may replace one by the other.
 DISPATCHES = (GatherDispatch, EinsumDispatch)
@@ -80,8 +83,7 @@ class Saving:
 SAVE_ALL = Saving()
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
+class Candidate(Record, frozen=True):
     """A way to run a training step.
 
     Attributes:
@@ -176,7 +178,7 @@ class Variant:
 
     def applied(self, candidate: Candidate) -> Candidate:
         """Returns a candidate with this change."""
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             candidate,
             dispatch=self.dispatch or candidate.dispatch,
             compile_options=(*candidate.compile_options, *self.compile_options),

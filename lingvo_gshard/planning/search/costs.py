@@ -7,11 +7,11 @@ partial sums: an all-reduce, or a reduce-scatter if the axis shards the result.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping
 
 from lingvo_gshard.planning.search.candidates import Tensor
@@ -339,20 +339,10 @@ class Cost:
 
     def add(self, other: Cost) -> None:
         """Adds the cost of other layers. Their workspaces are not in use at the same time."""
-        self.compute_seconds += other.compute_seconds
-        self.communication_seconds += other.communication_seconds
-        self.host_seconds += other.host_seconds
-        self.flops += other.flops
-        self.weights += other.weights
-        self.moments += other.moments
-        self.saved += other.saved
-        self.hosted += other.hosted
-        self.recomputed += other.recomputed
-        self.gradients += other.gradients
-        self.stacked_gradients += other.stacked_gradients
-        self.accumulated += other.accumulated
-        self.workspace = max(self.workspace, other.workspace)
-        self.calls += other.calls
+        workspace = max(self.workspace, other.workspace)
+        for name, value in vars(other).items():
+            setattr(self, name, operator.iadd(getattr(self, name), value))
+        self.workspace = workspace
 
     def repeated(self, times: int) -> Cost:
         """Returns the cost of `times` executions, one after another in the same memory."""
@@ -364,10 +354,3 @@ class Cost:
             flops=times * self.flops,
             calls=[(call, phase, times * count) for call, phase, count in self.calls],
         )
-
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Returns the bytes of all calls in a step, by kind of collective."""
-        total: collections.Counter[str] = collections.Counter()
-        for call, _, times in self.calls:
-            total[call.kind] += call.bytes * times
-        return dict(total)

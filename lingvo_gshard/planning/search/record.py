@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lingvo_gshard.planning.plan.plan import Plan, Record
 from lingvo_gshard.planning.roofline import Budget
+from lingvo_gshard.planning.search.choices import Candidate
 from lingvo_gshard.planning.search.explanation import Alternative
 from lingvo_gshard.planning.search.results import CompiledCost
 
@@ -24,42 +23,22 @@ class CostRecord(Record, frozen=True, kw_only=True):
     peak: int
 
 
-class CandidateRecord(Record, frozen=True, kw_only=True):
+class CandidateRecord(Candidate, frozen=True, kw_only=True):
     """A candidate with its costs.
 
     Attributes:
-      mesh: axes and sizes.
-      strategy: table of letters and axes, or a strategy's name.
-      overrides: (pattern of layer paths, table) for layers that are sharded differently.
-      rematerialize: rematerialization policy.
-      micro_batches: number of micro-batches of a step; 0 is the experiment's.
-      precision: types of weights and activations; empty is the experiment's.
-      dispatch: class of the dispatch; empty is the experiment's.
-      compile_options: changes to the compiler's options, beside the experiment's.
       name: name of the strategy; empty for candidates that the search made.
       flags: command-line flags that select the candidate.
       model: the cost model's estimate.
       compiled: the compiler's figures; None if it was not compiled.
       problem: why it could not be compiled; empty if it could.
-      offload_moments: whether the optimizer's moments are kept in the memory of the host.
-      interleaved: number of interleaved parts of a batch; 0 is the experiment's.
     """
 
-    mesh: str
-    strategy: str
-    overrides: Sequence[tuple[str, str]]
-    rematerialize: str
-    micro_batches: int
-    precision: str
-    dispatch: str
-    compile_options: Sequence[str]
     name: str
     flags: list[str]
     model: CostRecord
     compiled: CompiledCost | None
     problem: str
-    offload_moments: bool = False
-    interleaved: int = 0
 
 
 class MachineRecord(Record, frozen=True, kw_only=True):

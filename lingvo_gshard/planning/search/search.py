@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.errors import UserError
@@ -21,6 +21,7 @@ from lingvo_gshard.planning.search.candidates import (
     ShardingOption,
     TracedStep,
     candidate,
+    factorizations,
     group,
     sharding_options,
 )
@@ -56,9 +57,9 @@ def mesh_shapes(
     """
     shapes: list[tuple[int, ...]] = []
     for axes in range(1, most_axes + 1):
-        for sizes in _factorizations(devices, axes):
+        for sizes in factorizations(devices, axes):
             is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
-            if is_ordered and _follows(sizes, torus):
+            if devices > 1 and is_ordered and _follows(sizes, torus):
                 shapes.append(sizes)
     return shapes
 
@@ -66,18 +67,6 @@ def mesh_shapes(
 def unnamed_mesh(sizes: tuple[int, ...]) -> Mesh:
     """Returns a mesh of these sizes with placeholder names."""
     return Mesh(tuple(zip(_LETTERS, sizes, strict=False)))
-
-
-def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields all ordered products of `count` factors larger than 1 that equal a number."""
-    if count == 1:
-        if number > 1:
-            yield (number,)
-        return
-    for first in range(2, number // 2 + 1):
-        if number % first == 0:
-            for rest in _factorizations(number // first, count - 1):
-                yield (first, *rest)
 
 
 def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:

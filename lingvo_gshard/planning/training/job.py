@@ -155,7 +155,7 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
     memory = plan.bytes_per_device
     own = memory.weights + memory.moments
     rate = formulas.get(options.failures) if options.failures else formulas.default(topology)
-    seconds = AGENTS_COMPILE if options.agents else _compile_seconds(plan)
+    seconds = plan.compile_seconds * (1.0 if plan.has_code else _WITH_CODE)
     return Job(
         topology=topology,
         steps=math.ceil(options.tokens / plan.tokens_per_step),
@@ -165,7 +165,7 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
         host_rate=_or(options.checkpoint_rate, PARTNER_RATE if options.agents else HOST_RATE),
         stall=_or(options.checkpoint_stall, own / COPY_RATE),
         detect=_or(options.restart, AGENTS_RESTART if options.agents else RESTART),
-        compile=_or(options.compile_seconds, seconds),
+        compile=_or(options.compile_seconds, AGENTS_COMPILE if options.agents else seconds),
         # A snapshot is in the memory of the host that restores it.
         restore=own / COPY_RATE if options.agents else None,
     )
@@ -191,11 +191,6 @@ def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
         row("start after a failure", job.detect, "seconds", "restart", start),
         row("compile after it", job.compile, "seconds", "compile_seconds", compile_),
     ]
-
-
-def _compile_seconds(plan: Plan) -> float:
-    """Returns the seconds that compiling a plan's step to the end takes."""
-    return plan.compile_seconds * (1.0 if plan.has_code else _WITH_CODE)
 
 
 def _or(value: float | None, default: float) -> float:

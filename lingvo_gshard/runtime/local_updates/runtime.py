@@ -61,7 +61,7 @@ def outer_step_program(
     """
     rule, specs = trainer.local_updates, trainer.theta_specs
     kind = trainer.sharded_parts["theta"]
-    arrays = _weight_arrays(trainer, everywhere)
+    arrays = [a for a in state_arrays(trainer, everywhere) if a.path.startswith("theta.")]
     moment_arrays = outer_moment_arrays(trainer, everywhere)
     worker_arrays = [stacked(array, count) for array in arrays]
     stopped = stacked(Array("stopped", (), "bool", ()), count)
@@ -96,11 +96,6 @@ def outer_moment_arrays(trainer: Trainer, everywhere: Partitioning) -> list[Arra
         Array(f"outer.{path}", s.shape, s.dtype, everywhere.spec_storage_split(s, "moments"))
         for path, s in specs.flatten_items()
     ]
-
-
-def _weight_arrays(trainer: Trainer, everywhere: Partitioning) -> list[Array]:
-    arrays = state_arrays(trainer, everywhere)
-    return [array for array in arrays if array.path.startswith("theta.")]
 
 
 # The collectives that sum over workers.

@@ -121,6 +121,12 @@ def with_first(axes: Axes, split: Split) -> Split:
     return (axes, *rest)
 
 
+def is_float(value: ir.Value) -> bool:
+    """Returns whether a value is a tensor of floating-point numbers."""
+    kind = value.type
+    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.FloatType)
+
+
 def is_zero(value: ir.Value) -> bool:
     """Returns whether every element is 0, perhaps as a number of another type, or annotated."""
     maker = maker_of(value)

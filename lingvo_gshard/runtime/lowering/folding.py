@@ -118,8 +118,11 @@ _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
 def make_iotas(module: ir.Module) -> None:
     """Replaces every int32 tensor that counts along one of its dimensions by an iota."""
     found: list[tuple[ir.Operation, int]] = []
+    int32 = ir.IntegerType.get_signless(32, module.context)
     for operation in operations_of(module):
-        if operation.name in ("stablehlo.constant", *_MOVES) and _is_int32(operation.results[0]):
+        if operation.name not in ("stablehlo.constant", *_MOVES):
+            continue
+        if ir.RankedTensorType(operation.results[0].type).element_type == int32:
             dimension = _counts_along(operation)
             if dimension is not None:
                 found.append((operation, dimension))
@@ -198,10 +201,6 @@ def _constant_counts_along(operation: ir.Operation) -> int | None:
         if (array == np.arange(size).reshape(along)).all():
             return dimension
     return None
-
-
-def _is_int32(value: ir.Value) -> bool:
-    return ir.RankedTensorType(value.type).element_type == ir.IntegerType.get_signless(32)
 
 
 # Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer

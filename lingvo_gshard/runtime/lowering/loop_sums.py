@@ -24,6 +24,7 @@ from lingvo_gshard.runtime.lowering.builders import (
     constant,
     create,
     erase_unused,
+    is_float,
     is_zero,
     split_over,
     summed,
@@ -111,7 +112,7 @@ class _Paths:
         found = [self._carried(loop, index) for index in range(len(loop.results))]
         sums = [one for one in found if one and one.update.name == _ADD and self._is_whole(one)]
         while True:
-            paths = {one.index: set(self._path(one)) for one in sums}
+            paths = {one.index: set(self.between(one)) for one in sums}
             every = {operation for path in paths.values() for operation in path}
             kept = [one for one in sums if self._is_closed(paths[one.index], every, one)]
             if len(kept) == len(sums):
@@ -134,7 +135,7 @@ class _Paths:
     def operations(self, value: ir.Value) -> Iterator[ir.Operation]:
         """Yields the operations between a value and the partial sums it is computed from."""
         if carried := self.carried_by(value):
-            yield from self._path(carried)
+            yield from self.between(carried)
             return
         maker = maker_of(value)
         assert maker is not None, "a value without an operation has no partial sums"
@@ -143,7 +144,8 @@ class _Paths:
             for operand in summed_operands(maker):
                 yield from self.operations(operand)
 
-    def _path(self, carried: _Carried) -> Iterator[ir.Operation]:
+    def between(self, carried: _Carried) -> Iterator[ir.Operation]:
+        """Yields the operations between a carried tensor and the partial sums it adds up."""
         yield from (carried.update, *carried.movers)
         yield from self.operations(carried.term)
 
@@ -179,23 +181,23 @@ class _Paths:
                         return False
         return all(
             use.owner.operation in every
-            for inner in self._inner(root.term)
+            for inner in self.inner(root.term)
             for use in inner.result.uses
         )
 
-    def _inner(self, value: ir.Value) -> Iterator[_Carried]:
+    def inner(self, value: ir.Value) -> Iterator[_Carried]:
         """Yields the carried tensors of inner loops that a value is computed from."""
         if carried := self.carried_by(value):
             yield carried
-            yield from self._inner(carried.term)
+            yield from self.inner(carried.term)
         elif value not in self.partials and (maker := maker_of(value)):
             for operand in summed_operands(maker):
-                yield from self._inner(operand)
+                yield from self.inner(operand)
 
     def _carried(self, loop: ir.Operation, index: int) -> _Carried | None:
         condition, body = (region.blocks[0] for region in loop.regions)
         argument = body.arguments[index]
-        if not _is_float(argument) or not is_zero(loop.operands[index]):
+        if not is_float(argument) or not is_zero(loop.operands[index]):
             return None
         movers, update = [], maker_of(list(body.operations)[-1].operands[index])
         while update and passes(update) and len(list(update.results[0].uses)) == 1:
@@ -230,7 +232,7 @@ def summed_operands(operation: ir.Operation) -> Sequence[ir.Value]:
     """
     operands = list(operation.operands)
     if operation.name == _CONVERT:
-        return operands if _is_float(operands[0]) and _is_float(operation.results[0]) else ()
+        return operands if is_float(operands[0]) and is_float(operation.results[0]) else ()
     if passes(operation) or operation.name in (SLICE, "stablehlo.negate", _ADD):
         return operands
     if operation.name == _MULTIPLY and _number(operands[0]) is not None:
@@ -248,11 +250,6 @@ def _number(value: ir.Value) -> ir.Value | None:
     return maker.operands[0]
 
 
-def _is_float(value: ir.Value) -> bool:
-    kind = value.type
-    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.FloatType)
-
-
 class _Rewriting:
     """The rewriting of the sums of one outermost loop."""
 
@@ -262,7 +259,10 @@ class _Rewriting:
         self._by_loop: dict[ir.Operation, dict[int, _Carried]] = {}
         self._replaced: list[ir.Operation] = []
         for one in sums:
-            self._plan(one)
+            self._replaced += paths.between(one)
+            for carried in (one, *paths.inner(one.term)):
+                self._by_loop.setdefault(carried.loop, {})[carried.index] = carried
+                self._replaced.append(carried.loop)
 
     def run(self) -> None:
         """Rewrites the loop, and sums over devices after it."""
@@ -272,26 +272,6 @@ class _Rewriting:
             for one in self._sums:
                 self._reduce(one)
         assert not erase_unused(self._replaced), "a replaced operation is in use"
-
-    def _plan(self, carried: _Carried) -> None:
-        """Notes a carried tensor, the tensors of inner loops, and the operations to replace."""
-        known = self._by_loop.setdefault(carried.loop, {})
-        if carried.index in known:
-            return
-        known[carried.index] = carried
-        self._replaced += [carried.loop, carried.update, *carried.movers]
-        self._plan_value(carried.term)
-
-    def _plan_value(self, value: ir.Value) -> None:
-        if carried := self._paths.carried_by(value):
-            self._plan(carried)
-            return
-        maker = maker_of(value)
-        assert maker is not None
-        self._replaced.append(maker)
-        if value not in self._paths.partials:
-            for operand in summed_operands(maker):
-                self._plan_value(operand)
 
     def _rewrite(self, loop: ir.Operation) -> None:
         """Makes a loop carry partial sums."""

@@ -105,11 +105,11 @@ def lower(
         outputs = [_output(name, *output) for output in described]
         found = captured(name, concrete, variables)
         module = _stablehlo(traced, specs)
-    state = [each.array for each in found.held]
+    state, pairs = [each.array for each in found.held], zip(inputs, concrete.inputs, strict=False)
     return Program(
         name=name,
         module=_portable(name, module, found, partitioning, partitioner, not folds_constants),
-        inputs=(*_with_annotated_splits(inputs, concrete.inputs, partitioning), *state),
+        inputs=(*(_with_annotated_split(*pair, partitioning) for pair in pairs), *state),
         outputs=(*outputs, *state),
         donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
         kernels=tuple(sorted(kernels)),
@@ -184,14 +184,6 @@ def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -
         if "must be a compile-time constant" not in str(error):
             raise
     return lowered()
-
-
-def _with_annotated_splits(
-    inputs: Sequence[Array], tensors: Sequence[tf.Tensor], partitioning: Partitioning
-) -> tuple[Array, ...]:
-    """Returns the inputs with splits. `tensors` begins with theirs."""
-    pairs = zip(inputs, tensors, strict=False)
-    return tuple(_with_annotated_split(*pair, partitioning) for pair in pairs)
 
 
 def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partitioning) -> Array:

@@ -31,6 +31,7 @@ from lingvo_gshard.runtime.lowering.builders import (
     constant,
     create,
     erase_unused,
+    is_float,
     is_zero,
     reshaped,
     sliced,
@@ -430,7 +431,7 @@ def add_before_reducing(module: ir.Module, mesh: Mesh) -> None:
     """Rewrites sums of several terms that each need a reduction over the same mesh axes."""
     if mesh.size == 1:
         return
-    sums = [x for x in operations_of(module) if x.name == _ADD and _is_float(x.results[0])]
+    sums = [x for x in operations_of(module) if x.name == _ADD and is_float(x.results[0])]
     _Rewriting(mesh).rewrite(sums)
 
 
@@ -518,7 +519,3 @@ def _own_maker(value: ir.Value, root: ir.Operation) -> ir.Operation | None:
     if maker is None or len(list(value.uses)) != 1 or maker.block != root.block:
         return None
     return maker
-
-
-def _is_float(value: ir.Value) -> bool:
-    return isinstance(ir.RankedTensorType(value.type).element_type, ir.FloatType)

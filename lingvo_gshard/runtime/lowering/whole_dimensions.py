@@ -28,6 +28,7 @@ from lingvo_gshard.runtime.lowering.shardy import (
     LEAVES_REGION,
     annotated,
     call_target,
+    operations_of,
 )
 from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
@@ -55,14 +56,7 @@ def keep_whole(module: ir.Module, mesh: Mesh) -> None:
     """
     if mesh.size == 1:
         return
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name in _RULES:
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    found = [each for each in operations_of(module) if each.name in _RULES]
     manual = _inside_regions(module) if found else set()
     splits = ValueSplits(mesh)
     for operation in found:
@@ -178,14 +172,8 @@ def _count(operation: ir.Operation, name: str) -> int:
 def _inside_regions(module: ir.Module) -> set[ir.Value]:
     """Returns the values that are computed inside manual regions."""
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
-    waiting: list[ir.Value] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if call_target(operation) == ENTERS_REGION:
-            waiting.extend(operation.results)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    entries = [each for each in operations_of(module) if call_target(each) == ENTERS_REGION]
+    waiting: list[ir.Value] = [result for each in entries for result in each.results]
     inside: set[ir.Value] = set()
     while waiting:
         value = waiting.pop()

@@ -130,23 +130,15 @@ def _dividing(
                 continue
             if part > 1:
                 factors[axis] = part
-                used.append(_major(axis))
+                used.append(f"{axis}_major")
             break
         split.append(tuple(used))
     names: list[str] = []
     sizes: list[int] = []
     for name, part in factors.items():
         whole = mesh.shape[name]
-        names += [name] if part == whole else [_major(name), _minor(name)]
+        names += [name] if part == whole else [f"{name}_major", f"{name}_minor"]
         sizes += [whole] if part == whole else [part, whole // part]
     cut_mesh = jax.sharding.Mesh(np.reshape(mesh.devices, sizes), names)
     spec = jax.sharding.PartitionSpec(*(axes or None for axes in split))
     return jax.sharding.NamedSharding(cut_mesh, spec)
-
-
-def _major(axis: str) -> str:
-    return f"{axis}_major"
-
-
-def _minor(axis: str) -> str:
-    return f"{axis}_minor"

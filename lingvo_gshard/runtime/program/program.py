@@ -64,27 +64,21 @@ def platforms_of(module: str) -> tuple[str, ...]:
 
 
 def _platform_of_call(call: str) -> str:
-    for begin, platform in _CALLS_OF_KERNELS:
-        if call.startswith(begin):
-            return platform
-    return _LOWERED_FOR
+    found = (platform for begin, platform in _CALLS_OF_KERNELS if call.startswith(begin))
+    return next(found, _LOWERED_FOR)
 
 
 def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
     """Raises ValueError naming the file if a device's platform does not run the program."""
     if record.platforms is msgspec.UNSET:
         return
-    found = platform_of(device)
+    found, named = platform_of(device), " and ".join(record.platforms) or "no platform"
     if found not in record.platforms:
         raise UserError(
-            f"{path} was exported for {_listed(record.platforms)}, but jax found {found} "
+            f"{path} was exported for {named}, but jax found {found} "
             f"({device.device_kind}) here; export it again without operations that only that "
             "platform has"
         )
-
-
-def _listed(platforms: Sequence[str]) -> str:
-    return " and ".join(platforms) or "no platform"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,7 +100,7 @@ def train_program(
         new_state = annotated(new_state, trainer)
         if is_stacked:
             new_state = new_state.transform(lambda tensor: tensor[None])
-        return [*_described(arrays, new_state), _described_metrics(values)]
+        return [*_described(arrays, new_state), ("metrics", values, ((),))]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     donated = range(len(arrays))
@@ -123,7 +123,7 @@ def eval_program(
         theta = _evaluated_theta(tensors[: len(arrays)], trainer)
         pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
         names[:], values = metric_vector(values_and_weights(pairs))
-        return [_described_metrics(values)]
+        return [("metrics", values, ((),))]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     return _lower("eval_step", eval_step, inputs, trainer, partitioning, partitioner), names
@@ -268,8 +268,3 @@ def _described(arrays: Sequence[Array], state: NestedMap) -> list:
 
 def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
     return dict(zip(sorted(specs), tensors, strict=True))
-
-
-def _described_metrics(values: tf.Tensor) -> tuple[str, tf.Tensor, tuple]:
-    """Returns the metrics as an output that `lower` takes: (path, tensor, split)."""
-    return "metrics", values, ((),)

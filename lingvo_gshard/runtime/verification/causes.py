@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.verification.findings import (
     Compared,
     Finding,
     NearCollective,
-    nearest_annotation,
     nearest_line,
 )
 from lingvo_gshard.runtime.verification.rules import Along, Evidence, likely_cause
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.step.trainer import Trainer
 
 _MOST_COLLECTIVES = 3
 # Gradients are made by TensorFlow, after all lines of the model.
@@ -32,7 +30,7 @@ def find_first(
     compared: Sequence[Compared],
     step: ObservedStep,
     whole: ObservedStep,
-    trainer: Trainer,
+    layers: Sequence[str],
     mesh: Mesh,
     along: Along | None = None,
 ) -> Finding | None:
@@ -45,7 +43,7 @@ def find_first(
       compared: all tensors, in the order of their computation. Gradients are in any order.
       step: the partitioned step.
       whole: the step on one device.
-      trainer: the trainer.
+      layers: paths of all layers.
       mesh: the mesh of the step.
       along: runs the step over fewer devices; see `Along`.
     """
@@ -58,33 +56,39 @@ def find_first(
         order = {each.layer: each.order for each in observed.values()}
         gradients = [each for each in wrong if each.kind == "gradient"]
         first = max(gradients, key=lambda each: order.get(_layer_of(each.name), (0, 0, 0)))
-    equal = {each.name for each in compared if each.is_equal and each.kind == "output"}
-    equal_operations = {each.tensor.op for name, each in observed.items() if name in equal}
+    tensors = {name: each.tensor for name, each in observed.items()}
+    tensors |= {name: tensor for name, (tensor, _) in step.results.items()}
+    kinds = ("output", "result")
+    equal = {tensors[each.name].op for each in compared if each.is_equal and each.kind in kinds}
     if first.kind == "output":
         tensor, layer = observed[first.name].tensor, observed[first.name].layer
     elif first.kind == "gradient":
         tensor, layer = step.gradients[first.name][0], _layer_of(first.name)
+    elif first.kind == "result":
+        tensor, layer = tensors[first.name], ""
     else:
         tensor, layer = None, _layer_of(first.name.partition(".")[2])
         layer = layer if first.kind == "new weight" else ""
-    layers = trainer.task.layer_paths()
     values = _values(first, step, whole)
-    return describe(
-        first, tensor, layer, step.executable, layers, mesh, equal_operations, values, along
-    )
+    evidence = Evidence(first, mesh, tensor, equal, values, along)
+    return describe(evidence, layer, step.executable, layers)
 
 
 def _values(
     first: Compared, step: ObservedStep, whole: ObservedStep
 ) -> tuple[jax.Array, np.ndarray | jax.Array] | None:
     """Returns the partitioned and the whole result; None if only digests or numbers are known."""
-    if first.kind == "gradient":
-        return step.gradients[first.name][1], whole.gradients[first.name][1]
+    for kind, mine, its in (
+        ("gradient", step.gradients, whole.gradients),
+        ("result", step.results, whole.results),
+    ):
+        if first.kind == kind:
+            return mine[first.name][1], its[first.name][1]
     if first.kind != "output":
         return None
     mine, its = (
-        {seen.name: (seen, value) for (seen, value), is_digest in pairs if not is_digest}
-        for pairs in (zip(s.outputs, s.is_digest, strict=True) for s in (step, whole))
+        {seen.name: (seen, value) for seen, value in s.outputs if not seen.is_digest}
+        for s in (step, whole)
     )
     if first.name not in mine or first.name not in its:
         return None
@@ -93,43 +97,29 @@ def _values(
 
 
 def describe(
-    first: Compared,
-    tensor: tf.Tensor | None,
-    layer: str,
-    executable: Executable,
-    layers: Sequence[str],
-    mesh: Mesh,
-    equal: Collection[tf.Operation] = (),
-    values: tuple[jax.Array, np.ndarray | jax.Array] | None = None,
-    along: Along | None = None,
+    evidence: Evidence, layer: str, executable: Executable, layers: Sequence[str] = ()
 ) -> Finding:
     """Returns a finding with the annotation and the collectives that are near a tensor.
 
     Args:
-      first: the tensor, compared.
-      tensor: the traced tensor; None if it is not known.
+      evidence: what is known of the tensor.
       layer: path of the layer that computes it.
       executable: the partitioned program.
       layers: paths of all layers.
-      mesh: the mesh.
-      equal: operations whose results are equal.
-      values: the partitioned result and the whole one; None if they are not known.
-      along: runs the computation over fewer devices; see `Along`.
     """
-    annotation = nearest_annotation(tensor, mesh) if tensor is not None else None
+    first, tensor = evidence.compared, evidence.tensor
     calls = executable.collectives(map(scope_name, layers)) if layers else executable.collectives()
     phases = _PHASES.get(first.kind, ("forward",))
-    source = nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else ""
-    cause = likely_cause(Evidence(first, mesh, tensor, annotation, equal, values, along))
+    cause = likely_cause(evidence)
     return Finding(
         kind=first.kind,
         name=first.name,
         layer=layer,
         difference=first.difference,
         likely=cause.text,
-        annotation=annotation,
+        annotation=evidence.annotation,
         collectives=tuple(_near(calls, layer, phases)),
-        source=source,
+        source=nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else "",
         axes=cause.axes,
     )
 

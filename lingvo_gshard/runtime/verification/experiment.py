@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.options import option
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.kernels.kernel import HARDWARE, interpreted, uses_in_words
+from lingvo_gshard.kernels.kernel import interpreted
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
@@ -32,13 +30,20 @@ from lingvo_gshard.runtime.verification.findings import (
     TensorDifference,
     Verification,
     compare,
-    compare_digests,
     compare_update,
 )
-from lingvo_gshard.runtime.verification.observation import uncompared_outputs
-from lingvo_gshard.runtime.verification.steps import ObservedStep, in_float64, run_step
+from lingvo_gshard.runtime.verification.rules import Evidence
+from lingvo_gshard.runtime.verification.shrinking import VerifyOptions
+from lingvo_gshard.runtime.verification.steps import (
+    ObservedStep,
+    TensorDifferences,
+    in_float64,
+    notes,
+    output_differences,
+    run_on_arrays,
+    run_step,
+)
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step import precision
@@ -71,9 +76,9 @@ class OuterStep:
         )
         self._before = _inputs(program, trainer, workers.count, state)
         self.executable = Executable(program, workers.all_devices)
-        self._partitioned = _run(self.executable, self._before, workers.all_devices)
+        self._partitioned = run_on_arrays(self.executable, self._before, workers.all_devices)
         devices = workers.all_devices[:1]
-        self._whole = _run(Executable(whole, devices), self._before, devices)
+        self._whole = run_on_arrays(Executable(whole, devices), self._before, devices)
 
     def differences(self) -> Iterator[tuple[str, TensorDifference]]:
         """Yields the name and the difference of each array that the outer step changes."""
@@ -106,15 +111,6 @@ def _inputs(program: Program, trainer: Trainer, count: int, state: NestedMap) ->
     return [x.astype(a.dtype) for x, a in zip(values, program.inputs, strict=True)]
 
 
-def _run(
-    executable: Executable, values: list[np.ndarray], devices: list[Device]
-) -> tuple[jax.Array, ...]:
-    mesh = executable.program.mesh
-    arranged = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
-    pairs = zip(executable.program.inputs, values, strict=True)
-    return executable(*(array.put(value, arranged) for array, value in pairs))
-
-
 # Gradients are compared relative to their own scale, but at least this share of the largest one's.
 _LEAST_SHARE = 1e-3
 # Scale of the noise that is added to weights that are initially constant.
@@ -122,31 +118,6 @@ _NOISE = 0.05
 
 # The parts of a state whose arrays are compared relative to how far the step moved them.
 _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
-
-# (kind, name, difference) of tensors.
-TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
-
-
-@dataclasses.dataclass(frozen=True)
-class VerifyOptions(PartitioningOptions):
-    """Options for the verification of an experiment."""
-
-    tolerance: float = option(
-        1e-9,
-        "Largest difference that counts as equal, relative to the largest value of the tensor.",
-        minimum=0,
-    )
-    seed: int = option(1, "Seed of the weights and of all random numbers of the step.", minimum=0)
-    shrink: bool = option(True, "Makes large sizes small.")
-    dropout: bool = option(True, "Keeps dropout; otherwise all rates are 0.")
-    max_devices: int = option(
-        16, "Largest number of devices; a larger mesh is made smaller.", minimum=1
-    )
-    kernels: str | None = option(
-        None,
-        "Platform whose kernels are used, computed step by step: tpu or cuda. None by default.",
-        choices=HARDWARE,
-    )
 
 
 def verify_experiment(
@@ -175,7 +146,7 @@ def verify_experiment(
     scales_loss = precision.get(experiment.step.precision).scales_loss
     case = _Case(small.params, partitioning, options, scales_loss)
     partitioned, whole = case.run(progress)
-    compared, notes = _compare(partitioned, whole, case), _uncompared(partitioned, whole)
+    compared = _compare(partitioned, whole, case)
     mesh = case.partitioning.mesh
 
     def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
@@ -188,9 +159,8 @@ def verify_experiment(
     if is_wrong and options.dropout and shrinking.has_dropout(small.params):
         without = shrinking.without_dropout(small.params)[0]
         by_dropout = _is_equal(_Case(without, partitioning, options, scales_loss), progress)
-    first = find_first(
-        compared, partitioned, whole, case.trainer, mesh, None if by_dropout else along
-    )
+    layers, runs_again = case.trainer.task.layer_paths(), None if by_dropout else along
+    first = find_first(compared, partitioned, whole, layers, mesh, runs_again)
     first = first.caused_by_dropout() if first and by_dropout else first
     if case.workers:
         rows, wrong = _compare_outer_step(case, case.workers, progress)
@@ -199,7 +169,7 @@ def verify_experiment(
         subject=experiment.name,
         mesh=str(partitioning.mesh),
         strategy=partitioning.strategy.to_text(),
-        notes=(*small.notes, *uses_in_words(partitioned.executable.program.kernels), *notes),
+        notes=(*small.notes, *notes(partitioned, whole)),
         tolerance=options.tolerance,
         compared=tuple(compared),
         first=first,
@@ -322,7 +292,7 @@ def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> lis
     """Returns the comparisons of all tensors of a step, in the order of their computation."""
     mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
     found = [
-        *_output_differences(partitioned, whole, mesh),
+        *output_differences(partitioned, whole, mesh),
         *_metric_differences(partitioned, whole, mesh),
         *_gradient_differences(partitioned, whole, mesh),
         *_state_differences(partitioned, whole, case),
@@ -331,33 +301,6 @@ def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> lis
         Compared(kind, name, difference, difference.relative <= tolerance)
         for kind, name, difference in found
     ]
-
-
-def _output_differences(
-    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
-) -> TensorDifferences:
-    others = {observed.name: (observed, value) for observed, value in whole.outputs}
-    for (observed, value), is_digest in zip(
-        partitioned.outputs, partitioned.is_digest, strict=True
-    ):
-        if observed.name not in others:
-            continue
-        other, its_value = others[observed.name]
-        if other.tensor.shape != observed.tensor.shape:
-            continue
-        if is_digest:
-            yield "output", observed.name, compare_digests(value, its_value)
-        else:
-            ordered = observed.like(other, np.asarray(its_value))
-            yield "output", observed.name, compare(value, ordered, mesh)
-
-
-def _uncompared(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:
-    steps = (partitioned, whole)
-    shapes = [
-        {seen.name: tuple(known_sizes(seen.tensor.shape)) for seen, _ in s.outputs} for s in steps
-    ]
-    return uncompared_outputs(*shapes)
 
 
 def _metric_differences(
@@ -413,4 +356,4 @@ def _compare_outer_step(
     if first is None:
         return rows, None
     layers = case.trainer.task.layer_paths()
-    return rows, describe(first, None, "", step.executable, layers, workers.together)
+    return rows, describe(Evidence(first, workers.together), "", step.executable, layers)

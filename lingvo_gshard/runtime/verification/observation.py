@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ class Observed:
       order: sorts results by the time of their computation.
       tensor: the traced tensor.
       groups: the order of the tensor's groups of tokens; None if the groups are stored by number.
+      is_digest: whether its value is a digest of the tensor, which is computed inside of a loop.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Observed:
     order: tuple[int, int, int]
     tensor: tf.Tensor
     groups: token_context.GroupOrder | None = None
+    is_digest: bool = False
 
     def like(self, other: Observed, value: np.ndarray | jax.Array) -> np.ndarray:
         """Returns the value of another computation's result with groups in this one's order.
@@ -140,7 +141,8 @@ class Observation:
         """Keeps where the result of a loop stands among the others."""
         self._count += 1
         if iteration is None:
-            self._in_loops.setdefault(name, Observed(name, layer, (self._count, 0, 0), tensor))
+            order = (self._count, 0, 0)
+            self._in_loops.setdefault(name, Observed(name, layer, order, tensor, is_digest=True))
             return
         if self._loop[0] is not iteration.repetition:
             self._loop = (iteration.repetition, self._count)
@@ -150,30 +152,7 @@ class Observation:
             names = [f"{name}[{r}]" for r in range(loop.times)]
         for r, (one, path) in enumerate(zip(names, layers, strict=True)):
             order = (self._loop[1], r, self._count)
-            self._in_loops.setdefault(one, Observed(one, path, order, tensor))
-
-
-def uncompared_outputs(
-    partitioned: Mapping[str, tuple[int, ...]], whole: Mapping[str, tuple[int, ...]]
-) -> tuple[str, ...]:
-    """Returns notes on the results of layers that are not computed in one shape in both places.
-
-    Args:
-      partitioned: shapes over the mesh, by name.
-      whole: shapes on one device, by name.
-    """
-    notes = []
-    for name in {**partitioned, **whole}:
-        if partitioned.get(name) == whole.get(name):
-            continue
-        mesh, one = (
-            list(of[name]) if name in of else "not computed" for of in (partitioned, whole)
-        )
-        notes.append(
-            f"not compared: the output {name} is {mesh} over the mesh and {one} on one device, so "
-            "its shape depends on the mesh. What is computed from it is compared"
-        )
-    return tuple(notes)
+            self._in_loops.setdefault(one, Observed(one, path, order, tensor, is_digest=True))
 
 
 def _group_order(tensor: tf.Tensor) -> token_context.GroupOrder | None:

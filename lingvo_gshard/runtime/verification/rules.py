@@ -18,6 +18,7 @@ from lingvo_gshard.runtime.verification.findings import (
     Compared,
     TensorDifference,
     copies_along,
+    nearest_annotation,
     sources,
     split_of_array,
 )
@@ -52,7 +53,6 @@ class Evidence:
       compared: the tensor, compared.
       mesh: the mesh.
       tensor: the traced tensor; None if it is not known.
-      annotation: the nearest annotation or manual region.
       equal: operations whose results are equal.
       values: the partitioned result and the whole one; None if they are not known.
       along: runs the computation over fewer devices; None if it cannot run again.
@@ -60,16 +60,20 @@ class Evidence:
 
     compared: Compared
     mesh: Mesh
-    tensor: tf.Tensor | None
-    annotation: Annotation | None
-    equal: Collection[tf.Operation]
-    values: tuple[jax.Array, np.ndarray | jax.Array] | None
-    along: Along | None
+    tensor: tf.Tensor | None = None
+    equal: Collection[tf.Operation] = ()
+    values: tuple[jax.Array, np.ndarray | jax.Array] | None = None
+    along: Along | None = None
 
     @property
     def difference(self) -> TensorDifference:
         """The difference of the tensor."""
         return self.compared.difference
+
+    @functools.cached_property
+    def annotation(self) -> Annotation | None:
+        """The nearest annotation or manual region."""
+        return None if self.tensor is None else nearest_annotation(self.tensor, self.mesh)
 
     @functools.cached_property
     def random(self) -> RandomOperation | None:
@@ -173,9 +177,15 @@ def _not_finite(evidence: Evidence) -> str:
     )
 
 
-def _hidden_generator(evidence: Evidence) -> str:
-    random = evidence.random
-    return _cause_of_random(random) if random and not random.is_stateless else ""
+def _hidden_generator(evidence: Evidence) -> str | None:
+    return "" if evidence.random and evidence.random.is_stateless else _random(evidence)
+
+
+def _random(evidence: Evidence) -> str | None:
+    return evidence.random and (
+        f"{evidence.random}, not from a key of the step, so its numbers depend on the mesh. "
+        "Draw with lingvo_gshard.core.random_numbers and a key of self.random_seed"
+    )
 
 
 def _copies(evidence: Evidence) -> str:
@@ -230,26 +240,14 @@ def _twice(evidence: Evidence) -> str:
     return "it is twice the whole one: it is added twice" if is_twice else ""
 
 
-def _fixed_seed(evidence: Evidence) -> str:
-    return _cause_of_random(evidence.random) if evidence.random else ""
-
-
-def _pattern(evidence: Evidence) -> str:
-    pair = evidence.pair
-    return next(filter(None, (rule(pair) for rule in patterns.RULES)), "") if pair else ""
+def _of_pair(pattern: Callable[[Pair], str]) -> Callable[[Evidence], str]:
+    """Returns a pattern of the values as a rule."""
+    return lambda evidence: pattern(evidence.pair) if evidence.pair else ""
 
 
 def _one_shard(evidence: Evidence) -> str:
-    text = patterns.one_shard_right(evidence.pair) if evidence.pair else ""
+    text = _of_pair(patterns.one_shard_right)(evidence)
     return text and text + evidence.facts(evidence.mesh.names)
-
-
-def _added_again(evidence: Evidence) -> str:
-    return patterns.added_again(evidence.pair) if evidence.pair else ""
-
-
-def _rounding(evidence: Evidence) -> str:
-    return rounding(evidence.operations, evidence.difference.relative)
 
 
 def _unknown(evidence: Evidence) -> Cause:
@@ -278,20 +276,13 @@ RULES: tuple[Callable[[Evidence], str | Cause | None], ...] = (
     _copies,
     _multiple,
     _twice,
-    _pattern,
-    _fixed_seed,
-    _rounding,
+    *map(_of_pair, patterns.RULES),
+    _random,
+    lambda evidence: rounding(evidence.operations, evidence.difference.relative),
     _one_shard,
-    _added_again,
+    _of_pair(patterns.added_again),
     _unknown,
 )
-
-
-def _cause_of_random(random: RandomOperation) -> str:
-    return (
-        f"{random}, not from a key of the step, so its numbers depend on the mesh. "
-        "Draw with lingvo_gshard.core.random_numbers and a key of self.random_seed"
-    )
 
 
 def _is_close(factor: float, other: float | None) -> bool:

@@ -5,49 +5,36 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.options import option
+from lingvo_gshard.kernels.kernel import HARDWARE
 from lingvo_gshard.runtime.local_updates.workers import with_rows_over_workers
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.local_updates import AXIS
 
-# Last name of a path in the Params -> the letter whose size it is.
-LETTERS = {
-    "batch_rows": "B",
-    "rows": "B",
-    "group_size": "S",
-    "head_dim": "D",
-    "hidden_dim": "H",
-    "length": "L",
-    "model_dim": "M",
-    "num_experts": "E",
-    "num_heads": "N",
-    "num_key_value_heads": "N",
-    "num_kv_heads": "N",
-    "size": "V",
-    "source_length": "L",
-    "source_vocabulary_size": "V",
-    "target_length": "L",
-    "target_size": "V",
-    "target_vocabulary_size": "V",
-    "vocabulary_size": "V",
+# Letters -> sizes larger than the first number are made smaller, to about the second, so that the
+# quickstarts stay as they are; and the last names of the paths in the Params that are their sizes.
+_SIZES = {
+    "B": (32, 8, "batch_rows rows"),
+    "D": (64, 16, "head_dim"),
+    "E": (16, 8, "num_experts"),
+    "H": (1024, 128, "hidden_dim"),
+    "L": (96, 32, "length source_length target_length"),
+    "M": (256, 64, "model_dim"),
+    "N": (8, 4, "num_heads num_key_value_heads num_kv_heads"),
+    "S": (256, 32, "group_size"),
+    "V": (
+        8192,
+        256,
+        "size target_size vocabulary_size source_vocabulary_size target_vocabulary_size",
+    ),
 }
-# Larger sizes than the first number are made smaller, to about the second. The quickstarts stay
-# as they are.
-_LIMITS = {
-    "B": (32, 8),
-    "D": (64, 16),
-    "E": (16, 8),
-    "H": (1024, 128),
-    "L": (96, 32),
-    "M": (256, 64),
-    "N": (8, 4),
-    "S": (256, 32),
-    "V": (8192, 256),
-}
+_LETTERS = {name: letter for letter, row in _SIZES.items() for name in row[2].split()}
+_LIMITS = {letter: row[:2] for letter, row in _SIZES.items()}
 # Attention over shorter rows uses no kernels.
 _LIMITS_WITH_KERNELS = {**_LIMITS, "L": (128, 128)}
 _TABLES = ("activations", "weights", "moments")
@@ -56,17 +43,26 @@ _LAYERS = "num_layers"
 _MOST_LAYERS = 4
 
 
-class ShrinkOptions(Protocol):
-    """The options of a verification that shrinking reads."""
+@dataclasses.dataclass(frozen=True)
+class VerifyOptions(PartitioningOptions):
+    """Options for the verification of an experiment."""
 
-    @property
-    def shrink(self) -> bool: ...
-    @property
-    def dropout(self) -> bool: ...
-    @property
-    def max_devices(self) -> int: ...
-    @property
-    def kernels(self) -> str | None: ...
+    tolerance: float = option(
+        1e-9,
+        "Largest difference that counts as equal, relative to the largest value of the tensor.",
+        minimum=0,
+    )
+    seed: int = option(1, "Seed of the weights and of all random numbers of the step.", minimum=0)
+    shrink: bool = option(True, "Makes large sizes small.")
+    dropout: bool = option(True, "Keeps dropout; otherwise all rates are 0.")
+    max_devices: int = option(
+        16, "Largest number of devices; a larger mesh is made smaller.", minimum=1
+    )
+    kernels: str | None = option(
+        None,
+        "Platform whose kernels are used, computed step by step: tpu or cuda. None by default.",
+        choices=HARDWARE,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Shrunk:
     not_verified: tuple[str, ...] = ()
 
 
-def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOptions) -> Shrunk:
+def shrink(experiment: Params, partitioning: Partitioning, options: VerifyOptions) -> Shrunk:
     """Returns an experiment of the same layers and layouts with smaller sizes.
 
     A size that the mesh divides is divided by the smaller mesh, too; another one is not. Sizes
@@ -209,7 +205,7 @@ def _smaller_sizes(
     """
     by_size: dict[tuple[str, int], list[str]] = {}
     for path, value in params.leaves():
-        letter = LETTERS.get(path.rpartition(".")[2])
+        letter = _LETTERS.get(path.rpartition(".")[2])
         if letter == "V" and "vocabulary" not in path:
             continue
         if letter and type(value) is int and value > limits[letter][0]:

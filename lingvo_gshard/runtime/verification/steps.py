@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.kernels.kernel import uses_in_words
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array
@@ -19,34 +21,75 @@ from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays, state_arrays
 from lingvo_gshard.runtime.step_compiler import batch_specs
-from lingvo_gshard.runtime.verification.observation import (
-    Observation,
-    Observed,
+from lingvo_gshard.runtime.verification.findings import (
+    TensorDifference,
+    compare,
+    compare_digests,
 )
+from lingvo_gshard.runtime.verification.observation import Observation, Observed
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
 from lingvo_gshard.training.step.trainer import Trainer
 
+# (kind, name, difference) of tensors.
+TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
+
 
 @dataclasses.dataclass(frozen=True)
 class ObservedStep:
-    """All that one training step computed.
+    """All that one training step, or one function, computed.
 
     Attributes:
       executable: the compiled step.
       outputs: results of layers in their order, each whole or, inside of loops, as a digest.
-      is_digest: for each of `outputs`, whether it is a digest.
       metrics: the loss and the metrics by name.
       gradients: path of a weight -> the traced tensor and its value.
       state: path of an array of the state -> its new value.
+      results: result of a function -> the traced tensor and its value.
     """
 
     executable: Executable
     outputs: list[tuple[Observed, Any]]
-    is_digest: list[bool]
-    metrics: dict[str, float]
-    gradients: dict[str, tuple[tf.Tensor, jax.Array]]
-    state: dict[str, jax.Array]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
+    state: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+    results: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
+
+
+def output_differences(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
+) -> TensorDifferences:
+    """Yields the differences of the results of layers that have one shape in both places."""
+    others = {observed.name: (observed, value) for observed, value in whole.outputs}
+    for observed, value in partitioned.outputs:
+        if observed.name not in others:
+            continue
+        other, its_value = others[observed.name]
+        if other.tensor.shape != observed.tensor.shape:
+            continue
+        if observed.is_digest:
+            yield "output", observed.name, compare_digests(value, its_value)
+        else:
+            ordered = observed.like(other, np.asarray(its_value))
+            yield "output", observed.name, compare(value, ordered, mesh)
+
+
+def notes(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:
+    """Returns notes on kernels, and on outputs that have no or another shape on one device."""
+    found = uses_in_words(partitioned.executable.program.kernels)
+    places = [
+        {seen.name: known_sizes(seen.tensor.shape) for seen, _ in step.outputs}
+        for step in (partitioned, whole)
+    ]
+    for name in {**places[0], **places[1]}:
+        mesh, one = (shapes.get(name, "not computed") for shapes in places)
+        if mesh != one:
+            found.append(
+                f"not compared: the output {name} is {mesh} over the mesh and {one} on one device, "
+                "so its shape depends on the mesh. What is computed from it is compared"
+            )
+    return tuple(found)
 
 
 def run_step(
@@ -72,11 +115,18 @@ def run_step(
     """
     lowered = _Lowered(trainer, partitioning, batch, partitioner, gradients is not None)
     executable = Executable(lowered.program, devices)
-    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
     values = [*state.flatten(), *(batch[name] for name in sorted(batch)), *(gradients or ())]
-    pairs = zip(lowered.program.inputs, values, strict=True)
-    inputs = [a.put(np.asarray(value, a.dtype), mesh) for a, value in pairs]
-    return lowered.unpack(executable, executable(*inputs))
+    return lowered.unpack(executable, run_on_arrays(executable, values, devices))
+
+
+def run_on_arrays(
+    executable: Executable, values: Iterable[Any], devices: Sequence[Device]
+) -> tuple[jax.Array, ...]:
+    """Runs a program on arrays, converted to the types of its inputs."""
+    mesh = executable.program.mesh
+    arranged = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
+    pairs = zip(executable.program.inputs, values, strict=True)
+    return executable(*(a.put(np.asarray(value, a.dtype), arranged) for a, value in pairs))
 
 
 class _Lowered:
@@ -149,13 +199,10 @@ class _Lowered:
         state = {a.path: next(values) for a in self._arrays}
         whole = [(observed, next(values)) for observed in self._observation.whole]
         named = dict(zip(self._digest_names, _floats(digests), strict=True))
-        found = [(*pair, False) for pair in whole]
-        found += [(*pair, True) for pair in self._observation.digests(named)]
-        found.sort(key=lambda each: each[0].order)
+        outputs = [*whole, *self._observation.digests(named)]
         return ObservedStep(
             executable=executable,
-            outputs=[(observed, value) for observed, value, _ in found],
-            is_digest=[is_digest for _, _, is_digest in found],
+            outputs=sorted(outputs, key=lambda each: each[0].order),
             metrics=dict(zip(self._metric_names, _floats(metrics), strict=True)),
             gradients=gradients,
             state=state,

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import rich.box
 import rich.console
 import rich.table
@@ -186,7 +187,7 @@ def _machine(search: ExperimentSearch) -> MachineRecord:
 
 def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord:
     return CandidateRecord(
-        **vars(row.candidate),
+        **msgspec.structs.asdict(row.candidate),
         name=row.name,
         flags=[flag_of(setting) for setting in search.settings(row)],
         model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),

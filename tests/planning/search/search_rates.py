@@ -1,10 +1,11 @@
 """Device rates and models for tests of the search: rings of links, and dense Transformers."""
 
+import collections
 import math
 
 import tensorflow as tf
 
-from lingvo_gshard.planning.search.costs import Rates
+from lingvo_gshard.planning.search.costs import Cost, Rates
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
@@ -62,3 +63,11 @@ def trainer(task, precision: str = "float32", micro_batches: int = 1) -> Trainer
 def batch(rows: int, length: int) -> dict[str, tf.TensorSpec]:
     """Returns the specs of a batch whose source and target have the same length."""
     return {name: tf.TensorSpec((rows, length), tf.int32) for name in BATCH_NAMES}
+
+
+def bytes_by_kind(cost: Cost) -> dict[str, int]:
+    """Returns the bytes of all calls in a step, by kind of collective."""
+    total: collections.Counter[str] = collections.Counter()
+    for call, _, times in cost.calls:
+        total[call.kind] += call.bytes * times
+    return dict(total)

@@ -1,6 +1,6 @@
 """What a search says about its choice: the next best value of each choice, beside the best one."""
 
-import dataclasses
+import msgspec
 
 from lingvo_gshard.planning.search.choices import Candidate
 from lingvo_gshard.planning.search.costs import Cost
@@ -14,7 +14,7 @@ CAPACITY = 1000
 def rated(seconds, peak, compiled=None, fits=True, name="", problem="", **changes):
     """Returns a candidate with (seconds, peak) by the cost model and, if given, by compilation."""
     return RatedCandidate(
-        dataclasses.replace(BEST, **changes),
+        msgspec.structs.replace(BEST, **changes),
         Cost(compute_seconds=seconds, weights=peak),
         name,
         CompiledCost(fits, compiled[1], compiled[0]) if compiled else None,

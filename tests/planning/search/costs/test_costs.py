@@ -22,7 +22,7 @@ from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
 from tests.layers.stacks.executions import loop
-from tests.planning.search.search_rates import batch, ring_rates, trainer
+from tests.planning.search.search_rates import batch, bytes_by_kind, ring_rates, trainer
 
 B, L, M, H, N, V, E, LAYERS = 64, 16, 128, 512, 8, 1024, 8, 4
 D = M // N
@@ -84,14 +84,14 @@ def test_dense_layer_on_one_device():
 
 def test_data_parallel_dense_layer():
     found = cost("feed_forward", "data=8", "data")
-    assert found.bytes_by_kind() == {"all-reduce": weights_of_feed_forwards()}
+    assert bytes_by_kind(found) == {"all-reduce": weights_of_feed_forwards()}
     assert found.weights == weights_of_feed_forwards()
     assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H) // 8
 
 
 def test_tensor_parallel_dense_layer():
     found = cost("feed_forward", "model=8", "tensor")
-    assert found.bytes_by_kind() == {"all-reduce": 2 * LAYERS * 2 * activations()}
+    assert bytes_by_kind(found) == {"all-reduce": 2 * LAYERS * 2 * activations()}
     biases = 2 * LAYERS * M * FLOAT
     assert found.weights == (weights_of_feed_forwards() - biases) // 8 + biases
     assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H) // 8
@@ -101,7 +101,7 @@ def test_fsdp_dense_layer():
     """A loop gathers weights in each pass and reduce-scatters their gradients."""
     found = cost("feed_forward", "data=8", "fsdp")
     matrices = 2 * LAYERS * 2 * M * H * FLOAT
-    by_kind = found.bytes_by_kind()
+    by_kind = bytes_by_kind(found)
     assert by_kind["all-gather"] == 2 * matrices
     assert by_kind["reduce-scatter"] == matrices + 2 * LAYERS * M * FLOAT
     assert by_kind["all-reduce"] == 2 * LAYERS * H * FLOAT
@@ -111,7 +111,7 @@ def test_zero1_dense_layer():
     found = cost("feed_forward", "data=8", "zero1")
     summed = weights_of_feed_forwards()
     handed_on = summed - 2 * LAYERS * H * FLOAT
-    assert found.bytes_by_kind() == {"all-reduce": summed, "all-gather": handed_on}
+    assert bytes_by_kind(found) == {"all-reduce": summed, "all-gather": handed_on}
 
 
 def test_rematerialization_recomputes_unsaved_tensors():
@@ -119,7 +119,7 @@ def test_rematerialization_recomputes_unsaved_tensors():
         cost("feed_forward", "model=8", "tensor", policy) for policy in ("none", "full", "products")
     )
     assert full.flops == none.flops * 4 // 3
-    assert full.bytes_by_kind()["all-reduce"] == none.bytes_by_kind()["all-reduce"] * 3 // 2
+    assert bytes_by_kind(full)["all-reduce"] == bytes_by_kind(none)["all-reduce"] * 3 // 2
     assert products.flops == none.flops
     # The unit begins with the attention before the feed-forward layer.
     assert full.saved == 0 and full.recomputed > 0
@@ -155,7 +155,7 @@ def test_attention_cost(mesh):
     # Forward reduces the output. Backward reduces the gradients of queries and encoder output.
     sums = attentions * 2 + LAYERS
     expected = {} if parts == 1 else {"all-reduce": sums * activations()}
-    assert found.bytes_by_kind() == expected
+    assert bytes_by_kind(found) == expected
 
 
 def test_expert_parallel_cost():
@@ -165,7 +165,7 @@ def test_expert_parallel_cost():
     router = 2 * B * L * M * E
     assert found.flops == 2 * LAYERS * 3 * (2 * 2 * slots * M * H + router) // 8
     buffers = slots * M * FLOAT // 8
-    by_kind = found.bytes_by_kind()
+    by_kind = bytes_by_kind(found)
     assert by_kind["all-to-all"] == 2 * LAYERS * 4 * buffers
     assert by_kind["all-reduce"] == 2 * LAYERS * M * E * FLOAT
     assert found.weights == 2 * LAYERS * (E * 2 * M * H // 8 + M * E) * FLOAT
@@ -174,15 +174,15 @@ def test_expert_parallel_cost():
 def test_vocabulary_parallel_lookups_and_softmax():
     found = cost("vocabulary", "model=8", "tensor")
     # Two lookups forward, the softmax's input gradient backward.
-    assert found.bytes_by_kind() == {"all-reduce": 3 * activations()}
+    assert bytes_by_kind(found) == {"all-reduce": 3 * activations()}
     assert found.weights == 2 * V * M * FLOAT // 8
 
 
 def test_rows_of_an_untied_table_are_exchanged():
     """Rows of the source's table travel, forward and backward. The tied table is gathered twice."""
     rows = cost("vocabulary", "data=8", "fsdp")
-    assert rows.bytes_by_kind()["all-to-all"] == 2 * activations() // 8
-    assert rows.bytes_by_kind()["all-gather"] == 2 * V * M * FLOAT
+    assert bytes_by_kind(rows)["all-to-all"] == 2 * activations() // 8
+    assert bytes_by_kind(rows)["all-gather"] == 2 * V * M * FLOAT
 
 
 def operand(layout: str, sizes: dict[str, int], **where: str) -> ShardedTensor:
