@@ -49,6 +49,7 @@ from lingvo_gshard.tools.console.line_command import (
     write_lines,
 )
 from lingvo_gshard.tools.console.stages import LineProgress
+from lingvo_gshard.tools.flags.definitions import define, switch
 from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
@@ -65,7 +66,7 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     define_checkpoint_flag(values)
-    flags.DEFINE_bool("stream", False, "Shows each text while it is generated.", flag_values=values)
+    define(values, stream=switch("Shows each text while it is generated."))
     define_option_flags(values, DRAWING)
     define_precision_flag(values)
     output.define_json_flag(values, "a line for each beginning")

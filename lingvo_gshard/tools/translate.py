@@ -36,6 +36,7 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, define_line_flags, write_lines
 from lingvo_gshard.tools.console.stages import LineProgress
+from lingvo_gshard.tools.flags.definitions import define, string
 from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
@@ -55,15 +56,15 @@ def define_flags() -> flags.FlagValues:
     define_line_flags(values)
     define_option_flags(values, DecodingOptions(), notes={"best": "Shown with --json alone."})
     define_precision_flag(values)
-    flags.DEFINE_string("prefix", "", "What every translation must begin with.", flag_values=values)
-    for side, texts in (("source", "the lines"), ("target", "the translations")):
-        flags.DEFINE_string(
-            f"{side}_language",
-            "",
+    languages = {
+        f"{side}_language": string(
             f"Code of the language of {texts}, of an imported model for many languages; by default "
             f"the run's input.{side}_language.",
-            flag_values=values,
+            "",
         )
+        for side, texts in (("source", "the lines"), ("target", "the translations"))
+    }
+    define(values, prefix=string("What every translation must begin with.", ""), **languages)
     output.define_json_flag(values, "a line for each line")
     define_runtime_flags(values, in_cluster=False)
     return values

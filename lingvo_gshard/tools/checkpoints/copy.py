@@ -14,6 +14,7 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.run import (
     define_checkpoint_flag,
     define_logdir_flag,
@@ -29,9 +30,7 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     define_checkpoint_flag(values)
-    flags.DEFINE_string(
-        "output", None, "Directory or bucket of the copy; created if it is new.", flag_values=values
-    )
+    define(values, output="Directory or bucket of the copy; created if it is new.")
     output.define_json_flag(values, "what was copied")
     return values
 

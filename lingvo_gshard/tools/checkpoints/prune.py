@@ -14,6 +14,7 @@ from absl import flags
 
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.definitions import define, integer
 from lingvo_gshard.tools.flags.options import define_dry_run
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.checkpoint import inventory
@@ -24,7 +25,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
-    flags.DEFINE_integer("keep", 3, "Number of newest checkpoints to keep.", 1, flag_values=values)
+    define(values, keep=integer("Number of newest checkpoints to keep.", 3, 1))
     define_dry_run(values)
     output.define_json_flag(values, "the steps of the deleted checkpoints")
     return values

@@ -18,6 +18,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.tools.console.libraries import harmless
 from lingvo_gshard.tools.console.spelling import with_flags
+from lingvo_gshard.tools.flags.definitions import define
 
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
@@ -34,7 +35,7 @@ def define_json_flag(values: flags.FlagValues, what: str = "the result") -> None
       what: the result in the flag's help, such as "the plan".
     """
     text = f"Writes {what} as JSON to this file; - or no value writes to standard output."
-    flags.DEFINE_string("json", None, text, flag_values=values)
+    define(values, json=text)
 
 
 class _Console(rich.console.Console):

@@ -28,6 +28,7 @@ from lingvo_gshard.planning.plan import plan
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
+from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.routers.counts import watched_layers
@@ -39,12 +40,7 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     source_run.define_output_flag(values)
-    flags.DEFINE_string(
-        "plan",
-        None,
-        "The plan with the placement, which gshard-plan --loads --json wrote.",
-        flag_values=values,
-    )
+    define(values, plan="The plan with the placement, which gshard-plan --loads --json wrote.")
     output.define_json_flag(values, "what was written")
     return values
 

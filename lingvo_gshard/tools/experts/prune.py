@@ -32,6 +32,7 @@ from lingvo_gshard.tools.experts.report import (
     use_by_language,
 )
 from lingvo_gshard.tools.experts.source_run import SourceRun
+from lingvo_gshard.tools.flags.definitions import decimal, define, string
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
@@ -44,11 +45,10 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     source_run.define_output_flag(values)
     define_row_flags(values, "dev")
-    flags.DEFINE_float(
-        "keep", 0.5, "Share of each layer's experts to keep, rounded.", flag_values=values
-    )
-    flags.DEFINE_string(
-        "by", pruning.LOAD, "Criterion for the experts to keep: load or gate.", flag_values=values
+    define(
+        values,
+        keep=decimal("Share of each layer's experts to keep, rounded.", 0.5),
+        by=string("Criterion for the experts to keep: load or gate.", pruning.LOAD),
     )
     output.define_json_flag(values, "what was written")
     return values

@@ -55,6 +55,7 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.source_run import SourceRun
+from lingvo_gshard.tools.flags.definitions import comma_list, define, integer, string
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
@@ -144,18 +145,13 @@ def _mean(values: list[float]) -> float | None:
 
 def define_row_flags(values: flags.FlagValues, split: str) -> None:
     """Adds the flags that choose the rows; `split` is the default of --split."""
-    flags.DEFINE_string(
-        "split", split, "Part of the data to read: train, dev or test.", flag_values=values
-    )
-    flags.DEFINE_list(
-        "languages", [], "Languages to read, such as es,de; default: all.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "max_rows_per_language",
-        200,
-        "Most rows to read of each language, a fixed random choice.",
-        1,
-        flag_values=values,
+    define(
+        values,
+        split=string("Part of the data to read: train, dev or test.", split),
+        languages=comma_list("Languages to read, such as es,de; default: all.", []),
+        max_rows_per_language=integer(
+            "Most rows to read of each language, a fixed random choice.", 200, 1
+        ),
     )
 
 
@@ -367,9 +363,7 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     define_row_flags(values, "test")
-    flags.DEFINE_string(
-        "html", None, "File for an HTML page with maps of experts by language.", flag_values=values
-    )
+    define(values, html="File for an HTML page with maps of experts by language.")
     output.define_json_flag(values, "all numbers")
     return values
 

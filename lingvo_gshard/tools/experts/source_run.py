@@ -16,6 +16,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
@@ -27,9 +28,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 
 def define_output_flag(values: flags.FlagValues) -> None:
     """Adds the flag that names the new directory."""
-    flags.DEFINE_string(
-        "output", None, "Directory of the new run; it must not exist.", flag_values=values
-    )
+    define(values, output="Directory of the new run; it must not exist.")
 
 
 def check_output(path: str | None) -> None:

@@ -12,6 +12,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.run import experiment_params
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def define_plan_flag(values: flags.FlagValues, note: str = "") -> None:
         "File that gshard-plan --json wrote, with or without --search: takes its experiment with "
         "all settings, mesh, strategy and options of the compiler."
     )
-    flags.DEFINE_string("plan", None, f"{help} {note}".rstrip(), flag_values=values)
+    define(values, plan=f"{help} {note}".rstrip())
 
 
 def planned_training(values: flags.FlagValues) -> PlannedTraining | None:

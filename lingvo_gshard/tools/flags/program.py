@@ -17,6 +17,7 @@ from lingvo_gshard.planning.generation import GenerationOptions
 from lingvo_gshard.planning.loads.rating import LoadsOptions
 from lingvo_gshard.planning.programs.planned import MemoryPatterns, ProgramFacts
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.definitions import define, integer, switch
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 
 # The precision of the weights of a config that is planned to generate.
@@ -29,20 +30,20 @@ _NOT_WITH_GENERATION = ("search", "tokens", "html", "calibration", "compile_opti
 
 def define_generation_flags(values: flags.FlagValues) -> None:
     """Defines --generate and the flags that only apply to it."""
-    flags.DEFINE_boolean(
-        "generate",
-        False,
-        "Plans generation with a language model, not training: a step of decoding, and prefill.",
-        flag_values=values,
+    define(
+        values,
+        generate=switch(
+            "Plans generation with a language model, not training: a step of decoding, and prefill."
+        ),
     )
     note = "With --generate."
     names = ("batch", "prompt", "every_layer")
     define_option_flags(values, GenerationOptions(), notes=dict.fromkeys(names, note))
-    flags.DEFINE_boolean(
-        "largest_batch",
-        False,
-        "With --generate, searches the largest batch that fits in place of --batch.",
-        flag_values=values,
+    define(
+        values,
+        largest_batch=switch(
+            "With --generate, searches the largest batch that fits in place of --batch."
+        ),
     )
 
 
@@ -100,17 +101,13 @@ _WITH_GOODPUT = (
 
 def define_program_flags(values: flags.FlagValues) -> None:
     """Defines the flags that only apply to a program in a file."""
-    for flag, what in (("weights", "weights"), ("moments", "optimizer state")):
-        flags.DEFINE_string(
-            flag,
-            None,
-            f"Of a file of jax.export: regular expression that finds the arguments that are {what} "
-            "by their names, such as 'state.params'; by default they have their usual names.",
-            flag_values=values,
-        )
-    flags.DEFINE_integer(
-        "step_tokens", None, "Of a program in a file: tokens of a batch.", 1, flag_values=values
-    )
+    matched = {
+        flag: f"Of a file of jax.export: regular expression that finds the arguments that are "
+        f"{what} by their names, such as 'state.params'; by default they have their usual names."
+        for flag, what in (("weights", "weights"), ("moments", "optimizer state"))
+    }
+    tokens = integer("Of a program in a file: tokens of a batch.", least=1)
+    define(values, **matched, step_tokens=tokens)
 
 
 def program_path(argv: list[str], subcommands: Sequence[str]) -> tuple[str, list[str]]:
@@ -160,19 +157,14 @@ def program_facts(values: flags.FlagValues) -> ProgramFacts:
 
 def define_compiling_flags(values: flags.FlagValues) -> None:
     """Defines the flags of `using_flags`."""
-    flags.DEFINE_string(
-        "compilation_cache",
-        None,
-        "Directory that keeps compiled programs for later plans; '' disables it. Default: "
-        "lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "generate_code",
-        False,
-        "Has libtpu generate the code of a device, too. Takes about ten times as long, and adds "
-        "the bytes of the code to the peak.",
-        flag_values=values,
+    define(
+        values,
+        compilation_cache="Directory that keeps compiled programs for later plans; '' disables "
+        "it. Default: lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
+        generate_code=switch(
+            "Has libtpu generate the code of a device, too. Takes about ten times as long, and "
+            "adds the bytes of the code to the peak."
+        ),
     )
 
 

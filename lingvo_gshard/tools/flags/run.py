@@ -13,6 +13,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.decoding.precision import TRAINED
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
+from lingvo_gshard.tools.flags.definitions import comma_list, define, repeated, string
 from lingvo_gshard.tools.flags.options import define_option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
@@ -23,22 +24,20 @@ if TYPE_CHECKING:
 
 def define_logdir_flag(values: flags.FlagValues) -> None:
     """Defines --logdir, the directory of a trained run."""
-    flags.DEFINE_string(
-        "logdir",
-        None,
-        "Directory that gshard-train wrote, on a disk or in a bucket (gs://, s3://).",
-        flag_values=values,
+    define(
+        values, logdir="Directory that gshard-train wrote, on a disk or in a bucket (gs://, s3://)."
     )
 
 
 def define_checkpoint_flag(values: flags.FlagValues) -> None:
     """Defines --checkpoint, which checkpoint of the run is read."""
-    flags.DEFINE_string(
-        "checkpoint",
-        BEST,
-        "Which checkpoint is read: best, as run.keep_best measures it, which is the newest "
-        "without that; newest; or its step.",
-        flag_values=values,
+    define(
+        values,
+        checkpoint=string(
+            "Which checkpoint is read: best, as run.keep_best measures it, which is the newest "
+            "without that; newest; or its step.",
+            BEST,
+        ),
     )
 
 
@@ -51,41 +50,35 @@ def required_logdir(values: flags.FlagValues) -> str:
 
 def define_experiment_flags(values: flags.FlagValues) -> None:
     """Defines --experiment, --gin_file and --gin_param."""
-    flags.DEFINE_string(
-        "experiment",
-        None,
-        "Name of the experiment; gshard-train --list shows those of the package. An experiment of "
-        "your own is named by its module, such as my_package.my_module.my_experiment; modules in "
-        "the current directory are found.",
-        flag_values=values,
+    define(
+        values,
+        experiment="Name of the experiment; gshard-train --list shows those of the package. An "
+        "experiment of your own is named by its module, such as "
+        "my_package.my_module.my_experiment; modules in the current directory are found.",
     )
     define_settings_flags(values)
 
 
 def define_settings_flags(values: flags.FlagValues) -> None:
     """Defines --gin_file and --gin_param."""
-    flags.DEFINE_multi_string(
-        "gin_file",
-        [],
-        "Gin file with settings, or the params.txt of a run; may be repeated.",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "gin_param",
-        [],
-        "One setting, such as 'step.clip_norm = 1.0'; may be repeated.",
-        flag_values=values,
+    define(
+        values,
+        gin_file=repeated(
+            "Gin file with settings, or the params.txt of a run; may be repeated.", []
+        ),
+        gin_param=repeated("One setting, such as 'step.clip_norm = 1.0'; may be repeated.", []),
     )
 
 
 def define_ignore_flag(values: flags.FlagValues) -> None:
     """Defines --ignore_keys."""
-    flags.DEFINE_list(
-        "ignore_keys",
-        [],
-        "Keys of config.json that do not change what the model computes, though its family does "
-        "not know them; with commas between them.",
-        flag_values=values,
+    define(
+        values,
+        ignore_keys=comma_list(
+            "Keys of config.json that do not change what the model computes, though its family "
+            "does not know them; with commas between them.",
+            [],
+        ),
     )
 
 
@@ -96,12 +89,10 @@ def experiment_params(values: flags.FlagValues) -> Params:
 
 def define_profile_flags(values: flags.FlagValues) -> None:
     """Defines the flags of a training run's profile."""
-    flags.DEFINE_string(
-        "profile_steps",
-        None,
-        "First and last step to profile, such as 20:23. Their trace and its summary are written "
-        "to LOGDIR/profile (docs/profiling.md).",
-        flag_values=values,
+    define(
+        values,
+        profile_steps="First and last step to profile, such as 20:23. Their trace and its summary "
+        "are written to LOGDIR/profile (docs/profiling.md).",
     )
 
 
@@ -169,11 +160,12 @@ def runtime_options(
 
 def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINED) -> None:
     """Defines --precision, which says how weights are stored and multiplied."""
-    flags.DEFINE_string(
-        "precision",
-        default,
-        "How the weights are stored and multiplied: trained, as in training; int8, with a quarter "
-        "of the memory and faster products; int8_weights, stored as int8 and multiplied as in "
-        "training, which is more exact and slower.",
-        flag_values=values,
+    define(
+        values,
+        precision=string(
+            "How the weights are stored and multiplied: trained, as in training; int8, with a "
+            "quarter of the memory and faster products; int8_weights, stored as int8 and "
+            "multiplied as in training, which is more exact and slower.",
+            default,
+        ),
     )

@@ -15,6 +15,7 @@ from lingvo_gshard.runtime import compile_options
 from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.options import define_option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
 
@@ -38,12 +39,10 @@ class ShownOption:
 
 def define_compiler_flags(values: flags.FlagValues) -> None:
     """Defines --compiler and the flag of the options that it shows."""
-    flags.DEFINE_string(
-        "compiler",
-        None,
-        f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options of its "
-        "compiler that steps are compiled with, with reasons.",
-        flag_values=values,
+    define(
+        values,
+        compiler=f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options "
+        "of its compiler that steps are compiled with, with reasons.",
     )
     note = "With --compiler."
     define_option_flags(values, CompileOptions(), notes={"compile_options": note})

@@ -29,6 +29,7 @@ from lingvo_gshard.agents.worker import start_process
 from lingvo_gshard.core.options import declared
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.definitions import define, integer
 from lingvo_gshard.tools.flags.options import (
     define_dry_run,
     define_option_flags,
@@ -44,7 +45,7 @@ _POLL_SECONDS = 0.2
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_integer("hosts", 1, "Number of hosts.", 1, flag_values=values)
+    define(values, hosts=integer("Number of hosts.", 1, 1))
     names = [name for name in declared(AgentOptions) if name != "max_hosts"]
     define_option_flags(values, AgentOptions(), names)
     define_dry_run(values)
