@@ -78,7 +78,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define, integer, string
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    comma_list,
+    decimal,
+    integer,
+    make_flags,
+    string,
+)
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported
@@ -98,14 +105,9 @@ EXPORTED, INPUT = "exported", "input"
 
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
-    values = flags.FlagValues()
-    define(
-        values,
+    return make_flags(
         experiment=string("The experiment whose model is measured.", "translation.quickstart"),
-    )
-    output.define_json_flag(values)
-    define(
-        values,
+        json=output.json_flag(),
         repeats=integer("Number of measurements of each step.", 10, 1),
         gemm_size=integer(
             "Rows and columns of the reference product's matrices. `exported` by default chooses a "
@@ -115,10 +117,7 @@ def define_flags() -> flags.FlagValues:
         ),
         init_state="File of the init_state program that makes the weights of `exported`.",
         profile="Directory for a profile of each model that `step` measures.",
-    )
-    define_stack_flags(values)
-    define(
-        values,
+        **stack_flags(),
         group_size=integer("Tokens that `moe` routes together as one group.", 1024, 1),
         experts=comma_list("Numbers of experts that `moe` measures.", ["8", "32", "64", "128"]),
         skew=decimal(
@@ -133,15 +132,13 @@ def define_flags() -> flags.FlagValues:
         language_model=string("The second model of `decode`.", "language_model.quickstart"),
         sentences=integer("Test sentences that `decode` translates.", 500, 1),
         threads=integer("Threads of the engine of `decode`; 0: one for each core.", 0, 0),
+        **card.card_flags(),
     )
-    card.define_card_flags(values)
-    return values
 
 
-def define_stack_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of an encoder alone."""
-    define(
-        values,
+def stack_flags() -> Flags:
+    """Returns the flags of an encoder alone."""
+    return dict(
         model_dim=integer("Model dimension of the encoder alone.", 512, 1),
         hidden_dim=integer(
             "Hidden dimension of the encoder's feed-forward layers and experts.", 2048, 1

@@ -45,14 +45,21 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import comma_list, define, integer, string, switch
-from lingvo_gshard.tools.flags.options import define_option_flags, given_options
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    comma_list,
+    integer,
+    make_flags,
+    string,
+    switch,
+)
+from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    define_runtime_flags,
+    CHECKPOINT,
+    LOGDIR,
+    precision_flag,
     required_logdir,
+    runtime_flags,
     runtime_options,
 )
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
@@ -69,11 +76,10 @@ _SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "bes
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    define(
-        values,
+    notes = {"seed": "Here it is 0 by default, so that scores repeat."}
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
         split=string("Split to score: train, dev or test.", "test"),
         languages=comma_list(
             "Source languages to score, such as es,de; by default all. For translation.", []
@@ -88,25 +94,19 @@ def define_flags() -> flags.FlagValues:
         by_source=switch(
             "Also scores the texts of each source of the prepared data. For language models."
         ),
-    )
-    _define_task_flags(values)
-    output.define_json_flag(values, "all scores")
-    define(
-        values,
+        **_task_flags(),
+        json=output.json_flag("all scores"),
         output="File to write to, tab-separated: language, source, reference, translation. For "
         "translation.",
+        **option_flags(DecodingOptions(), _SEARCH_FLAGS, notes),
+        precision=precision_flag(),
+        **runtime_flags(),
     )
-    notes = {"seed": "Here it is 0 by default, so that scores repeat."}
-    define_option_flags(values, DecodingOptions(), _SEARCH_FLAGS, notes)
-    define_precision_flag(values)
-    define_runtime_flags(values)
-    return values
 
 
-def _define_task_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of an evaluation on tasks of lm-evaluation-harness."""
-    define(
-        values,
+def _task_flags() -> Flags:
+    """Returns the flags of an evaluation on tasks of lm-evaluation-harness."""
+    return dict(
         tasks=comma_list(
             "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
             "split. For language models.",

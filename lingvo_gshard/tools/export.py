@@ -47,14 +47,9 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import comma_list, define, integer
-from lingvo_gshard.tools.flags.options import define_option_flags, given_options
-from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    required_logdir,
-)
+from lingvo_gshard.tools.flags.definitions import comma_list, integer, make_flags
+from lingvo_gshard.tools.flags.options import given_options, option_flags
+from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-export"
@@ -69,14 +64,13 @@ _SIZE_FLAGS = ("rows", "lengths")
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    define(values, output="The new directory.", format=f"What to write: {', '.join(FORMATS)}.")
-    define_option_flags(values, DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS)
-    define_precision_flag(values, default=None)
-    define(
-        values,
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        output="The new directory.",
+        format=f"What to write: {', '.join(FORMATS)}.",
+        **option_flags(DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS),
+        precision=precision_flag(default=None),
         quality_rows=integer(
             "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
             500,
@@ -87,9 +81,8 @@ def define_flags() -> flags.FlagValues:
             "Numbers of tokens that programs take of a text, such as 32,128; longer texts are "
             "cut. By default 32,64,128, ... up to what the model takes."
         ),
+        json=output.json_flag("what was written: files, bytes, seconds"),
     )
-    output.define_json_flag(values, "what was written: files, bytes, seconds")
-    return values
 
 
 def main(argv: list[str]) -> int:

@@ -38,8 +38,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import define, integer, string
-from lingvo_gshard.tools.flags.run import define_ignore_flag, define_settings_flags
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
+from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.precision import PRECISIONS
 
@@ -48,9 +48,7 @@ NAME = "gshard-import"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define(
-        values,
+    return make_flags(
         **{"from": "Directory of the published model."},
         logdir="Directory of the new run.",
         length=integer(
@@ -63,16 +61,12 @@ def define_flags() -> flags.FlagValues:
             f"Types of weights and activations, as step.precision: {', '.join(PRECISIONS)}.",
             "float32",
         ),
-    )
-    define_ignore_flag(values)
-    define_settings_flags(values)
-    define(
-        values,
+        ignore_keys=IGNORE_KEYS,
+        **SETTINGS,
         params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
         "only those whose path contains it.",
+        json=output.json_flag("what was imported"),
     )
-    output.define_json_flag(values, "what was imported")
-    return values
 
 
 def main(argv: list[str]) -> int:

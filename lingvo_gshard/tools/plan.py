@@ -108,13 +108,9 @@ from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import goodput, program
-from lingvo_gshard.tools.flags.definitions import define, integer, string, switch
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.tools.flags.run import (
-    define_experiment_flags,
-    define_ignore_flag,
-    experiment_params,
-)
+from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, string, switch
+from lingvo_gshard.tools.flags.options import option_flags, read_options
+from lingvo_gshard.tools.flags.run import EXPERIMENT, IGNORE_KEYS, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     diff_report,
     goodput_report,
@@ -129,44 +125,37 @@ NAME = "gshard-plan"
 
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
-    values = flags.FlagValues()
-    define_experiment_flags(values)
-    define(
-        values,
+    return make_flags(
+        **EXPERIMENT,
         topology="The machine: a slice of a TPU pod such as v3:32x32, four slices such as "
         "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies "
         "lists all machines. With --budget and --search, several that are separated by commas.",
         list_topologies=switch("Lists the machines that can be planned for."),
-    )
-    define_config_flags(values)
-    program.define_generation_flags(values)
-    goodput.define_goodput_flags(values)
-    goodput.define_budget_flags(values)
-    define_option_flags(values, LoadsOptions())
-    define_option_flags(values, PlanOptions())
-    program.define_compiling_flags(values)
-    define(
-        values,
+        **config_flags(),
+        **program.generation_flags(),
+        **goodput.goodput_flags(),
+        **goodput.budget_flags(),
+        **option_flags(LoadsOptions()),
+        **option_flags(PlanOptions()),
+        **program.compiling_flags(),
         remedies=integer(
             "Maximum number of changes to try if the step does not fit. Each takes one "
             "compilation.",
             3,
             0,
         ),
+        json=output.json_flag("the plan"),
+        html="HTML file to write the plan to, for a browser.",
+        **program.program_flags(),
+        **search_report.search_flags(),
+        **page_server.page_flags(),
+        **diff_report.diff_flags(),
     )
-    output.define_json_flag(values, "the plan")
-    define(values, html="HTML file to write the plan to, for a browser.")
-    program.define_program_flags(values)
-    search_report.define_search_flags(values)
-    page_server.define_flags(values)
-    diff_report.define_diff_flags(values)
-    return values
 
 
-def define_config_flags(values: flags.FlagValues) -> None:
-    """Defines --config and the flags that only apply to it."""
-    define(
-        values,
+def config_flags() -> Flags:
+    """Returns --config and the flags that only apply to it."""
+    return dict(
         config="config.json of a published model, or its directory, in place of --experiment.",
         length=integer(
             "Positions of a row, with --config; 0: those that the model was made for, 1,024 at "
@@ -179,8 +168,8 @@ def define_config_flags(values: flags.FlagValues) -> None:
             f"{program.PRECISION} unless given.",
             "float32",
         ),
+        ignore_keys=IGNORE_KEYS,
     )
-    define_ignore_flag(values)
 
 
 def main(argv: list[str]) -> int:

@@ -48,8 +48,8 @@ from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.preparation.preparation import counts, notes
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import define, integer, repeated, string
-from lingvo_gshard.tools.flags.run import define_settings_flags
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated, string
+from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-prepare"
@@ -57,9 +57,7 @@ NAME = "gshard-prepare"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define(
-        values,
+    return make_flags(
         source=repeated("Files to read. See above.", []),
         output="Directory of the prepared data.",
         workers=integer("Number of processes; 0: one for each core.", 0, 0),
@@ -76,10 +74,9 @@ def define_flags() -> flags.FlagValues:
         ),
         params="Shows the settings whose names contain this text, with their meaning, as gin for "
         "--gin_file, and exits. Without a value, all.",
+        **SETTINGS,
+        json=output.json_flag("the manifest"),
     )
-    define_settings_flags(values)
-    output.define_json_flag(values, "the manifest")
-    return values
 
 
 def main(argv: list[str]) -> int:

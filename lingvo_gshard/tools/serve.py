@@ -30,19 +30,20 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import (
+    Flags,
     comma_list,
     decimal,
-    define,
     integer,
+    make_flags,
     string,
     switch,
 )
 from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    define_runtime_flags,
+    CHECKPOINT,
+    LOGDIR,
+    precision_flag,
     required_logdir,
+    runtime_flags,
     runtime_options,
 )
 
@@ -51,11 +52,9 @@ NAME = "gshard-serve"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    define(
-        values,
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
         host=string("Address to listen on; 0.0.0.0 for all networks of this machine.", "127.0.0.1"),
         port=integer("Port to listen on; 0 chooses a free one.", 8000, 0, 65535),
         port_file="File for the port, written when the server listens.",
@@ -68,21 +67,16 @@ def define_flags() -> flags.FlagValues:
             "Origins of web pages that may use the server besides its own, such as "
             "https://app.example.com; * for any."
         ),
-    )
-    _define_limits(values)
-    define(
-        values,
+        **_limit_flags(),
         warm_up=switch("Compiles what most requests need before the first is accepted.", True),
+        precision=precision_flag(),
+        **runtime_flags(in_cluster=False),
     )
-    define_precision_flag(values)
-    define_runtime_flags(values, in_cluster=False)
-    return values
 
 
-def _define_limits(values: flags.FlagValues) -> None:
-    """Defines flags of sizes and times."""
-    define(
-        values,
+def _limit_flags() -> Flags:
+    """Returns flags of sizes and times."""
+    return dict(
         queue_size=integer("Most texts that wait or are decoded; beyond it: status 503.", 1024, 1),
         most_body_bytes=integer("Most bytes of a request's body; beyond it: status 413.", 2**20, 1),
         most_beam_size=integer(

@@ -18,7 +18,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.tools.console.libraries import harmless
 from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.flags.definitions import define
 
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
@@ -27,15 +26,12 @@ STANDARD_OUTPUT = "-"
 _WIDTH_OF_FILES = 240
 
 
-def define_json_flag(values: flags.FlagValues, what: str = "the result") -> None:
-    """Defines --json, the file for a command's result. `parse_flags` reads `--json` as `--json=-`.
+def json_flag(what: str = "the result") -> str:
+    """Returns the help of --json, the file for a command's result, such as "the plan".
 
-    Args:
-      values: the command's flags.
-      what: the result in the flag's help, such as "the plan".
+    `parse_flags` reads `--json` as `--json=-`.
     """
-    text = f"Writes {what} as JSON to this file; - or no value writes to standard output."
-    define(values, json=text)
+    return f"Writes {what} as JSON to this file; - or no value writes to standard output."
 
 
 class _Console(rich.console.Console):

@@ -9,14 +9,11 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
-from absl import flags
-
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
@@ -25,10 +22,8 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step.trainer import Trainer
 
-
-def define_output_flag(values: flags.FlagValues) -> None:
-    """Adds the flag that names the new directory."""
-    define(values, output="Directory of the new run; it must not exist.")
+# The help of --output, which names the new directory.
+OUTPUT = "Directory of the new run; it must not exist."
 
 
 def check_output(path: str | None) -> None:

@@ -34,19 +34,17 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.definitions import define, integer, switch
-from lingvo_gshard.tools.flags.run import define_settings_flags, required_logdir
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, switch
+from lingvo_gshard.tools.flags.run import SETTINGS, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.surgery import upcycling
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define(values, logdir="Directory of the dense run.")
-    source_run.define_output_flag(values)
-    define(
-        values,
+    return make_flags(
+        logdir="Directory of the dense run.",
+        output=source_run.OUTPUT,
         experts=integer("Number of experts per layer, 2 or more."),
         moe_every=integer(
             "Layers moe_every, 2 * moe_every, ... get experts. 0 uses task.<stack>.moe_every of "
@@ -54,18 +52,14 @@ def define_flags() -> flags.FlagValues:
             0,
             0,
         ),
-    )
-    define_settings_flags(values)
-    define(
-        values,
+        **SETTINGS,
         exact=switch(
             "Whether to refuse options with which the new model would compute another function.",
             True,
         ),
         restart=switch("Starts at step 0 with new optimizer moments."),
+        json=output.json_flag("what was written"),
     )
-    output.define_json_flag(values, "what was written")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -10,13 +10,20 @@ from absl import flags
 Definition = Callable[[str, flags.FlagValues], object]
 
 
-def define(values: flags.FlagValues, **definitions: Definition | str) -> None:
-    """Defines flags by name. The help shows them in this order.
+# Flags by name. The help shows them in this order. A text alone is the help of a `string` without a
+# default.
+Flags = dict[str, Definition | str]
 
-    Args:
-      values: the command's flags.
-      **definitions: the kind of each flag; a text alone is the help of a `string` without default.
-    """
+
+def make_flags(**definitions: Definition | str) -> flags.FlagValues:
+    """Returns a command's flags."""
+    values = flags.FlagValues()
+    define(values, **definitions)
+    return values
+
+
+def define(values: flags.FlagValues, **definitions: Definition | str) -> None:
+    """Defines further flags of a command."""
     for name, given in definitions.items():
         definition = string(given) if isinstance(given, str) else given
         definition(name, values)

@@ -12,7 +12,7 @@ from lingvo_gshard.planning.training import formulas, job
 from lingvo_gshard.planning.training.budget import laws, search
 from lingvo_gshard.planning.training.budget.search import BudgetOptions
 from lingvo_gshard.planning.training.job import JobOptions
-from lingvo_gshard.tools.flags.definitions import decimal, define, integer, string, switch
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, string, switch
 
 _BUDGET_FLAGS = ("days", "law", "mfu", "state_bytes")
 _NOT_WITH_BUDGET = (
@@ -21,10 +21,9 @@ _NOT_WITH_BUDGET = (
 )
 
 
-def define_budget_flags(values: flags.FlagValues) -> None:
-    """Defines --budget and the flags that only apply to it."""
-    define(
-        values,
+def budget_flags() -> Flags:
+    """Returns --budget and the flags that only apply to it."""
+    return dict(
         budget=decimal(
             "Money in USD: searches model size, experts, tokens (at most --tokens) and machine (of "
             "--topology, else all with a list price) for the lowest loss by a scaling law."
@@ -124,10 +123,9 @@ _NOT_WITH_A_FILE = (
 )
 
 
-def define_goodput_flags(values: flags.FlagValues) -> None:
-    """Defines --goodput and the flags that only apply to it."""
-    define(
-        values,
+def goodput_flags() -> Flags:
+    """Returns --goodput and the flags that only apply to it."""
+    return dict(
         goodput=switch(
             "Plans the whole training of --tokens with failures, checkpoints and restarts: the "
             "best checkpoint interval, goodput, days and price."

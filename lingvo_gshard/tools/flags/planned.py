@@ -12,7 +12,6 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.run import experiment_params
 
 if TYPE_CHECKING:
@@ -24,18 +23,17 @@ _ANSWERED = ("mesh", "strategy", "device_order", "partitioner", "compile_options
 _BESIDE_THE_STEP = "run."
 
 
-def define_plan_flag(values: flags.FlagValues, note: str = "") -> None:
-    """Defines --plan.
+def plan_flag(note: str = "") -> str:
+    """Returns the help of --plan.
 
     Args:
-      values: the command's flags.
       note: a sentence on what else the command does with the plan.
     """
     help = (
         "File that gshard-plan --json wrote, with or without --search: takes its experiment with "
         "all settings, mesh, strategy and options of the compiler."
     )
-    define(values, plan=f"{help} {note}".rstrip())
+    return f"{help} {note}".rstrip()
 
 
 def planned_training(values: flags.FlagValues) -> PlannedTraining | None:

@@ -20,7 +20,7 @@ from lingvo_gshard.planning.plan import diff, plan
 from lingvo_gshard.planning.plan.diff import Checked, PlanDifference, is_number
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.flags.definitions import define, string, switch
+from lingvo_gshard.tools.flags.definitions import Flags, string, switch
 from lingvo_gshard.tools.plan_reports.layout import make_table
 
 _UNITS: dict[str, Callable[[Any], str]] = {
@@ -150,10 +150,9 @@ EXCEEDED = 2
 _MOST_ROWS = 40
 
 
-def define_diff_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `diff`."""
-    define(
-        values,
+def diff_flags() -> Flags:
+    """Returns the flags of `diff`."""
+    return dict(
         allow_other_versions=switch(
             "Lets `diff` compare plans that different versions of the compiler made."
         ),

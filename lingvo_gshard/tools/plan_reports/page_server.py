@@ -10,7 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags import program
-from lingvo_gshard.tools.flags.definitions import decimal, define, integer, repeated, string, switch
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, repeated, string, switch
 
 # Seconds for answers under way after a signal to stop.
 _DRAIN_SECONDS = 2.0
@@ -18,10 +18,9 @@ _DRAIN_SECONDS = 2.0
 _OF_ONE_PLAN = ("experiment", "config", "topology", "json", "html", "search", "generate")
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Defines --serve and the flags that only apply to it."""
-    define(
-        values,
+def page_flags() -> Flags:
+    """Returns --serve and the flags that only apply to it."""
+    return dict(
         serve=switch("Serves a page on which one plans in a browser."),
         host=string(
             "Address that the page is served at, with --serve. Plans take minutes of this "

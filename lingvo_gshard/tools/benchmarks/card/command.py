@@ -16,7 +16,7 @@ from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import Stages, transient_stages
-from lingvo_gshard.tools.flags.definitions import decimal, define, repeated, string
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, repeated, string
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
@@ -27,10 +27,9 @@ FILL, CARD = "fill", "card"
 EXPERIMENTS = ("language_model.one_gpu_dense", "language_model.one_gpu_experts")
 
 
-def define_card_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `fill` that no other subcommand has."""
-    define(
-        values,
+def card_flags() -> Flags:
+    """Returns the flags of `fill` that no other subcommand has."""
+    return dict(
         topology="The card that `fill` fills, such as gpu:h100:1x1 or cpu:1.",
         folder="Folder that `fill` writes the step to, for `card`.",
         grow=string("The setting that `fill` makes as large as fits.", "task.decoder.num_layers"),
