@@ -9,12 +9,12 @@ from absl import flags
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.definitions import make_flags
 
 
 def define_flags(experiment: bool = True) -> flags.FlagValues:
     """Returns --json, and --experiment and --repeats if a benchmark measures an experiment."""
-    values = flags.FlagValues()
-    output.define_json_flag(values)
+    values = make_flags(json=output.json_flag())
     if experiment:
         define_integer(values, "repeats", 10, "Number of measurements.")
         flags.DEFINE_string(

@@ -24,11 +24,12 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tools.bench import define_stack_flags
+from lingvo_gshard.tools.bench import stack_flags
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.flags.definitions import define
 
 
 @dataclasses.dataclass
@@ -55,7 +56,7 @@ class DepthTiming:
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = common.define_flags()
-    define_stack_flags(values)
+    define(values, **stack_flags())
     flags.DEFINE_list("depths", ["6", "48"], "Numbers of layers.", flag_values=values)
     return values
 

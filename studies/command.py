@@ -10,7 +10,8 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_settings_flags
+from lingvo_gshard.tools.flags.definitions import define
+from lingvo_gshard.tools.flags.run import SETTINGS
 from studies.member import Member
 
 
@@ -29,8 +30,7 @@ def define_study_flags(values: flags.FlagValues, seeds: Sequence[str]) -> None:
     flags.DEFINE_boolean(
         "train", True, "Whether to train and score what is missing.", flag_values=values
     )
-    define_settings_flags(values)
-    output.define_json_flag(values, "all scores")
+    define(values, **SETTINGS, json=output.json_flag("all scores"))
 
 
 def folder_of(values: flags.FlagValues) -> pathlib.Path:

@@ -28,29 +28,6 @@ from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.monitoring.metrics import rows_of_run
 
 
-def evaluate(run: LoadedRun, split: str, options: dict[str, Any]) -> Evaluation:
-    """Scores the checkpoint of a run; see `Run.evaluate`.
-
-    Warns if the scores cannot be recorded.
-    """
-    model, given = run.model, dict(options)
-    decodes = model.task.DECODING
-    if decodes is not None and decodes.is_evaluated:
-        fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
-        searched = {name: options.pop(name) for name in fields}
-        # Scores must repeat.
-        usual = DecodingOptions(beam_size=decodes.beam_size, seed=0)
-        decoding = run.published_settings.options(usual, searched)
-        if decodes.has_source:
-            options["translate"] = run.translator(decoding).translate
-        else:
-            options["write"] = run.text_generator(decoding).write
-    found = model.task.evaluate(model.runtime, model.input, split, run.progress, **options)
-    if run.backend.is_main:
-        _record(run, split, given, found)
-    return found
-
-
 def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluation) -> None:
     row = run_records.EvaluationRow(
         time=time.time(),
@@ -202,6 +179,7 @@ class Run(LoadedRun):
         """Scores the model on a split of its data, as the run's task defines.
 
         The scores are also appended to evaluations.jsonl in the run's directory, for its report.
+        Warns if they cannot be.
 
         Args:
           split: "train", "dev" or "test".
@@ -211,7 +189,22 @@ class Run(LoadedRun):
         Raises:
           UserError: the split is empty, or an option is wrong.
         """
-        return evaluate(self, split, options)
+        model, given = self.model, dict(options)
+        decodes = model.task.DECODING
+        if decodes is not None and decodes.is_evaluated:
+            fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
+            searched = {name: options.pop(name) for name in fields}
+            # Scores must repeat.
+            usual = DecodingOptions(beam_size=decodes.beam_size, seed=0)
+            decoding = self.published_settings.options(usual, searched)
+            if decodes.has_source:
+                options["translate"] = self.translator(decoding).translate
+            else:
+                options["write"] = self.text_generator(decoding).write
+        found = model.task.evaluate(model.runtime, model.input, split, self.progress, **options)
+        if self.backend.is_main:
+            _record(self, split, given, found)
+        return found
 
     def _options(
         self, usual: DecodingOptions, options: DecodingOptions | None, fields: dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -303,14 +303,9 @@ def _marked(marked: Marked, step: int) -> Marked:
 
 def _means(rows: Sequence[MetricsRow]) -> MetricsRow:
     """Returns the mean of each metric of the whole model over the rows that have it."""
-    return {name: sum(values) / len(values) for name, values in _columns(rows) if values}
-
-
-def _columns(rows: Iterable[MetricsRow]) -> Iterator[tuple[str, list[float]]]:
-    rows = list(rows)
-    for name in dict.fromkeys(name for row in rows for name in row):
-        if LAYER not in name:
-            yield name, [row[name] for row in rows if row.get(name) is not None]
+    metrics = dict.fromkeys(name for row in rows for name in row if LAYER not in name)
+    columns = {m: [row[m] for row in rows if row.get(m) is not None] for m in metrics}
+    return {name: sum(values) / len(values) for name, values in columns.items() if values}
 
 
 def _rounded(value: float) -> float:

@@ -78,6 +78,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    comma_list,
+    decimal,
+    integer,
+    make_flags,
+    string,
+)
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported
@@ -97,105 +105,50 @@ EXPORTED, INPUT = "exported", "input"
 
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
-    values = flags.FlagValues()
-
-    def integer(name: str, default: int, help: str) -> None:
-        flags.DEFINE_integer(name, default, help, 1, flag_values=values)
-
-    def string(name: str, default: str | None, help: str) -> None:
-        flags.DEFINE_string(name, default, help, flag_values=values)
-
-    string("experiment", "translation.quickstart", "The experiment whose model is measured.")
-    output.define_json_flag(values)
-    integer("repeats", 10, "Number of measurements of each step.")
-    integer(
-        "gemm_size",
-        2048,
-        "Rows and columns of the reference product's matrices. `exported` by default chooses a "
-        "size that reaches the device's full rate.",
-    )
-    string(
-        "init_state", None, "File of the init_state program that makes the weights of `exported`."
-    )
-    string("profile", None, "Directory for a profile of each model that `step` measures.")
-    define_stack_flags(values)
-    integer("group_size", 1024, "Tokens that `moe` routes together as one group.")
-    flags.DEFINE_list(
-        "experts",
-        ["8", "32", "64", "128"],
-        "Numbers of experts that `moe` measures.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "skew",
-        0.2,
-        "Share of tokens whose first expert is expert 0 in the skewed loads of `moe`.",
-        0,
-        1,
-        flag_values=values,
-    )
-    define_input_flags(values)
-    define_decode_flags(values)
-    flags.DEFINE_integer(
-        "threads",
-        0,
-        "Threads of the engine of `decode`; 0: one for each core.",
-        0,
-        flag_values=values,
-    )
-    card.define_card_flags(values)
-    return values
-
-
-def define_stack_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of an encoder alone."""
-
-    def integer(name: str, default: int, help: str) -> None:
-        flags.DEFINE_integer(name, default, help, 1, flag_values=values)
-
-    integer("model_dim", 512, "Model dimension of the encoder alone.")
-    integer(
-        "hidden_dim", 2048, "Hidden dimension of the encoder's feed-forward layers and experts."
-    )
-    integer("num_experts", 8, "Number of experts of the encoder's mixtures of experts.")
-    integer("num_heads", 8, "Attention heads of each layer of the encoder.")
-    integer("num_layers", 2, "Number of layers of the encoder; every other one has experts.")
-    flags.DEFINE_string(
-        "rematerialize",
-        "none",
-        "Rematerialization policy of the encoder (docs/training.md).",
-        flag_values=values,
-    )
-    integer("tokens", 4096, "Tokens of the encoder's batch.")
-    integer("row_length", 256, "Tokens of a row of the encoder's batch.")
-
-
-def define_input_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `input`."""
-    flags.DEFINE_integer(
-        "rows", 1_000_000, "Rows of made text that `input` prepares.", 1, flag_values=values
-    )
-    flags.DEFINE_integer(
-        "workers", 2, "Processes that `input` prepares them with.", 1, flag_values=values
-    )
-    flags.DEFINE_string(
-        "prepared",
-        None,
-        "Prepared sentence pairs that `input` reads instead of made text.",
-        flag_values=values,
+    return make_flags(
+        experiment=string("The experiment whose model is measured.", "translation.quickstart"),
+        json=output.json_flag(),
+        repeats=integer("Number of measurements of each step.", 10, 1),
+        gemm_size=integer(
+            "Rows and columns of the reference product's matrices. `exported` by default chooses a "
+            "size that reaches the device's full rate.",
+            2048,
+            1,
+        ),
+        init_state="File of the init_state program that makes the weights of `exported`.",
+        profile="Directory for a profile of each model that `step` measures.",
+        **stack_flags(),
+        group_size=integer("Tokens that `moe` routes together as one group.", 1024, 1),
+        experts=comma_list("Numbers of experts that `moe` measures.", ["8", "32", "64", "128"]),
+        skew=decimal(
+            "Share of tokens whose first expert is expert 0 in the skewed loads of `moe`.",
+            0.2,
+            0,
+            1,
+        ),
+        rows=integer("Rows of made text that `input` prepares.", 1_000_000, 1),
+        workers=integer("Processes that `input` prepares them with.", 2, 1),
+        prepared="Prepared sentence pairs that `input` reads instead of made text.",
+        language_model=string("The second model of `decode`.", "language_model.quickstart"),
+        sentences=integer("Test sentences that `decode` translates.", 500, 1),
+        threads=integer("Threads of the engine of `decode`; 0: one for each core.", 0, 0),
+        **card.card_flags(),
     )
 
 
-def define_decode_flags(values: flags.FlagValues) -> None:
-    """Defines the flags that choose what `decode` decodes."""
-    flags.DEFINE_string(
-        "language_model",
-        "language_model.quickstart",
-        "The second model of `decode`.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "sentences", 500, "Test sentences that `decode` translates.", 1, flag_values=values
+def stack_flags() -> Flags:
+    """Returns the flags of an encoder alone."""
+    return dict(
+        model_dim=integer("Model dimension of the encoder alone.", 512, 1),
+        hidden_dim=integer(
+            "Hidden dimension of the encoder's feed-forward layers and experts.", 2048, 1
+        ),
+        num_experts=integer("Number of experts of the encoder's mixtures of experts.", 8, 1),
+        num_heads=integer("Attention heads of each layer of the encoder.", 8, 1),
+        num_layers=integer("Number of layers of the encoder; every other one has experts.", 2, 1),
+        rematerialize=string("Rematerialization policy of the encoder (docs/training.md).", "none"),
+        tokens=integer("Tokens of the encoder's batch.", 4096, 1),
+        row_length=integer("Tokens of a row of the encoder's batch.", 256, 1),
     )
 
 

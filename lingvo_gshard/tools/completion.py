@@ -29,6 +29,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.tools.console import launcher, shells, startup
 from lingvo_gshard.tools.console.shells import Command, Flag
+from lingvo_gshard.tools.flags.definitions import make_flags
 
 NAME = "gshard-completion"
 SUBCOMMANDS = tuple(shells.SCRIPTS)
@@ -37,7 +38,7 @@ _NUMBERS = ("int", "float")
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    return flags.FlagValues()
+    return make_flags()
 
 
 def main(argv: list[str]) -> int:

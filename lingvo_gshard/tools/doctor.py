@@ -41,6 +41,7 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
+from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.training.run import run_records
 
 NAME = "gshard-doctor"
@@ -52,16 +53,12 @@ _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "bold red"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_integer(
-        "devices",
-        0,
-        "Number of devices to check; 0: all accelerators, or two virtual CPU devices.",
-        0,
-        flag_values=values,
+    return make_flags(
+        devices=integer(
+            "Number of devices to check; 0: all accelerators, or two virtual CPU devices.", 0, 0
+        ),
+        json=output.json_flag("all checks"),
     )
-    output.define_json_flag(values, "all checks")
-    return values
 
 
 def main(argv: list[str]) -> int:

@@ -45,13 +45,21 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.options import define_option_flags, given_options
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    comma_list,
+    integer,
+    make_flags,
+    string,
+    switch,
+)
+from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    define_runtime_flags,
+    CHECKPOINT,
+    LOGDIR,
+    precision_flag,
     required_logdir,
+    runtime_flags,
     runtime_options,
 )
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
@@ -68,78 +76,48 @@ _SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "bes
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    flags.DEFINE_string("split", "test", "Split to score: train, dev or test.", flag_values=values)
-    flags.DEFINE_list(
-        "languages",
-        [],
-        "Source languages to score, such as es,de; by default all. For translation.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "max_rows_per_language",
-        None,
-        "Scores a fixed random choice of at most this many rows per language. For translation.",
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "shuffled",
-        True,
-        "Also scores shuffled sources; --noshuffled does not. For translation.",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "by_source",
-        False,
-        "Also scores the texts of each source of the prepared data. For language models.",
-        flag_values=values,
-    )
-    _define_task_flags(values)
-    output.define_json_flag(values, "all scores")
-    flags.DEFINE_string(
-        "output",
-        None,
-        "File to write to, tab-separated: language, source, reference, translation. For "
-        "translation.",
-        flag_values=values,
-    )
     notes = {"seed": "Here it is 0 by default, so that scores repeat."}
-    define_option_flags(values, DecodingOptions(), _SEARCH_FLAGS, notes)
-    define_precision_flag(values)
-    define_runtime_flags(values)
-    return values
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        split=string("Split to score: train, dev or test.", "test"),
+        languages=comma_list(
+            "Source languages to score, such as es,de; by default all. For translation.", []
+        ),
+        max_rows_per_language=integer(
+            "Scores a fixed random choice of at most this many rows per language. For translation.",
+            least=1,
+        ),
+        shuffled=switch(
+            "Also scores shuffled sources; --noshuffled does not. For translation.", True
+        ),
+        by_source=switch(
+            "Also scores the texts of each source of the prepared data. For language models."
+        ),
+        **_task_flags(),
+        json=output.json_flag("all scores"),
+        output="File to write to, tab-separated: language, source, reference, translation. For "
+        "translation.",
+        **option_flags(DecodingOptions(), _SEARCH_FLAGS, notes),
+        precision=precision_flag(),
+        **runtime_flags(),
+    )
 
 
-def _define_task_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of an evaluation on tasks of lm-evaluation-harness."""
-    flags.DEFINE_list(
-        "tasks",
-        [],
-        "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
-        "split. For language models.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "tasks_folder", "", "Directory with further tasks, as YAML files.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "few_shot",
-        None,
-        "Examples before each question; by default as many as each task names.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "limit", None, "Questions of each task; by default all.", 1, flag_values=values
-    )
-    flags.DEFINE_boolean(
-        "chat_template",
-        False,
-        "Writes questions with the model's chat template.",
-        flag_values=values,
+def _task_flags() -> Flags:
+    """Returns the flags of an evaluation on tasks of lm-evaluation-harness."""
+    return dict(
+        tasks=comma_list(
+            "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
+            "split. For language models.",
+            [],
+        ),
+        tasks_folder=string("Directory with further tasks, as YAML files.", ""),
+        few_shot=integer(
+            "Examples before each question; by default as many as each task names.", least=0
+        ),
+        limit=integer("Questions of each task; by default all.", least=1),
+        chat_template=switch("Writes questions with the model's chat template."),
     )
 
 

@@ -47,13 +47,9 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.options import define_option_flags, given_options
-from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    required_logdir,
-)
+from lingvo_gshard.tools.flags.definitions import comma_list, integer, make_flags
+from lingvo_gshard.tools.flags.options import given_options, option_flags
+from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-export"
@@ -68,35 +64,25 @@ _SIZE_FLAGS = ("rows", "lengths")
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    flags.DEFINE_string("output", None, "The new directory.", flag_values=values)
-    flags.DEFINE_string("format", None, f"What to write: {', '.join(FORMATS)}.", flag_values=values)
-    define_option_flags(values, DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS)
-    define_precision_flag(values, default=None)
-    flags.DEFINE_integer(
-        "quality_rows",
-        500,
-        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
-        0,
-        flag_values=values,
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        output="The new directory.",
+        format=f"What to write: {', '.join(FORMATS)}.",
+        **option_flags(DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS),
+        precision=precision_flag(default=None),
+        quality_rows=integer(
+            "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
+            500,
+            0,
+        ),
+        rows=comma_list("Numbers of texts that programs decode together; by default 1,8,32."),
+        lengths=comma_list(
+            "Numbers of tokens that programs take of a text, such as 32,128; longer texts are "
+            "cut. By default 32,64,128, ... up to what the model takes."
+        ),
+        json=output.json_flag("what was written: files, bytes, seconds"),
     )
-    flags.DEFINE_list(
-        "rows",
-        None,
-        "Numbers of texts that programs decode together; by default 1,8,32.",
-        flag_values=values,
-    )
-    flags.DEFINE_list(
-        "lengths",
-        None,
-        "Numbers of tokens that programs take of a text, such as 32,128; longer texts are cut. By "
-        "default 32,64,128, ... up to what the model takes.",
-        flag_values=values,
-    )
-    output.define_json_flag(values, "what was written: files, bytes, seconds")
-    return values
 
 
 def main(argv: list[str]) -> int:

@@ -42,36 +42,27 @@ from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.text_generator import Text, TextGenerator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.console.line_command import (
-    answer_with_run,
-    define_line_flags,
-    write,
-    write_lines,
-)
+from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write, write_lines
 from lingvo_gshard.tools.console.stages import LineProgress
-from lingvo_gshard.tools.flags.options import define_option_flags
-from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    define_runtime_flags,
-)
+from lingvo_gshard.tools.flags.definitions import make_flags, switch
+from lingvo_gshard.tools.flags.options import option_flags
+from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
 
 NAME = "gshard-generate"
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    flags.DEFINE_bool("stream", False, "Shows each text while it is generated.", flag_values=values)
-    define_option_flags(values, DRAWING)
-    define_precision_flag(values)
-    output.define_json_flag(values, "a line for each beginning")
-    define_line_flags(values)
-    define_runtime_flags(values, in_cluster=False)
-    return values
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        stream=switch("Shows each text while it is generated."),
+        **option_flags(DRAWING),
+        precision=precision_flag(),
+        json=output.json_flag("a line for each beginning"),
+        **line_flags(),
+        **runtime_flags(in_cluster=False),
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -38,7 +38,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.run import define_ignore_flag, define_settings_flags
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
+from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.precision import PRECISIONS
 
@@ -47,34 +48,25 @@ NAME = "gshard-import"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("from", None, "Directory of the published model.", flag_values=values)
-    flags.DEFINE_string("logdir", None, "Directory of the new run.", flag_values=values)
-    flags.DEFINE_integer(
-        "length",
-        0,
-        "Positions of a row in training, and of a generated text; 0: those that the model was made "
-        "for, 1,024 at most.",
-        0,
-        flag_values=values,
+    return make_flags(
+        **{"from": "Directory of the published model."},
+        logdir="Directory of the new run.",
+        length=integer(
+            "Positions of a row in training, and of a generated text; 0: those that the model was "
+            "made for, 1,024 at most.",
+            0,
+            0,
+        ),
+        precision=string(
+            f"Types of weights and activations, as step.precision: {', '.join(PRECISIONS)}.",
+            "float32",
+        ),
+        ignore_keys=IGNORE_KEYS,
+        **SETTINGS,
+        params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
+        "only those whose path contains it.",
+        json=output.json_flag("what was imported"),
     )
-    flags.DEFINE_string(
-        "precision",
-        "float32",
-        f"Types of weights and activations, as step.precision: {', '.join(PRECISIONS)}.",
-        flag_values=values,
-    )
-    define_ignore_flag(values)
-    define_settings_flags(values)
-    flags.DEFINE_string(
-        "params",
-        None,
-        "Prints the hyperparameters as gin, with their meaning, and exits. With a value only those "
-        "whose path contains it.",
-        flag_values=values,
-    )
-    output.define_json_flag(values, "what was imported")
-    return values
 
 
 def main(argv: list[str]) -> int:

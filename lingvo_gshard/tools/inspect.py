@@ -92,9 +92,10 @@ from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.tools.flags.planned import define_plan_flag, planned_training, requested_params
-from lingvo_gshard.tools.flags.run import define_experiment_flags
+from lingvo_gshard.tools.flags.definitions import make_flags, string, switch
+from lingvo_gshard.tools.flags.options import option_flags, read_options
+from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
+from lingvo_gshard.tools.flags.run import EXPERIMENT
 from lingvo_gshard.tools.inspection import activations, compiler, inspection, tables, weights
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
@@ -104,54 +105,28 @@ NAME = "gshard-inspect"
 
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
-    values = flags.FlagValues()
-    define_experiment_flags(values)
-    define_plan_flag(values)
-    weights.define_trained_flags(values)
-    define_option_flags(values, PartitioningOptions())
-    define_option_flags(values, RuntimeOptions(), ("compilation_cache", "max_replicated_mb"))
-    compiler.define_compiler_flags(values)
-    flags.DEFINE_boolean("slots", False, "Also lists the optimizer's moments.", flag_values=values)
-    flags.DEFINE_boolean(
-        "compile",
-        False,
-        "Compiles the function for the mesh; shows its memory and collectives.",
-        flag_values=values,
+    return make_flags(
+        **EXPERIMENT,
+        plan=plan_flag(),
+        **weights.trained_flags(),
+        **option_flags(PartitioningOptions()),
+        **option_flags(RuntimeOptions(), ("compilation_cache", "max_replicated_mb")),
+        **compiler.compiler_flags(),
+        slots=switch("Also lists the optimizer's moments."),
+        compile=switch("Compiles the function for the mesh; shows its memory and collectives."),
+        activations="Pattern of layers, such as 'decoder.layers[0]': compiles the function and "
+        "shows the sharding of these layers' activations.",
+        kernels=f"Platform, {' or '.join(kernel.HARDWARE)}, or {inspection.HERE} for the platform "
+        "of this machine: lists the layers that use its kernels, and says why others use none.",
+        placement="Pattern of paths, such as '*.w_in': shows which devices hold which part of "
+        "these weights.",
+        function=string(
+            f"The function to list, compile or save: {', '.join(inspection.FUNCTIONS)}.",
+            inspection.FUNCTIONS[0],
+        ),
+        program="File to save the lowered function to, which runs where only jax is installed.",
+        json=output.json_flag(),
     )
-    flags.DEFINE_string(
-        "activations",
-        None,
-        "Pattern of layers, such as 'decoder.layers[0]': compiles the function and shows the "
-        "sharding of these layers' activations.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "kernels",
-        None,
-        f"Platform, {' or '.join(kernel.HARDWARE)}, or {inspection.HERE} for the platform of this "
-        "machine: lists the layers that use its kernels, and says why others use none.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "placement",
-        None,
-        "Pattern of paths, such as '*.w_in': shows which devices hold which part of these weights.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "function",
-        inspection.FUNCTIONS[0],
-        f"The function to list, compile or save: {', '.join(inspection.FUNCTIONS)}.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "program",
-        None,
-        "File to save the lowered function to, which runs where only jax is installed.",
-        flag_values=values,
-    )
-    output.define_json_flag(values)
-    return values
 
 
 def main(argv: list[str]) -> int:

@@ -108,12 +108,9 @@ from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import goodput, program
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
-from lingvo_gshard.tools.flags.run import (
-    define_experiment_flags,
-    define_ignore_flag,
-    experiment_params,
-)
+from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, string, switch
+from lingvo_gshard.tools.flags.options import option_flags, read_options
+from lingvo_gshard.tools.flags.run import EXPERIMENT, IGNORE_KEYS, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     diff_report,
     goodput_report,
@@ -128,67 +125,51 @@ NAME = "gshard-plan"
 
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
-    values = flags.FlagValues()
-    define_experiment_flags(values)
-    flags.DEFINE_string(
-        "topology",
-        None,
-        "The machine: a slice of a TPU pod such as v3:32x32, four slices such as v5p:8x8x8*4, "
-        "cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies lists all "
-        "machines. With --budget and --search, several that are separated by commas.",
-        flag_values=values,
+    return make_flags(
+        **EXPERIMENT,
+        topology="The machine: a slice of a TPU pod such as v3:32x32, four slices such as "
+        "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies "
+        "lists all machines. With --budget and --search, several that are separated by commas.",
+        list_topologies=switch("Lists the machines that can be planned for."),
+        **config_flags(),
+        **program.generation_flags(),
+        **goodput.goodput_flags(),
+        **goodput.budget_flags(),
+        **option_flags(LoadsOptions()),
+        **option_flags(PlanOptions()),
+        **program.compiling_flags(),
+        remedies=integer(
+            "Maximum number of changes to try if the step does not fit. Each takes one "
+            "compilation.",
+            3,
+            0,
+        ),
+        json=output.json_flag("the plan"),
+        html="HTML file to write the plan to, for a browser.",
+        **program.program_flags(),
+        **search_report.search_flags(),
+        **page_server.page_flags(),
+        **diff_report.diff_flags(),
     )
-    flags.DEFINE_boolean(
-        "list_topologies", False, "Lists the machines that can be planned for.", flag_values=values
-    )
-    define_config_flags(values)
-    program.define_generation_flags(values)
-    goodput.define_goodput_flags(values)
-    goodput.define_budget_flags(values)
-    define_option_flags(values, LoadsOptions())
-    define_option_flags(values, PlanOptions())
-    program.define_compiling_flags(values)
-    flags.DEFINE_integer(
-        "remedies",
-        3,
-        "Maximum number of changes to try if the step does not fit. Each takes one compilation.",
-        0,
-        flag_values=values,
-    )
-    output.define_json_flag(values, "the plan")
-    flags.DEFINE_string(
-        "html", None, "HTML file to write the plan to, for a browser.", flag_values=values
-    )
-    program.define_program_flags(values)
-    search_report.define_search_flags(values)
-    page_server.define_flags(values)
-    diff_report.define_diff_flags(values)
-    return values
 
 
-def define_config_flags(values: flags.FlagValues) -> None:
-    """Defines --config and the flags that only apply to it."""
-    flags.DEFINE_string(
-        "config",
-        None,
-        "config.json of a published model, or its directory, in place of --experiment.",
-        flag_values=values,
+def config_flags() -> Flags:
+    """Returns --config and the flags that only apply to it."""
+    return dict(
+        config="config.json of a published model, or its directory, in place of --experiment.",
+        length=integer(
+            "Positions of a row, with --config; 0: those that the model was made for, 1,024 at "
+            "most.",
+            0,
+            0,
+        ),
+        precision=string(
+            "Types of weights and activations, with --config, as step.precision; with --generate "
+            f"{program.PRECISION} unless given.",
+            "float32",
+        ),
+        ignore_keys=IGNORE_KEYS,
     )
-    flags.DEFINE_integer(
-        "length",
-        0,
-        "Positions of a row, with --config; 0: those that the model was made for, 1,024 at most.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "precision",
-        "float32",
-        "Types of weights and activations, with --config, as step.precision; with --generate "
-        f"{program.PRECISION} unless given.",
-        flag_values=values,
-    )
-    define_ignore_flag(values)
 
 
 def main(argv: list[str]) -> int:

@@ -48,7 +48,8 @@ from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.preparation.preparation import counts, notes
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.run import define_settings_flags
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated, string
+from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
 NAME = "gshard-prepare"
@@ -56,47 +57,26 @@ NAME = "gshard-prepare"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_multi_string("source", [], "Files to read. See above.", flag_values=values)
-    flags.DEFINE_string("output", None, "Directory of the prepared data.", flag_values=values)
-    flags.DEFINE_integer(
-        "workers", 0, "Number of processes; 0: one for each core.", 0, flag_values=values
-    )
-    flags.DEFINE_string(
-        "on_bad_row",
-        "refuse",
-        "What to do with damaged files and bad rows: refuse or skip.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "on_copies",
-        "count",
-        "What to do if rows of dev or test that are given stand in another split: count or refuse.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "work",
-        None,
-        "Local directory of unfinished work; by default, .work in the output.",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "beam",
-        None,
-        "Option of an Apache Beam pipeline, such as --beam=--runner=FlinkRunner; may be repeated. "
-        "The work is then done by Beam, on a file system that all its workers share.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "params",
-        None,
-        "Shows the settings whose names contain this text, with their meaning, as gin for "
+    return make_flags(
+        source=repeated("Files to read. See above.", []),
+        output="Directory of the prepared data.",
+        workers=integer("Number of processes; 0: one for each core.", 0, 0),
+        on_bad_row=string("What to do with damaged files and bad rows: refuse or skip.", "refuse"),
+        on_copies=string(
+            "What to do if rows of dev or test that are given stand in another split: count or "
+            "refuse.",
+            "count",
+        ),
+        work="Local directory of unfinished work; by default, .work in the output.",
+        beam=repeated(
+            "Option of an Apache Beam pipeline, such as --beam=--runner=FlinkRunner; may be "
+            "repeated. The work is then done by Beam, on a file system that all its workers share."
+        ),
+        params="Shows the settings whose names contain this text, with their meaning, as gin for "
         "--gin_file, and exits. Without a value, all.",
-        flag_values=values,
+        **SETTINGS,
+        json=output.json_flag("the manifest"),
     )
-    define_settings_flags(values)
-    output.define_json_flag(values, "the manifest")
-    return values
 
 
 def main(argv: list[str]) -> int:

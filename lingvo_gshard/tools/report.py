@@ -36,6 +36,7 @@ from lingvo_gshard.reporting.runs_report import Report, read_report
 from lingvo_gshard.tasks.evaluation.evaluation import Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.flags.definitions import make_flags, repeated
 from lingvo_gshard.training.run.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
 
 NAME = "gshard-report"
@@ -46,19 +47,15 @@ _MOST_ROWS = 20
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_multi_string(
-        "logdir",
-        [],
-        "Directory of a run. Repeat the flag, or separate several directories by commas, to "
-        "compare runs.",
-        flag_values=values,
+    return make_flags(
+        logdir=repeated(
+            "Directory of a run. Repeat the flag, or separate several directories by commas, to "
+            "compare runs.",
+            [],
+        ),
+        html="HTML file to write the report to, for a browser.",
+        json=output.json_flag("the report"),
     )
-    flags.DEFINE_string(
-        "html", None, "HTML file to write the report to, for a browser.", flag_values=values
-    )
-    output.define_json_flag(values, "the report")
-    return values
 
 
 def main(argv: list[str]) -> int:

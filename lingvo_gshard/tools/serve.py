@@ -29,12 +29,21 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    comma_list,
+    decimal,
+    integer,
+    make_flags,
+    string,
+    switch,
+)
 from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    define_runtime_flags,
+    CHECKPOINT,
+    LOGDIR,
+    precision_flag,
     required_logdir,
+    runtime_flags,
     runtime_options,
 )
 
@@ -43,104 +52,57 @@ NAME = "gshard-serve"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-
-    def string(name: str, default: str | None, help: str):
-        flags.DEFINE_string(name, default, help, flag_values=values)
-
-    string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 for all networks of this machine.")
-    _integer(values, "port", 8000, "Port to listen on; 0 chooses a free one.", 0, 65535)
-    string("port_file", None, "File for the port, written when the server listens.")
-    string(
-        "token_file",
-        None,
-        "File with a bearer token that requests must bring; the page asks for it.",
-    )
-    _define_web_flags(values)
-    _define_limits(values)
-    flags.DEFINE_bool(
-        "warm_up",
-        True,
-        "Compiles what most requests need before the first is accepted.",
-        flag_values=values,
-    )
-    define_precision_flag(values)
-    define_runtime_flags(values, in_cluster=False)
-    return values
-
-
-def _define_web_flags(values: flags.FlagValues) -> None:
-    """Defines the flags for the server's host names and for web pages that may use the server."""
-    flags.DEFINE_list(
-        "allow_host",
-        None,
-        "Further names by which browsers and programs reach the server, besides --host; * for any.",
-        flag_values=values,
-    )
-    flags.DEFINE_list(
-        "allow_origin",
-        None,
-        "Origins of web pages that may use the server besides its own, such as "
-        "https://app.example.com; * for any.",
-        flag_values=values,
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        host=string("Address to listen on; 0.0.0.0 for all networks of this machine.", "127.0.0.1"),
+        port=integer("Port to listen on; 0 chooses a free one.", 8000, 0, 65535),
+        port_file="File for the port, written when the server listens.",
+        token_file="File with a bearer token that requests must bring; the page asks for it.",
+        allow_host=comma_list(
+            "Further names by which browsers and programs reach the server, besides --host; * for "
+            "any."
+        ),
+        allow_origin=comma_list(
+            "Origins of web pages that may use the server besides its own, such as "
+            "https://app.example.com; * for any."
+        ),
+        **_limit_flags(),
+        warm_up=switch("Compiles what most requests need before the first is accepted.", True),
+        precision=precision_flag(),
+        **runtime_flags(in_cluster=False),
     )
 
 
-def _define_limits(values: flags.FlagValues) -> None:
-    """Defines flags of sizes and times."""
-    _integer(
-        values, "queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503."
+def _limit_flags() -> Flags:
+    """Returns flags of sizes and times."""
+    return dict(
+        queue_size=integer("Most texts that wait or are decoded; beyond it: status 503.", 1024, 1),
+        most_body_bytes=integer("Most bytes of a request's body; beyond it: status 413.", 2**20, 1),
+        most_beam_size=integer(
+            "Largest beam, and most texts drawn, that a request may ask for.", 8, 1
+        ),
+        timeout=decimal(
+            "Seconds after which a request is given up with status 504. It may ask for less.",
+            60.0,
+            0.001,
+        ),
+        most_kinds=integer(
+            "Kinds of search (beam sizes, drawing, restrictions) whose programs are kept in "
+            "memory.",
+            16,
+            1,
+        ),
+        stuck_seconds=decimal(
+            "Seconds after which decoding or compiling is stuck: /healthz fails, and the "
+            "compiler's process is started anew.",
+            600.0,
+            1.0,
+        ),
+        drain_seconds=decimal(
+            "Seconds that requests under way have after a signal to stop.", 30.0, 1.0
+        ),
     )
-    _integer(
-        values, "most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413."
-    )
-    _integer(
-        values,
-        "most_beam_size",
-        8,
-        "Largest beam, and most texts drawn, that a request may ask for.",
-    )
-    flags.DEFINE_float(
-        "timeout",
-        60.0,
-        "Seconds after which a request is given up with status 504. It may ask for less.",
-        0.001,
-        flag_values=values,
-    )
-    _integer(
-        values,
-        "most_kinds",
-        16,
-        "Kinds of search (beam sizes, drawing, restrictions) whose programs are kept in memory.",
-    )
-    flags.DEFINE_float(
-        "stuck_seconds",
-        600.0,
-        "Seconds after which decoding or compiling is stuck: /healthz fails, and the compiler's "
-        "process is started anew.",
-        1.0,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "drain_seconds",
-        30.0,
-        "Seconds that requests under way have after a signal to stop.",
-        1.0,
-        flag_values=values,
-    )
-
-
-def _integer(
-    values: flags.FlagValues,
-    name: str,
-    default: int,
-    help: str,
-    least: int = 1,
-    most: int | None = None,
-) -> None:
-    flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
 
 
 def main(argv: list[str]) -> int:

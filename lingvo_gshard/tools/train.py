@@ -76,16 +76,13 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.planned import (
-    define_plan_flag,
-    planned_training,
-    requested_params,
-)
+from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, switch
+from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import (
-    define_experiment_flags,
-    define_profile_flags,
-    define_runtime_flags,
+    EXPERIMENT,
+    PROFILE_STEPS,
     profilers,
+    runtime_flags,
     runtime_options,
 )
 from lingvo_gshard.training.run import processes
@@ -103,23 +100,19 @@ _CHANGES = (
 )
 
 
-def define_check_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of a command that trains."""
-    flags.DEFINE_integer(
-        "check_determinism_every",
-        None,
-        "Computes every so many-th step twice and compares all bits; 0: none. Sets "
-        "run.check_determinism_every.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "replay_step",
-        None,
-        "Trains nothing: computes this step of the run in --logdir again, from the checkpoint "
-        "before it, and compares it with what the run recorded.",
-        1,
-        flag_values=values,
+def check_flags() -> Flags:
+    """Returns the flags of a command that trains."""
+    return dict(
+        check_determinism_every=integer(
+            "Computes every so many-th step twice and compares all bits; 0: none. Sets "
+            "run.check_determinism_every.",
+            least=0,
+        ),
+        replay_step=integer(
+            "Trains nothing: computes this step of the run in --logdir again, from the checkpoint "
+            "before it, and compares it with what the run recorded.",
+            least=1,
+        ),
     )
 
 
@@ -152,50 +145,31 @@ NAME = "gshard-train"
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_experiment_flags(values)
-    define_plan_flag(
-        values,
-        "With --profile_steps, the profile is compared with the plan, and the ratios are written "
-        "for gshard-plan --calibration.",
+    return make_flags(
+        **EXPERIMENT,
+        plan=plan_flag(
+            "With --profile_steps, the profile is compared with the plan, and the ratios are "
+            "written for gshard-plan --calibration."
+        ),
+        logdir="Directory of the run, on a disk or in a bucket (gs://, s3://); created if it is "
+        "new.",
+        init_from="Directory of a run whose best or newest weights this run starts with, or of a "
+        "published model. Without --experiment, its Params are the defaults.",
+        steps=integer("Total number of steps; sets run.steps.", least=1),
+        seed=integer("Sets step.seed."),
+        writer=comma_list(
+            "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, "
+            "separated by a comma. Sets run.writers."
+        ),
+        **runtime_flags(),
+        **check_flags(),
+        profile_steps=PROFILE_STEPS,
+        json=output.json_flag("how training ended, or what --list shows,"),
+        list=switch("Lists the experiments and exits."),
+        params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
+        "only those whose path contains it, or matches it if it has wildcards, such as "
+        "'trainer.*'.",
     )
-    flags.DEFINE_string(
-        "logdir",
-        None,
-        "Directory of the run, on a disk or in a bucket (gs://, s3://); created if it is new.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "init_from",
-        None,
-        "Directory of a run whose best or newest weights this run starts with, or of a published "
-        "model. Without --experiment, its Params are the defaults.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "steps", None, "Total number of steps; sets run.steps.", 1, flag_values=values
-    )
-    flags.DEFINE_integer("seed", None, "Sets step.seed.", flag_values=values)
-    flags.DEFINE_list(
-        "writer",
-        None,
-        "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, separated by "
-        "a comma. Sets run.writers.",
-        flag_values=values,
-    )
-    define_runtime_flags(values)
-    define_check_flags(values)
-    define_profile_flags(values)
-    output.define_json_flag(values, "how training ended, or what --list shows,")
-    flags.DEFINE_boolean("list", False, "Lists the experiments and exits.", flag_values=values)
-    flags.DEFINE_string(
-        "params",
-        None,
-        "Prints the hyperparameters as gin, with their meaning, and exits. With a value only those "
-        "whose path contains it, or matches it if it has wildcards, such as 'trainer.*'.",
-        flag_values=values,
-    )
-    return values
 
 
 def main(argv: list[str]) -> int:

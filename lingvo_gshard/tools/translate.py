@@ -34,39 +34,36 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.console.line_command import answer_with_run, define_line_flags, write_lines
+from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines
 from lingvo_gshard.tools.console.stages import LineProgress
-from lingvo_gshard.tools.flags.options import define_option_flags
-from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    define_precision_flag,
-    define_runtime_flags,
-)
+from lingvo_gshard.tools.flags.definitions import make_flags, string
+from lingvo_gshard.tools.flags.options import option_flags
+from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
 
 NAME = "gshard-translate"
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    define_line_flags(values)
-    define_option_flags(values, DecodingOptions(), notes={"best": "Shown with --json alone."})
-    define_precision_flag(values)
-    flags.DEFINE_string("prefix", "", "What every translation must begin with.", flag_values=values)
-    for side, texts in (("source", "the lines"), ("target", "the translations")):
-        flags.DEFINE_string(
-            f"{side}_language",
-            "",
+    languages = {
+        f"{side}_language": string(
             f"Code of the language of {texts}, of an imported model for many languages; by default "
             f"the run's input.{side}_language.",
-            flag_values=values,
+            "",
         )
-    output.define_json_flag(values, "a line for each line")
-    define_runtime_flags(values, in_cluster=False)
-    return values
+        for side, texts in (("source", "the lines"), ("target", "the translations"))
+    }
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        **line_flags(),
+        **option_flags(DecodingOptions(), notes={"best": "Shown with --json alone."}),
+        precision=precision_flag(),
+        prefix=string("What every translation must begin with.", ""),
+        **languages,
+        json=output.json_flag("a line for each line"),
+        **runtime_flags(in_cluster=False),
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -62,9 +62,10 @@ from lingvo_gshard.api.partitioning import verify
 from lingvo_gshard.runtime.verification.experiment import VerifyOptions
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.flags.options import define_option_flags, given_options
-from lingvo_gshard.tools.flags.planned import define_plan_flag, planned_training, requested_params
-from lingvo_gshard.tools.flags.run import define_experiment_flags
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.options import given_options, option_flags
+from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
+from lingvo_gshard.tools.flags.run import EXPERIMENT
 
 NAME = "gshard-verify"
 # Exit code of a comparison that found a difference. An error has exit code 1.
@@ -75,12 +76,9 @@ NOT_VERIFIED = 3
 
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
-    values = flags.FlagValues()
-    define_experiment_flags(values)
-    define_plan_flag(values)
-    define_option_flags(values, VerifyOptions())
-    output.define_json_flag(values)
-    return values
+    return make_flags(
+        **EXPERIMENT, plan=plan_flag(), **option_flags(VerifyOptions()), json=output.json_flag()
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -25,7 +25,8 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.flags import program
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.definitions import define
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run.monitoring.progress import BarOnTerminal
 from studies.paper import planned_comparisons
 from studies.paper import rows as paper_rows
@@ -45,9 +46,12 @@ def define_flags() -> flags.FlagValues:
         "(weights) or models (moe_512e_12l).",
         flag_values=values,
     )
-    define_option_flags(values, PlanOptions(), ["partitioner", "device_order"])
-    program.define_compiling_flags(values)
-    output.define_json_flag(values, "the comparison and a summary of each plan")
+    define(
+        values,
+        **option_flags(PlanOptions(), ["partitioner", "device_order"]),
+        **program.compiling_flags(),
+        json=output.json_flag("the comparison and a summary of each plan"),
+    )
     return values
 
 

@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
@@ -75,7 +76,7 @@ def open_decoder(run: SavedRun) -> Decoder:
         run.input.load_vocabularies(chosen.extras)
         facts, weights = found
         executables = Executables(
-            _LateMaker(run, facts),
+            _late_maker(run, facts),
             devices,
             entry,
             row_parts(partitioning),
@@ -90,20 +91,11 @@ def _opened_now(run: SavedRun) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     model, devices = run.model, run.backend.devices
     facts = facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
-    assert isinstance(model.task, TokenTask)
     run.progress.begin("Preparing the weights")
-    backend = run.backend
-    maker = ProgramMaker(
-        model.task,
-        facts,
-        backend.partitioning,
-        backend.partitioner,
-        run.precision,
-        platform_of(devices[0]),
-    )
+    make = _maker(run, model.task, facts).make
     entry = _entry(run, _checkpoint(run, model.step))
-    parts = row_parts(backend.partitioning)
-    executables = Executables(maker.make, devices, entry, parts, run.progress)
+    parts = row_parts(run.backend.partitioning)
+    executables = Executables(make, devices, entry, parts, run.progress)
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
         entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)
@@ -127,27 +119,19 @@ def _compiler(run: SavedRun) -> CompilerProcess | None:
     )
 
 
-class _LateMaker:
-    """Makes programs that a cache lacks. Builds the model when the first is needed."""
+def _maker(run: SavedRun, task: Task, facts: ModelFacts) -> ProgramMaker:
+    assert isinstance(task, TokenTask)
+    backend = run.backend
+    platform = platform_of(backend.devices[0])
+    return ProgramMaker(
+        task, facts, backend.partitioning, backend.partitioner, run.precision, platform
+    )
 
-    def __init__(self, run: SavedRun, facts: ModelFacts):
-        self._run, self._facts = run, facts
-        self._maker: ProgramMaker | None = None
 
-    def __call__(self, key: ProgramKey) -> Program:
-        if self._maker is None:
-            backend = self._run.backend
-            task = self._run.make_trainer().task
-            assert isinstance(task, TokenTask)
-            self._maker = ProgramMaker(
-                task,
-                self._facts,
-                backend.partitioning,
-                backend.partitioner,
-                self._run.precision,
-                platform_of(backend.devices[0]),
-            )
-        return self._maker.make(key)
+def _late_maker(run: SavedRun, facts: ModelFacts) -> Callable[[ProgramKey], Program]:
+    """Returns what makes programs that a cache lacks. The model is built when one is needed."""
+    maker = functools.cache(lambda: _maker(run, run.make_trainer().task, facts))
+    return lambda key: maker().make(key)
 
 
 def _chosen(run: SavedRun) -> Checkpoint | None:

@@ -14,11 +14,8 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import (
-    define_checkpoint_flag,
-    define_logdir_flag,
-    required_logdir,
-)
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, required_logdir
 from lingvo_gshard.training.run.checkpoint import inventory
 from lingvo_gshard.training.run.checkpoint.choice import preferred
 from lingvo_gshard.training.run.logdir import Logdir
@@ -26,14 +23,12 @@ from lingvo_gshard.training.run.logdir import Logdir
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_checkpoint_flag(values)
-    flags.DEFINE_string(
-        "output", None, "Directory or bucket of the copy; created if it is new.", flag_values=values
+    return make_flags(
+        logdir=LOGDIR,
+        checkpoint=CHECKPOINT,
+        output="Directory or bucket of the copy; created if it is new.",
+        json=output.json_flag("what was copied"),
     )
-    output.define_json_flag(values, "what was copied")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

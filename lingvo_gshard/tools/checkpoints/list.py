@@ -14,7 +14,8 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.checkpoint import inventory
 from lingvo_gshard.training.run.checkpoint.inventory import CheckpointFacts
 from lingvo_gshard.training.run.logdir import Logdir
@@ -22,10 +23,7 @@ from lingvo_gshard.training.run.logdir import Logdir
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    output.define_json_flag(values, "the checkpoints")
-    return values
+    return make_flags(logdir=LOGDIR, json=output.json_flag("the checkpoints"))
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

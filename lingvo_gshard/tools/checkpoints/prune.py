@@ -14,20 +14,21 @@ from absl import flags
 
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import define_dry_run
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.options import DRY_RUN
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.checkpoint import inventory
 from lingvo_gshard.training.run.logdir import Logdir
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    flags.DEFINE_integer("keep", 3, "Number of newest checkpoints to keep.", 1, flag_values=values)
-    define_dry_run(values)
-    output.define_json_flag(values, "the steps of the deleted checkpoints")
-    return values
+    return make_flags(
+        logdir=LOGDIR,
+        keep=integer("Number of newest checkpoints to keep.", 3, 1),
+        dry_run=DRY_RUN,
+        json=output.json_flag("the steps of the deleted checkpoints"),
+    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

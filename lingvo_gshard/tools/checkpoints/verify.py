@@ -16,18 +16,19 @@ from absl import flags
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.checkpoint import inventory
 from lingvo_gshard.training.run.logdir import Logdir
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    flags.DEFINE_integer("step", None, "The checkpoint of this step alone.", 0, flag_values=values)
-    output.define_json_flag(values, "what was found")
-    return values
+    return make_flags(
+        logdir=LOGDIR,
+        step=integer("The checkpoint of this step alone.", least=0),
+        json=output.json_flag("what was found"),
+    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -22,6 +22,7 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.stages import LineProgress
+from lingvo_gshard.tools.flags.definitions import Flags, string
 from lingvo_gshard.tools.flags.options import given_options
 from lingvo_gshard.tools.flags.run import required_logdir, runtime_options
 
@@ -32,17 +33,15 @@ _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")
 _BATCH_LINES = 1024
 
 
-def define_line_flags(values: flags.FlagValues) -> None:
-    """Defines --input, and --on_bad_line, which says what happens to lines that are not text."""
-    flags.DEFINE_string(
-        "input", None, "File with the lines. Default: standard input.", flag_values=values
-    )
-    flags.DEFINE_string(
-        "on_bad_line",
-        _REFUSE,
-        "What happens to a line that is not UTF-8 or has over 16 MiB: refuse (stop with an error "
-        "that names it) or skip (warn, and treat it as an empty line).",
-        flag_values=values,
+def line_flags() -> Flags:
+    """Returns --input, and --on_bad_line, which says what happens to lines that are not text."""
+    return dict(
+        input="File with the lines. Default: standard input.",
+        on_bad_line=string(
+            "What happens to a line that is not UTF-8 or has over 16 MiB: refuse (stop with an "
+            "error that names it) or skip (warn, and treat it as an empty line).",
+            _REFUSE,
+        ),
     )
 
 

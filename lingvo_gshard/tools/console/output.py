@@ -26,15 +26,12 @@ STANDARD_OUTPUT = "-"
 _WIDTH_OF_FILES = 240
 
 
-def define_json_flag(values: flags.FlagValues, what: str = "the result") -> None:
-    """Defines --json, the file for a command's result. `parse_flags` reads `--json` as `--json=-`.
+def json_flag(what: str = "the result") -> str:
+    """Returns the help of --json, the file for a command's result, such as "the plan".
 
-    Args:
-      values: the command's flags.
-      what: the result in the flag's help, such as "the plan".
+    `parse_flags` reads `--json` as `--json=-`.
     """
-    text = f"Writes {what} as JSON to this file; - or no value writes to standard output."
-    flags.DEFINE_string("json", None, text, flag_values=values)
+    return f"Writes {what} as JSON to this file; - or no value writes to standard output."
 
 
 class _Console(rich.console.Console):

@@ -23,6 +23,7 @@ from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
+from lingvo_gshard.tools.flags.definitions import comma_list, define
 from lingvo_gshard.training.run.monitoring.closed_output import discard
 from lingvo_gshard.training.run.monitoring.worker_report import report_problem
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
@@ -38,12 +39,15 @@ HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 def define_common_flags(values: flags.FlagValues) -> None:
     """Defines the flags that every command has."""
-    flags.DEFINE_list(
-        "import",
-        [],
-        "Modules of your own, such as my_router. A saved run may name classes of these and of "
-        "lingvo_gshard, and of no others, since reading it runs them.",
-        flag_values=values,
+    define(
+        values,
+        **{
+            "import": comma_list(
+                "Modules of your own, such as my_router. A saved run may name classes of these "
+                "and of lingvo_gshard, and of no others, since reading it runs them.",
+                [],
+            )
+        },
     )
 
 

@@ -28,7 +28,8 @@ from lingvo_gshard.planning.plan import plan
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.routers.counts import watched_layers
 from lingvo_gshard.training.surgery import expert_placement
@@ -36,17 +37,12 @@ from lingvo_gshard.training.surgery import expert_placement
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    source_run.define_output_flag(values)
-    flags.DEFINE_string(
-        "plan",
-        None,
-        "The plan with the placement, which gshard-plan --loads --json wrote.",
-        flag_values=values,
+    return make_flags(
+        logdir=LOGDIR,
+        output=source_run.OUTPUT,
+        plan="The plan with the placement, which gshard-plan --loads --json wrote.",
+        json=output.json_flag("what was written"),
     )
-    output.define_json_flag(values, "what was written")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

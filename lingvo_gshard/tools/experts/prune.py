@@ -26,13 +26,10 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
-from lingvo_gshard.tools.experts.report import (
-    choose_rows_by_flags,
-    define_row_flags,
-    use_by_language,
-)
+from lingvo_gshard.tools.experts.report import choose_rows_by_flags, row_flags, use_by_language
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import decimal, make_flags, string
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.surgery import pruning
@@ -40,18 +37,14 @@ from lingvo_gshard.training.surgery import pruning
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    source_run.define_output_flag(values)
-    define_row_flags(values, "dev")
-    flags.DEFINE_float(
-        "keep", 0.5, "Share of each layer's experts to keep, rounded.", flag_values=values
+    return make_flags(
+        logdir=LOGDIR,
+        output=source_run.OUTPUT,
+        **row_flags("dev"),
+        keep=decimal("Share of each layer's experts to keep, rounded.", 0.5),
+        by=string("Criterion for the experts to keep: load or gate.", pruning.LOAD),
+        json=output.json_flag("what was written"),
     )
-    flags.DEFINE_string(
-        "by", pruning.LOAD, "Criterion for the experts to keep: load or gate.", flag_values=values
-    )
-    output.define_json_flag(values, "what was written")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -55,7 +55,8 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, string
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.monitoring import expert_use
 from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
@@ -142,20 +143,14 @@ def _mean(values: list[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def define_row_flags(values: flags.FlagValues, split: str) -> None:
-    """Adds the flags that choose the rows; `split` is the default of --split."""
-    flags.DEFINE_string(
-        "split", split, "Part of the data to read: train, dev or test.", flag_values=values
-    )
-    flags.DEFINE_list(
-        "languages", [], "Languages to read, such as es,de; default: all.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "max_rows_per_language",
-        200,
-        "Most rows to read of each language, a fixed random choice.",
-        1,
-        flag_values=values,
+def row_flags(split: str) -> Flags:
+    """Returns the flags that choose the rows; `split` is the default of --split."""
+    return dict(
+        split=string("Part of the data to read: train, dev or test.", split),
+        languages=comma_list("Languages to read, such as es,de; default: all.", []),
+        max_rows_per_language=integer(
+            "Most rows to read of each language, a fixed random choice.", 200, 1
+        ),
     )
 
 
@@ -364,14 +359,12 @@ MOST_USED = "most used"
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    define_row_flags(values, "test")
-    flags.DEFINE_string(
-        "html", None, "File for an HTML page with maps of experts by language.", flag_values=values
+    return make_flags(
+        logdir=LOGDIR,
+        **row_flags("test"),
+        html="File for an HTML page with maps of experts by language.",
+        json=output.json_flag("all numbers"),
     )
-    output.define_json_flag(values, "all numbers")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -9,8 +9,6 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
-from absl import flags
-
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -24,12 +22,8 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step.trainer import Trainer
 
-
-def define_output_flag(values: flags.FlagValues) -> None:
-    """Adds the flag that names the new directory."""
-    flags.DEFINE_string(
-        "output", None, "Directory of the new run; it must not exist.", flag_values=values
-    )
+# The help of --output, which names the new directory.
+OUTPUT = "Directory of the new run; it must not exist."
 
 
 def check_output(path: str | None) -> None:

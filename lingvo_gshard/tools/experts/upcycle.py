@@ -34,39 +34,32 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.run import define_settings_flags, required_logdir
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, switch
+from lingvo_gshard.tools.flags.run import SETTINGS, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.surgery import upcycling
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("logdir", None, "Directory of the dense run.", flag_values=values)
-    source_run.define_output_flag(values)
-    flags.DEFINE_integer(
-        "experts", None, "Number of experts per layer, 2 or more.", flag_values=values
+    return make_flags(
+        logdir="Directory of the dense run.",
+        output=source_run.OUTPUT,
+        experts=integer("Number of experts per layer, 2 or more."),
+        moe_every=integer(
+            "Layers moe_every, 2 * moe_every, ... get experts. 0 uses task.<stack>.moe_every of "
+            "the dense run, or 2 if that is 0.",
+            0,
+            0,
+        ),
+        **SETTINGS,
+        exact=switch(
+            "Whether to refuse options with which the new model would compute another function.",
+            True,
+        ),
+        restart=switch("Starts at step 0 with new optimizer moments."),
+        json=output.json_flag("what was written"),
     )
-    flags.DEFINE_integer(
-        "moe_every",
-        0,
-        "Layers moe_every, 2 * moe_every, ... get experts. 0 uses task.<stack>.moe_every of the "
-        "dense run, or 2 if that is 0.",
-        0,
-        flag_values=values,
-    )
-    define_settings_flags(values)
-    flags.DEFINE_boolean(
-        "exact",
-        True,
-        "Whether to refuse options with which the new model would compute another function.",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "restart", False, "Starts at step 0 with new optimizer moments.", flag_values=values
-    )
-    output.define_json_flag(values, "what was written")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -39,7 +39,8 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
 
 KINDS = ("language", "class")
@@ -50,19 +51,13 @@ _MOST_SHOWN = 4
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_logdir_flag(values)
-    flags.DEFINE_string(
-        "layer", None, "Shows the layers with this text in their path.", flag_values=values
+    return make_flags(
+        logdir=LOGDIR,
+        layer="Shows the layers with this text in their path.",
+        by="Shows the experts of each language, or of each class.",
+        step=integer("Shows this watched step; default: the last one.", least=1),
+        json=output.json_flag("all records"),
     )
-    flags.DEFINE_string(
-        "by", None, "Shows the experts of each language, or of each class.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "step", None, "Shows this watched step; default: the last one.", 1, flag_values=values
-    )
-    output.define_json_flag(values, "all records")
-    return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -15,6 +15,7 @@ from lingvo_gshard.planning.training import formulas, job
 from lingvo_gshard.planning.training.budget import laws, search
 from lingvo_gshard.planning.training.budget.search import BudgetOptions
 from lingvo_gshard.planning.training.job import JobOptions
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, string, switch
 
 _BUDGET_FLAGS = ("days", "law", "mfu", "state_bytes")
 _NOT_WITH_BUDGET = (
@@ -23,34 +24,23 @@ _NOT_WITH_BUDGET = (
 )
 
 
-def define_budget_flags(values: flags.FlagValues) -> None:
-    """Defines --budget and the flags that only apply to it."""
-    flags.DEFINE_float(
-        "budget",
-        None,
-        "Money in USD: searches model size, experts, tokens (at most --tokens) and machine (of "
-        "--topology, else all with a list price) for the lowest loss by a scaling law.",
-        flag_values=values,
-    )
-    flags.DEFINE_float("days", search.DAYS, "Longest training, with --budget.", flag_values=values)
-    flags.DEFINE_string(
-        "law",
-        BudgetOptions.law,
-        f"Scaling law, with --budget: {', '.join(laws.LAWS)}.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "mfu",
-        None,
-        f"MFU of all models, with --budget. Unless given, {search.DENSE_MFU:.2g} for dense models "
-        f"and {search.SPARSE_MFU:.2g} for those with experts.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "state_bytes",
-        search.STATE_BYTES,
-        "Bytes of weight, gradient and moments for each weight, with --budget.",
-        flag_values=values,
+def budget_flags() -> Flags:
+    """Returns --budget and the flags that only apply to it."""
+    return dict(
+        budget=decimal(
+            "Money in USD: searches model size, experts, tokens (at most --tokens) and machine (of "
+            "--topology, else all with a list price) for the lowest loss by a scaling law."
+        ),
+        days=decimal("Longest training, with --budget.", search.DAYS),
+        law=string(f"Scaling law, with --budget: {', '.join(laws.LAWS)}.", BudgetOptions.law),
+        mfu=decimal(
+            f"MFU of all models, with --budget. Unless given, {search.DENSE_MFU:.2g} for dense "
+            f"models and {search.SPARSE_MFU:.2g} for those with experts."
+        ),
+        state_bytes=decimal(
+            "Bytes of weight, gradient and moments for each weight, with --budget.",
+            search.STATE_BYTES,
+        ),
     )
 
 
@@ -126,45 +116,23 @@ _NOT_WITH_A_FILE = (
 )
 
 
-def define_goodput_flags(values: flags.FlagValues) -> None:
-    """Defines --goodput and the flags that only apply to it."""
-    flags.DEFINE_boolean(
-        "goodput",
-        False,
-        "Plans the whole training of --tokens with failures, checkpoints and restarts: the best "
-        "checkpoint interval, goodput, days and price.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "plan",
-        None,
-        "A plan that --json wrote, with --goodput: in place of --experiment and --topology.",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "agents",
-        False,
-        "With --goodput: gshard-launch starts workers again, from snapshots in memory.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "failures",
-        None,
-        "How often chips fail, with --goodput or --budget: a published rate "
+def goodput_flags() -> Flags:
+    """Returns --goodput and the flags that only apply to it."""
+    return dict(
+        goodput=switch(
+            "Plans the whole training of --tokens with failures, checkpoints and restarts: the "
+            "best checkpoint interval, goodput, days and price."
+        ),
+        plan="A plan that --json wrote, with --goodput: in place of --experiment and --topology.",
+        agents=switch(
+            "With --goodput: gshard-launch starts workers again, from snapshots in memory."
+        ),
+        failures="How often chips fail, with --goodput or --budget: a published rate "
         f"({', '.join(formulas.RATES)}) or the mean chip-hours between two failures. "
         "Unless given, the rate of similar chips.",
-        flag_values=values,
-    )
-    for name, text in _NUMBERS:
-        flags.DEFINE_float(name, None, text, flag_values=values)
-    flags.DEFINE_integer(
-        "simulated_runs",
-        JobOptions.runs,
-        "Number of trainings that --goodput simulates.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "simulation_seed", 0, "Seed of the simulation, with --goodput.", 0, flag_values=values
+        **{name: decimal(text) for name, text in _NUMBERS},
+        simulated_runs=integer("Number of trainings that --goodput simulates.", JobOptions.runs),
+        simulation_seed=integer("Seed of the simulation, with --goodput.", 0, 0),
     )
 
 

@@ -9,34 +9,44 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Option, Options, declared
+from lingvo_gshard.tools.flags.definitions import (
+    Definition,
+    Flags,
+    comma_list,
+    decimal,
+    integer,
+    repeated,
+    string,
+    switch,
+)
 
 _Options = TypeVar("_Options", bound=Options)
 
 
-def define_option_flags(
-    values: flags.FlagValues,
+def option_flags(
     options: Options | type[Options],
     names: Iterable[str] | None = None,
     notes: Mapping[str, str] | None = None,
-) -> None:
-    """Defines a flag for each option, with its name, type, bounds and description.
+) -> Flags:
+    """Returns a flag for each option, with its name, type, bounds and description.
 
     A tuple of numbers is written with commas. The flag of a tuple of texts may be repeated, since a
     text may have commas.
 
     Args:
-      values: the command's flags.
       options: the defaults, or the class of options: its flags have no defaults, so that the
         command decides what an option is that is not given.
-      names: the options to define; None: all.
+      names: the options; None: all.
       notes: further sentences of descriptions, by option.
     """
     cls = options if isinstance(options, type) else type(options)
+    found: Flags = {}
     for name in declared(cls) if names is None else names:
         each = declared(cls)[name]
         default = None if isinstance(options, type) else getattr(options, name)
         help = " ".join(filter(None, (each.help, (notes or {}).get(name))))
-        _define(values, each, default, help)
+        found[name] = _definition(each, default, help)
+    return found
 
 
 def given_options(
@@ -75,25 +85,21 @@ def read_options(values: flags.FlagValues, cls: type[_Options], **fields: Any) -
     return cls(**found | fields)
 
 
-def _define(values: flags.FlagValues, option: Option, default: Any, help: str) -> None:
-    name, accepted = option.name, option.constraint
+def _definition(option: Option, default: Any, help: str) -> Definition:
+    accepted = option.constraint
     least, most = accepted.minimum, accepted.maximum
     if accepted.above is not None or accepted.below is not None:
         # absl has no open bounds. The options check their values themselves.
         least = most = None
     if option.is_tuple and option.kind is str:
-        flags.DEFINE_multi_string(name, list(default or ()), help, flag_values=values)
-    elif option.is_tuple:
-        separated = f"{help} Separated by commas."
-        flags.DEFINE_list(name, [str(each) for each in default or ()], separated, values)
-    elif option.kind is bool:
-        flags.DEFINE_boolean(name, default, help, flag_values=values)
-    elif option.kind is int:
-        flags.DEFINE_integer(name, default, help, _int(least), _int(most), flag_values=values)
-    elif option.kind is float:
-        flags.DEFINE_float(name, default, help, least, most, flag_values=values)
-    else:
-        flags.DEFINE_string(name, default, help, flag_values=values)
+        return repeated(help, list(default or ()))
+    if option.is_tuple:
+        return comma_list(f"{help} Separated by commas.", [str(each) for each in default or ()])
+    if option.kind is bool:
+        return switch(help, default)
+    if option.kind is int:
+        return integer(help, default, _int(least), _int(most))
+    return decimal(help, default, least, most) if option.kind is float else string(help, default)
 
 
 def _int(bound: float | None) -> int | None:
@@ -131,8 +137,4 @@ def spell_options(options: Options) -> list[str]:
     return flags_
 
 
-def define_dry_run(values: flags.FlagValues) -> None:
-    """Defines --dry_run."""
-    flags.DEFINE_boolean(
-        "dry_run", False, "Shows what would be written and started.", flag_values=values
-    )
+DRY_RUN = switch("Shows what would be written and started.")

@@ -23,18 +23,17 @@ _ANSWERED = ("mesh", "strategy", "device_order", "partitioner", "compile_options
 _BESIDE_THE_STEP = "run."
 
 
-def define_plan_flag(values: flags.FlagValues, note: str = "") -> None:
-    """Defines --plan.
+def plan_flag(note: str = "") -> str:
+    """Returns the help of --plan.
 
     Args:
-      values: the command's flags.
       note: a sentence on what else the command does with the plan.
     """
     help = (
         "File that gshard-plan --json wrote, with or without --search: takes its experiment with "
         "all settings, mesh, strategy and options of the compiler."
     )
-    flags.DEFINE_string("plan", None, f"{help} {note}".rstrip(), flag_values=values)
+    return f"{help} {note}".rstrip()
 
 
 def planned_training(values: flags.FlagValues) -> PlannedTraining | None:

@@ -17,7 +17,8 @@ from lingvo_gshard.planning.generation import GenerationOptions
 from lingvo_gshard.planning.loads.rating import LoadsOptions
 from lingvo_gshard.planning.programs.planned import MemoryPatterns, ProgramFacts
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.definitions import Flags, integer, switch
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"
@@ -27,22 +28,18 @@ _GENERATION_FLAGS = ("batch", "largest_batch", "prompt", "every_layer")
 _NOT_WITH_GENERATION = ("search", "tokens", "html", "calibration", "compile_options")
 
 
-def define_generation_flags(values: flags.FlagValues) -> None:
-    """Defines --generate and the flags that only apply to it."""
-    flags.DEFINE_boolean(
-        "generate",
-        False,
-        "Plans generation with a language model, not training: a step of decoding, and prefill.",
-        flag_values=values,
-    )
+def generation_flags() -> Flags:
+    """Returns --generate and the flags that only apply to it."""
     note = "With --generate."
     names = ("batch", "prompt", "every_layer")
-    define_option_flags(values, GenerationOptions(), notes=dict.fromkeys(names, note))
-    flags.DEFINE_boolean(
-        "largest_batch",
-        False,
-        "With --generate, searches the largest batch that fits in place of --batch.",
-        flag_values=values,
+    return dict(
+        generate=switch(
+            "Plans generation with a language model, not training: a step of decoding, and prefill."
+        ),
+        **option_flags(GenerationOptions(), notes=dict.fromkeys(names, note)),
+        largest_batch=switch(
+            "With --generate, searches the largest batch that fits in place of --batch."
+        ),
     )
 
 
@@ -98,19 +95,15 @@ _WITH_GOODPUT = (
 )
 
 
-def define_program_flags(values: flags.FlagValues) -> None:
-    """Defines the flags that only apply to a program in a file."""
-    for flag, what in (("weights", "weights"), ("moments", "optimizer state")):
-        flags.DEFINE_string(
-            flag,
-            None,
-            f"Of a file of jax.export: regular expression that finds the arguments that are {what} "
-            "by their names, such as 'state.params'; by default they have their usual names.",
-            flag_values=values,
-        )
-    flags.DEFINE_integer(
-        "step_tokens", None, "Of a program in a file: tokens of a batch.", 1, flag_values=values
-    )
+def program_flags() -> Flags:
+    """Returns the flags that only apply to a program in a file."""
+    matched = {
+        flag: f"Of a file of jax.export: regular expression that finds the arguments that are "
+        f"{what} by their names, such as 'state.params'; by default they have their usual names."
+        for flag, what in (("weights", "weights"), ("moments", "optimizer state"))
+    }
+    tokens = integer("Of a program in a file: tokens of a batch.", least=1)
+    return dict(**matched, step_tokens=tokens)
 
 
 def program_path(argv: list[str], subcommands: Sequence[str]) -> tuple[str, list[str]]:
@@ -158,21 +151,15 @@ def program_facts(values: flags.FlagValues) -> ProgramFacts:
     )
 
 
-def define_compiling_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `using_flags`."""
-    flags.DEFINE_string(
-        "compilation_cache",
-        None,
-        "Directory that keeps compiled programs for later plans; '' disables it. Default: "
-        "lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "generate_code",
-        False,
-        "Has libtpu generate the code of a device, too. Takes about ten times as long, and adds "
-        "the bytes of the code to the peak.",
-        flag_values=values,
+def compiling_flags() -> Flags:
+    """Returns the flags of `using_flags`."""
+    return dict(
+        compilation_cache="Directory that keeps compiled programs for later plans; '' disables "
+        "it. Default: lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
+        generate_code=switch(
+            "Has libtpu generate the code of a device, too. Takes about ten times as long, and "
+            "adds the bytes of the code to the peak."
+        ),
     )
 
 

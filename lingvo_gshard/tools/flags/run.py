@@ -13,7 +13,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.decoding.precision import TRAINED
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.definitions import Definition, Flags, comma_list, repeated, string
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
 
@@ -21,25 +22,34 @@ if TYPE_CHECKING:
     from lingvo_gshard.planning.planned_training import PlannedTraining
 
 
-def define_logdir_flag(values: flags.FlagValues) -> None:
-    """Defines --logdir, the directory of a trained run."""
-    flags.DEFINE_string(
-        "logdir",
-        None,
-        "Directory that gshard-train wrote, on a disk or in a bucket (gs://, s3://).",
-        flag_values=values,
-    )
-
-
-def define_checkpoint_flag(values: flags.FlagValues) -> None:
-    """Defines --checkpoint, which checkpoint of the run is read."""
-    flags.DEFINE_string(
-        "checkpoint",
-        BEST,
-        "Which checkpoint is read: best, as run.keep_best measures it, which is the newest "
-        "without that; newest; or its step.",
-        flag_values=values,
-    )
+# The directory of a trained run, and which of its checkpoints is read.
+LOGDIR = "Directory that gshard-train wrote, on a disk or in a bucket (gs://, s3://)."
+CHECKPOINT = string(
+    "Which checkpoint is read: best, as run.keep_best measures it, which is the newest without "
+    "that; newest; or its step.",
+    BEST,
+)
+SETTINGS: Flags = {
+    "gin_file": repeated(
+        "Gin file with settings, or the params.txt of a run; may be repeated.", []
+    ),
+    "gin_param": repeated("One setting, such as 'step.clip_norm = 1.0'; may be repeated.", []),
+}
+EXPERIMENT: Flags = {
+    "experiment": "Name of the experiment; gshard-train --list shows those of the package. An "
+    "experiment of your own is named by its module, such as "
+    "my_package.my_module.my_experiment; modules in the current directory are found.",
+    **SETTINGS,
+}
+IGNORE_KEYS = comma_list(
+    "Keys of config.json that do not change what the model computes, though its family does not "
+    "know them; with commas between them.",
+    [],
+)
+PROFILE_STEPS = (
+    "First and last step to profile, such as 20:23. Their trace and its summary are written to "
+    "LOGDIR/profile (docs/profiling.md)."
+)
 
 
 def required_logdir(values: flags.FlagValues) -> str:
@@ -49,60 +59,9 @@ def required_logdir(values: flags.FlagValues) -> str:
     return values.logdir
 
 
-def define_experiment_flags(values: flags.FlagValues) -> None:
-    """Defines --experiment, --gin_file and --gin_param."""
-    flags.DEFINE_string(
-        "experiment",
-        None,
-        "Name of the experiment; gshard-train --list shows those of the package. An experiment of "
-        "your own is named by its module, such as my_package.my_module.my_experiment; modules in "
-        "the current directory are found.",
-        flag_values=values,
-    )
-    define_settings_flags(values)
-
-
-def define_settings_flags(values: flags.FlagValues) -> None:
-    """Defines --gin_file and --gin_param."""
-    flags.DEFINE_multi_string(
-        "gin_file",
-        [],
-        "Gin file with settings, or the params.txt of a run; may be repeated.",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "gin_param",
-        [],
-        "One setting, such as 'step.clip_norm = 1.0'; may be repeated.",
-        flag_values=values,
-    )
-
-
-def define_ignore_flag(values: flags.FlagValues) -> None:
-    """Defines --ignore_keys."""
-    flags.DEFINE_list(
-        "ignore_keys",
-        [],
-        "Keys of config.json that do not change what the model computes, though its family does "
-        "not know them; with commas between them.",
-        flag_values=values,
-    )
-
-
 def experiment_params(values: flags.FlagValues) -> Params:
     """Returns the experiment's Params with all settings; ValueError if a name is wrong."""
     return experiment(values.experiment or "", values.gin_param, values.gin_file)
-
-
-def define_profile_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of a training run's profile."""
-    flags.DEFINE_string(
-        "profile_steps",
-        None,
-        "First and last step to profile, such as 20:23. Their trace and its summary are written "
-        "to LOGDIR/profile (docs/profiling.md).",
-        flag_values=values,
-    )
 
 
 def profilers(
@@ -142,22 +101,20 @@ def profilers(
     ]
 
 
-def define_runtime_flags(values: flags.FlagValues, in_cluster: bool = True) -> None:
-    """Defines the flags of `RuntimeOptions`.
+def runtime_flags(in_cluster: bool = True) -> Flags:
+    """Returns the flags of `RuntimeOptions`.
 
     Args:
-      values: the command's flags.
       in_cluster: whether the command can run in several processes.
     """
-    define_option_flags(values, RuntimeOptions())
-    if in_cluster:
-        define_option_flags(values, ClusterOptions())
+    cluster = option_flags(ClusterOptions()) if in_cluster else {}
+    return option_flags(RuntimeOptions()) | cluster
 
 
 def runtime_options(
     values: flags.FlagValues, plan: PlannedTraining | None = None
 ) -> RuntimeOptions:
-    """Returns the options that the flags of `define_runtime_flags` give.
+    """Returns the options that the flags of `runtime_flags` give.
 
     Args:
       values: the command's flags.
@@ -167,13 +124,11 @@ def runtime_options(
     return read_options(values, RuntimeOptions, cluster=cluster, plan=plan)
 
 
-def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINED) -> None:
-    """Defines --precision, which says how weights are stored and multiplied."""
-    flags.DEFINE_string(
-        "precision",
-        default,
+def precision_flag(default: str | None = TRAINED) -> Definition:
+    """Returns --precision, which says how weights are stored and multiplied."""
+    return string(
         "How the weights are stored and multiplied: trained, as in training; int8, with a quarter "
         "of the memory and faster products; int8_weights, stored as int8 and multiplied as in "
         "training, which is more exact and slower.",
-        flag_values=values,
+        default,
     )

@@ -15,7 +15,8 @@ from lingvo_gshard.runtime import compile_options
 from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.flags.options import define_option_flags
+from lingvo_gshard.tools.flags.definitions import Flags
+from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
 
 
@@ -36,17 +37,14 @@ class ShownOption:
     source: str = ""
 
 
-def define_compiler_flags(values: flags.FlagValues) -> None:
-    """Defines --compiler and the flag of the options that it shows."""
-    flags.DEFINE_string(
-        "compiler",
-        None,
-        f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options of its "
-        "compiler that steps are compiled with, with reasons.",
-        flag_values=values,
-    )
+def compiler_flags() -> Flags:
+    """Returns --compiler and the flag of the options that it shows."""
     note = "With --compiler."
-    define_option_flags(values, CompileOptions(), notes={"compile_options": note})
+    return dict(
+        compiler=f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options "
+        "of its compiler that steps are compiled with, with reasons.",
+        **option_flags(CompileOptions(), notes={"compile_options": note}),
+    )
 
 
 def check_flags(values: flags.FlagValues) -> None:

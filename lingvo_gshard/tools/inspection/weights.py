@@ -20,6 +20,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.flags.definitions import Flags, integer
 from lingvo_gshard.tools.inspection import tables
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
@@ -227,23 +228,16 @@ class _DifferenceSums:
         return WeightDifference(relative, self._largest, self._is_equal)
 
 
-def define_trained_flags(values: flags.FlagValues) -> None:
-    """Defines --logdir, --step, --compare and --compare_step."""
-    flags.DEFINE_string(
-        "logdir", None, "A trained run to inspect, in place of --experiment.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "step", None, "Checkpoint of --logdir; by default the newest.", 0, flag_values=values
-    )
-    flags.DEFINE_string(
-        "compare", None, "Another run, whose weights are compared.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "compare_step",
-        None,
-        "Checkpoint of --compare; by default its newest. Alone: another step of --logdir.",
-        0,
-        flag_values=values,
+def trained_flags() -> Flags:
+    """Returns --logdir, --step, --compare and --compare_step."""
+    return dict(
+        logdir="A trained run to inspect, in place of --experiment.",
+        step=integer("Checkpoint of --logdir; by default the newest.", least=0),
+        compare="Another run, whose weights are compared.",
+        compare_step=integer(
+            "Checkpoint of --compare; by default its newest. Alone: another step of --logdir.",
+            least=0,
+        ),
     )
 
 

@@ -33,7 +33,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.run_lock import JOB
 
@@ -43,11 +44,11 @@ _SLURM_NODE = "SLURMD_NODENAME"
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_option_flags(values, AgentOptions())
-    define_option_flags(values, HostOptions())
-    output.define_json_flag(values, "the exit code")
-    return values
+    return make_flags(
+        **option_flags(AgentOptions()),
+        **option_flags(HostOptions()),
+        json=output.json_flag("the exit code"),
+    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

@@ -36,12 +36,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import (
-    define_dry_run,
-    define_option_flags,
-    read_options,
-    spell_options,
-)
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 
 _GROUP = "hosts"
@@ -94,12 +90,12 @@ class KubernetesOptions(Options):
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_option_flags(values, KubernetesOptions())
-    define_option_flags(values, AgentOptions())
-    define_dry_run(values)
-    output.define_json_flag(values, "the manifest")
-    return values
+    return make_flags(
+        **option_flags(KubernetesOptions()),
+        **option_flags(AgentOptions()),
+        dry_run=DRY_RUN,
+        json=output.json_flag("the manifest"),
+    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

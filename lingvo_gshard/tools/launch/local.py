@@ -29,12 +29,8 @@ from lingvo_gshard.agents.worker import start_process
 from lingvo_gshard.core.options import declared
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import (
-    define_dry_run,
-    define_option_flags,
-    read_options,
-    spell_options,
-)
+from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
 
@@ -43,13 +39,13 @@ _POLL_SECONDS = 0.2
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_integer("hosts", 1, "Number of hosts.", 1, flag_values=values)
     names = [name for name in declared(AgentOptions) if name != "max_hosts"]
-    define_option_flags(values, AgentOptions(), names)
-    define_dry_run(values)
-    output.define_json_flag(values, "what would be started")
-    return values
+    return make_flags(
+        hosts=integer("Number of hosts.", 1, 1),
+        **option_flags(AgentOptions(), names),
+        dry_run=DRY_RUN,
+        json=output.json_flag("what would be started"),
+    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

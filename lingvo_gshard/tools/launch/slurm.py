@@ -35,12 +35,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.options import (
-    define_dry_run,
-    define_option_flags,
-    read_options,
-    spell_options,
-)
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest
 
@@ -72,12 +68,12 @@ class SlurmOptions(Options):
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
-    values = flags.FlagValues()
-    define_option_flags(values, SlurmOptions())
-    define_option_flags(values, AgentOptions())
-    define_dry_run(values)
-    output.define_json_flag(values, "the script, and the number of the job")
-    return values
+    return make_flags(
+        **option_flags(SlurmOptions()),
+        **option_flags(AgentOptions()),
+        dry_run=DRY_RUN,
+        json=output.json_flag("the script, and the number of the job"),
+    )
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

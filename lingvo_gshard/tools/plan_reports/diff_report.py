@@ -20,6 +20,7 @@ from lingvo_gshard.planning.plan import diff, plan
 from lingvo_gshard.planning.plan.diff import Checked, PlanDifference, is_number
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.flags.definitions import Flags, string, switch
 from lingvo_gshard.tools.plan_reports.layout import make_table
 
 _UNITS: dict[str, Callable[[Any], str]] = {
@@ -149,26 +150,18 @@ EXCEEDED = 2
 _MOST_ROWS = 40
 
 
-def define_diff_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `diff`."""
-    flags.DEFINE_boolean(
-        "allow_other_versions",
-        False,
-        "Lets `diff` compare plans that different versions of the compiler made.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "fail_on",
-        "",
-        "Limits of `diff`: how much a quantity of the second plan may differ from the first, such "
-        f"as '{diff.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "markdown",
-        None,
-        "File to which `diff` writes limits and changes, for a comment on a pull request.",
-        flag_values=values,
+def diff_flags() -> Flags:
+    """Returns the flags of `diff`."""
+    return dict(
+        allow_other_versions=switch(
+            "Lets `diff` compare plans that different versions of the compiler made."
+        ),
+        fail_on=string(
+            "Limits of `diff`: how much a quantity of the second plan may differ from the first, "
+            f"such as '{diff.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
+            "",
+        ),
+        markdown="File to which `diff` writes limits and changes, for a comment on a pull request.",
     )
 
 

@@ -10,6 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags import program
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, repeated, string, switch
 
 # Seconds for answers under way after a signal to stop.
 _DRAIN_SECONDS = 2.0
@@ -17,53 +18,26 @@ _DRAIN_SECONDS = 2.0
 _OF_ONE_PLAN = ("experiment", "config", "topology", "json", "html", "search", "generate")
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Defines --serve and the flags that only apply to it."""
-    flags.DEFINE_boolean(
-        "serve", False, "Serves a page on which one plans in a browser.", flag_values=values
-    )
-    flags.DEFINE_string(
-        "host",
-        "127.0.0.1",
-        "Address that the page is served at, with --serve. Plans take minutes of this machine, so "
-        "open it to others with care.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "port", 8010, "Port, with --serve; 0 takes a free one.", 0, 65535, flag_values=values
-    )
-    flags.DEFINE_string(
-        "port_file",
-        None,
-        "File that the port is written to when the page is served, with --serve.",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "allow_host",
-        [],
-        "Further names of the machine, with --serve; may be repeated.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "plan_seconds",
-        3600.0,
-        "Longest time that a plan may take, with --serve.",
-        1.0,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "plan_gib",
-        0.0,
-        "Most memory of a plan's processes, with --serve; 0: three quarters of the machine's.",
-        0.0,
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "configs",
-        None,
-        "Directory with config.json files that the page offers, with --serve; by default those of "
-        "the source tree.",
-        flag_values=values,
+def page_flags() -> Flags:
+    """Returns --serve and the flags that only apply to it."""
+    return dict(
+        serve=switch("Serves a page on which one plans in a browser."),
+        host=string(
+            "Address that the page is served at, with --serve. Plans take minutes of this "
+            "machine, so open it to others with care.",
+            "127.0.0.1",
+        ),
+        port=integer("Port, with --serve; 0 takes a free one.", 8010, 0, 65535),
+        port_file="File that the port is written to when the page is served, with --serve.",
+        allow_host=repeated("Further names of the machine, with --serve; may be repeated.", []),
+        plan_seconds=decimal("Longest time that a plan may take, with --serve.", 3600.0, 1.0),
+        plan_gib=decimal(
+            "Most memory of a plan's processes, with --serve; 0: three quarters of the machine's.",
+            0.0,
+            0.0,
+        ),
+        configs="Directory with config.json files that the page offers, with --serve; by default "
+        "those of the source tree.",
     )
 
 

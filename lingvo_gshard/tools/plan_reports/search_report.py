@@ -27,7 +27,8 @@ from lingvo_gshard.planning.search.results import RatedCandidate
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.spelling import flag_of
 from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
-from lingvo_gshard.tools.flags.options import define_option_flags
+from lingvo_gshard.tools.flags.definitions import Flags, switch
+from lingvo_gshard.tools.flags.options import option_flags
 
 _MAX_CANDIDATES = 8
 _LONGEST_PROBLEM = 40
@@ -35,17 +36,16 @@ _LONGEST_PROBLEM = 40
 _LONGEST, _CONTEXT = 60, 20
 
 
-def define_search_flags(values: flags.FlagValues) -> None:
-    """Adds the flags of the search."""
-    flags.DEFINE_boolean(
-        "search",
-        False,
-        "Searches for the fastest mesh, strategy, rematerialization, use of host memory, "
-        "micro-batches, dispatch and options of the compiler that fit, instead of planning those "
-        "of the experiment.",
-        flag_values=values,
+def search_flags() -> Flags:
+    """Returns the flags of the search."""
+    return dict(
+        search=switch(
+            "Searches for the fastest mesh, strategy, rematerialization, use of host memory, "
+            "micro-batches, dispatch and options of the compiler that fit, instead of planning "
+            "those of the experiment."
+        ),
+        **option_flags(SearchOptions()),
     )
-    define_option_flags(values, SearchOptions())
 
 
 def check_flags(values: flags.FlagValues) -> None:

@@ -19,7 +19,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.definitions import define
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint import snapshots
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
@@ -127,7 +128,7 @@ def _say(text: str) -> None:
 def main(argv: list[str]) -> int:
     logdir, steps = Logdir(argv[1]), int(argv[2])
     values = flags.FlagValues()
-    define_option_flags(values, ClusterOptions())
+    define(values, **option_flags(ClusterOptions()))
     # The devices of all processes are the mesh.
     flags.DEFINE_string("mesh", "", "Unused.", flag_values=values)
     values(argv[:1] + argv[3:])

@@ -22,7 +22,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
-from lingvo_gshard.tools.flags.options import define_option_flags, read_options
+from lingvo_gshard.tools.flags.definitions import define
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
@@ -118,7 +119,7 @@ def train(logdir: Logdir, steps: int, plan: dict[int, str], stop: StopRequest) -
 def main(argv: list[str]) -> int:
     logdir, steps, plan = Logdir(argv[1]), int(argv[2]), argv[3]
     values = flags.FlagValues()
-    define_option_flags(values, ClusterOptions())
+    define(values, **option_flags(ClusterOptions()))
     values(argv[:1] + argv[4:])
     steps_of = [item.split(":") for item in plan.split(",") if item]
     options = read_options(values, ClusterOptions)

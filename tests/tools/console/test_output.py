@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.training.run.monitoring.closed_output import discard
 
 
@@ -20,8 +21,7 @@ class Row:
 
 
 def parse(*arguments):
-    values = flags.FlagValues()
-    output.define_json_flag(values)
+    values = make_flags(json=output.json_flag())
     startup.parse_flags(values, ["gshard-test", *arguments], "About.")
     return values
 

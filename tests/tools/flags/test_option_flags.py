@@ -15,7 +15,8 @@ from lingvo_gshard.serving.endpoints.translate import TranslateBody
 from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.tools import evaluate, generate, translate
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.flags.options import define_option_flags, given_options, read_options
+from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.options import given_options, option_flags, read_options
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -35,8 +36,7 @@ class MoreBody(SearchBody, kw_only=True, forbid_unknown_fields=True):
 
 
 def parsed(options: Options | type[Options], *argv: str) -> flags.FlagValues:
-    values = flags.FlagValues()
-    define_option_flags(values, options)
+    values = make_flags(**option_flags(options))
     startup.parse_flags(values, ["command", *argv], "Does something.")
     return values
 

@@ -16,6 +16,7 @@ from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import Stages, transient_stages
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, repeated, string
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
@@ -26,34 +27,17 @@ FILL, CARD = "fill", "card"
 EXPERIMENTS = ("language_model.one_gpu_dense", "language_model.one_gpu_experts")
 
 
-def define_card_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `fill` that no other subcommand has."""
-    for name, default, help in (
-        ("topology", None, "The card that `fill` fills, such as gpu:h100:1x1 or cpu:1."),
-        ("folder", None, "Folder that `fill` writes the step to, for `card`."),
-        ("grow", "task.decoder.num_layers", "The setting that `fill` makes as large as fits."),
-    ):
-        flags.DEFINE_string(name, default, help, flag_values=values)
-    flags.DEFINE_multi_string(
-        "gin_param",
-        [],
-        "A setting of the experiment of `fill`; may be repeated.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "share",
-        0.9,
-        "Most of the card's memory that `fill` plans to use.",
-        0,
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "memory_gib",
-        None,
-        "Memory of the card of `fill` in GiB; by default the published one.",
-        0,
-        flag_values=values,
+def card_flags() -> Flags:
+    """Returns the flags of `fill` that no other subcommand has."""
+    return dict(
+        topology="The card that `fill` fills, such as gpu:h100:1x1 or cpu:1.",
+        folder="Folder that `fill` writes the step to, for `card`.",
+        grow=string("The setting that `fill` makes as large as fits.", "task.decoder.num_layers"),
+        gin_param=repeated("A setting of the experiment of `fill`; may be repeated.", []),
+        share=decimal("Most of the card's memory that `fill` plans to use.", 0.9, 0, 1),
+        memory_gib=decimal(
+            "Memory of the card of `fill` in GiB; by default the published one.", least=0
+        ),
     )
 
 

@@ -1,0 +1,67 @@
+"""Kinds of flags, with help, default and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from absl import flags
+
+# Defines a flag of a name.
+Definition = Callable[[str, flags.FlagValues], object]
+
+
+# Flags by name. The help shows them in this order. A text alone is the help of a `string` without a
+# default.
+Flags = dict[str, Definition | str]
+
+
+def make_flags(**definitions: Definition | str) -> flags.FlagValues:
+    """Returns a command's flags."""
+    values = flags.FlagValues()
+    define(values, **definitions)
+    return values
+
+
+def define(values: flags.FlagValues, **definitions: Definition | str) -> None:
+    """Defines further flags of a command."""
+    for name, given in definitions.items():
+        definition = string(given) if isinstance(given, str) else given
+        definition(name, values)
+
+
+def string(help: str, default: str | None = None) -> Definition:
+    """Declares a flag that takes a text."""
+    return lambda name, values: flags.DEFINE_string(name, default, help, flag_values=values)
+
+
+def switch(help: str, default: bool = False) -> Definition:
+    """Declares a flag that is on or off: --name or --noname."""
+    return lambda name, values: flags.DEFINE_boolean(name, default, help, flag_values=values)
+
+
+def integer(
+    help: str, default: int | None = None, least: int | None = None, most: int | None = None
+) -> Definition:
+    """Declares a flag that takes a whole number."""
+    return lambda name, values: flags.DEFINE_integer(
+        name, default, help, least, most, flag_values=values
+    )
+
+
+def decimal(
+    help: str, default: float | None = None, least: float | None = None, most: float | None = None
+) -> Definition:
+    """Declares a flag that takes a number."""
+    return lambda name, values: flags.DEFINE_float(
+        name, default, help, least, most, flag_values=values
+    )
+
+
+def comma_list(help: str, default: list[str] | None = None) -> Definition:
+    """Declares a flag that takes texts with commas between them."""
+    return lambda name, values: flags.DEFINE_list(name, default, help, flag_values=values)
+
+
+def repeated(help: str, default: list[str] | None = None) -> Definition:
+    """Declares a flag that may be repeated, each time with a text."""
+    return lambda name, values: flags.DEFINE_multi_string(name, default, help, flag_values=values)
