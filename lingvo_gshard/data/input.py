@@ -1,11 +1,4 @@
-"""Input: where an experiment's batches come from.
-
-Several languages share one target sentence, and many messages are near copies of each other. A row
-is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
-Afterwards dev and test lose the rows whose source also occurs in train (same language, same
-folding) and the rows whose target shares half or more of its word 4-grams with train. These rows
-are counted. `cleaning/leaks.py` finds them.
-"""
+"""Input: where an experiment's batches come from."""
 
 from __future__ import annotations
 
@@ -22,12 +15,9 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.token_kinds import TokenKinds
-
-Batch = dict[str, np.ndarray]
-
 
 # Compiled steps count the tokens of a batch in 32 bits.
 _MOST_NUMBERS = 2**31 - 1

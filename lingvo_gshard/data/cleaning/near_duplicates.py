@@ -259,6 +259,14 @@ class NearDuplicates(Configurable):
         return found
 
 
+def are_in(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Returns a bool for each hash: whether it is in `known`, which is sorted."""
+    if not len(known):
+        return np.zeros(hashes.shape, bool)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return known[places] == hashes
+
+
 def runs(keys: np.ndarray) -> Iterator[tuple[int, int]]:
     """Returns (begin, end) of each run of equal keys in sorted ones; (0, 0) if there are none."""
     begins = np.flatnonzero(np.diff(keys)) + 1
