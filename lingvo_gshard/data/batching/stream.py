@@ -12,10 +12,12 @@ reading their records, and making batches of a block. Three things are not left 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import grain
 import numpy as np
@@ -33,20 +35,22 @@ _BLOCKS_AHEAD = 1
 ReadBlock = tuple[list[PlannedBatch], Records]
 
 
-class Blocks(grain.IterDataset):
-    """The planned blocks, endlessly. The state is {"block": number of the next block}."""
+class Stage(grain.IterDataset):
+    """A dataset whose iterator a function makes, of the iterators of the datasets before it."""
 
-    def __init__(self, planner: Planner):
-        """Reads a plan."""
-        super().__init__()
-        self._planner = planner
+    def __init__(self, make: Callable[..., grain.DatasetIterator], *before: grain.IterDataset):
+        """Takes the function and its datasets."""
+        super().__init__(before)
+        self._make = make
 
     def __iter__(self) -> grain.DatasetIterator:
-        """Returns an iterator from the first block on."""
-        return _BlockIterator(self._planner)
+        """Returns an iterator from the first element on."""
+        return self._make(*(parent.__iter__() for parent in self._parents))
 
 
 class _BlockIterator(grain.DatasetIterator):
+    """The planned blocks, endlessly. The state is {"block": number of the next block}."""
+
     def __init__(self, planner: Planner):
         super().__init__()
         self._planner = planner
@@ -65,21 +69,10 @@ class _BlockIterator(grain.DatasetIterator):
         self._blocks: Iterator[list[PlannedBatch]] = self._planner.blocks(self._next)
 
 
-class Batches(grain.IterDataset):
+class _BatchIterator(grain.DatasetIterator):
     """The batches of blocks. The state is {"block": ..., "batch": batches made of the block}."""
 
-    def __init__(self, blocks: grain.IterDataset, assembly: Assembly):
-        """Takes blocks with their records."""
-        super().__init__(blocks)
-        self._assembly = assembly
-
-    def __iter__(self) -> grain.DatasetIterator:
-        """Returns an iterator from the first batch on."""
-        return _BatchIterator(self._parent.__iter__(), self._assembly)
-
-
-class _BatchIterator(grain.DatasetIterator):
-    def __init__(self, blocks: grain.DatasetIterator, assembly: Assembly):
+    def __init__(self, assembly: Assembly, blocks: grain.DatasetIterator):
         super().__init__(blocks)
         self._assembly = assembly
         self._block: ReadBlock | None = None
@@ -114,40 +107,84 @@ def dataset(
       own_rows: which rows of a batch this process needs; None for all.
       prefetched: batches made in advance by a thread; 0 for none, and no thread.
     """
-    read = Blocks(planner).map(lambda block: (block, assembly.read(block, own_rows)))
+    blocks = Stage(functools.partial(_BlockIterator, planner))
+    read = blocks.map(lambda block: (block, assembly.read(block, own_rows)))
+    return prefetched_batches(functools.partial(_BatchIterator, assembly), read, prefetched)
+
+
+def prefetched_batches(
+    make: Callable[[grain.DatasetIterator], grain.DatasetIterator],
+    blocks: grain.IterDataset,
+    prefetched: int,
+) -> grain.IterDataset:
+    """Returns the batches of blocks, both read in advance by threads.
+
+    Args:
+      make: returns an iterator over the batches of an iterator's blocks.
+      blocks: the blocks.
+      prefetched: batches made in advance; 0 for none, and no thread.
+    """
     ahead = _BLOCKS_AHEAD if prefetched else 0
-    read = ThreadPrefetchIterDataset(read, prefetch_buffer_size=ahead)
-    batches = Batches(read, assembly)
+    batches = Stage(make, ThreadPrefetchIterDataset(blocks, prefetch_buffer_size=ahead))
     return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetched)
 
 
-class PlannedBatches:
+class BaseBatches(abc.ABC):
     """An endless iterator over training batches whose position can be saved and restored.
 
-    The state is a few JSON values: the numbers of a block and of a batch in it, and an identity of
-    data, settings and seed. A state with another identity is refused. The number of processes does
-    not matter.
+    A position has an identity of data, settings and seed. One with another identity is refused.
     """
+
+    # What must be as it was when a position was saved, for messages.
+    same: ClassVar[str]
 
     def __init__(self, batches: grain.IterDataset, identity: str):
         """Starts at the first batch.
 
         Args:
-          batches: the result of `dataset`.
+          batches: the batches, endlessly.
           identity: a digest of data, settings and seed.
         """
         self._iterator = batches.__iter__()
         self._identity = identity
 
-    def __iter__(self) -> PlannedBatches:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> PartialBatch:
+    def __next__(self) -> PackedBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch returned, as JSON values."""
         return {"stream": self._identity, **self._iterator.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Moves to a position.
+
+        Raises:
+          UserError: the position is of a stream with other data, settings or seed.
+        """
+        if state.get("stream") != self._identity:
+            raise UserError(
+                f"The saved data position belongs to another stream: {self.same} or the seed have "
+                f"changed since it was saved ({state.get('stream')!r} there, {self._identity!r} "
+                "here)"
+            )
+        self._iterator.set_state({k: value for k, value in state.items() if k != "stream"})
+
+    def close(self) -> None:
+        """Stops the threads. The iterator must not be used afterwards."""
+        self._iterator.close()
+
+
+class PlannedBatches(BaseBatches):
+    """Batches that a planner plans.
+
+    The state is a few JSON values: the numbers of a block and of a batch in it, and the identity.
+    The number of processes does not matter.
+    """
+
+    same = "the training data, its settings (input.*)"
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Moves to a position.
@@ -163,17 +200,7 @@ class PlannedBatches:
                 'format {"block", "batch"} and another plan, so it cannot go on there. Resume with '
                 "the version that began the run, or begin a new run with its weights (init_from)"
             )
-        if state.get("stream") != self._identity:
-            raise UserError(
-                "The saved data position belongs to another stream: the training data, its "
-                "settings (input.*) or the seed have changed since it was saved "
-                f"({state.get('stream')!r} there, {self._identity!r} here)"
-            )
-        self._iterator.set_state({"block": state["block"], "batch": state["batch"]})
-
-    def close(self) -> None:
-        """Stops the threads. The iterator must not be used afterwards."""
-        self._iterator.close()
+        super().set_state(state)
 
 
 # Returns which rows of a batch of a bucket this process needs, bool [B]; None for all.
