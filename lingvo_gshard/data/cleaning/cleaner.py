@@ -128,7 +128,8 @@ class BaseCleaner(Configurable, abc.ABC):
         """
         report = CleaningReport(split)
         clean_row = self.rules(split, report)
-        seen = near_duplicates.Seen() if split == "train" and self.p.drop_duplicates else None
+        drops_duplicates = split == "train" and self.p.drop_duplicates
+        seen: set[tuple[str, ...]] = set()
         kept = []
         for number, row in enumerate(rows):
             if number % _ROWS_BETWEEN_UPDATES == 0:
@@ -136,9 +137,11 @@ class BaseCleaner(Configurable, abc.ABC):
             clean = clean_row(row)
             if clean is None:
                 continue
-            if seen and seen.has(clean):
+            if drops_duplicates and clean[:3] in seen:
                 report.drop(clean, near_duplicates.DUPLICATE)
             else:
+                if drops_duplicates:
+                    seen.add(clean[:3])
                 kept.append(clean)
         clean_row.finish()
         if split == "train" and self.near_duplicates.is_on:

@@ -210,7 +210,6 @@ class WriteShard:
             group.source,
             number=self.number,
             count=self.count,
-            id_bytes=self.id_bytes,
             rows_per_group=TEXTS_PER_GROUP if job.is_text else PAIRS_PER_GROUP,
         ) as writer:
             for segment in self.segments:

@@ -134,22 +134,19 @@ class PiecesTokenizer:
 
     bytes: frozenset[int] = frozenset()
 
-    def __init__(
-        self, path: pathlib.Path, ids: Mapping[str, int], unknown: str, special: Mapping[str, int]
-    ):
+    def __init__(self, path: pathlib.Path, ids: Mapping[str, int], special: Mapping[str, int]):
         """Reads a model.
 
         Args:
           path: the SentencePiece model.
-          ids: piece -> id, including `unknown`.
-          unknown: the piece that stands for all others.
+          ids: piece -> id. `<unk>` stands for all other pieces.
           special: token that is no piece of a text -> id.
 
         Raises:
           UserError: the file is no SentencePiece model.
         """
         self._found = _processor(path)
-        self._ids, self._unknown = ids, ids[unknown]
+        self._ids, self._unknown = ids, ids["<unk>"]
         self._pieces = {index: piece for piece, index in ids.items()}
         self._names = {index: token for token, index in special.items()}
         self._special, self.languages = special, languages_in({**ids, **special})
@@ -233,7 +230,7 @@ def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> 
     is_separate = side == "target" and settings.get("separate_vocabs", False)
     ids = _vocabulary(directory / ("target_vocab.json" if is_separate else VOCABULARY))
     names = {token: ids[token] for token in ("<pad>", "</s>", "<unk>") if token in ids}
-    return PiecesTokenizer(directory / f"{side}.spm", ids, "<unk>", names)
+    return PiecesTokenizer(directory / f"{side}.spm", ids, names)
 
 
 def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -247,7 +244,7 @@ def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
         ids = {**_FAIRSEQ_IDS, **pieces}
         special = _listed_tokens(directory, settings, first=max(ids.values()) + 1)
     names = special | {token: ids[token] for token in _FAIRSEQ_IDS if token in ids}
-    return PiecesTokenizer(directory / FAIRSEQ_MODEL, ids, "<unk>", names)
+    return PiecesTokenizer(directory / FAIRSEQ_MODEL, ids, names)
 
 
 def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int) -> dict[str, int]:
