@@ -1,11 +1,4 @@
-"""Input: where an experiment's batches come from.
-
-Several languages share one target sentence, and many messages are near copies of each other. A row
-is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
-Afterwards dev and test lose the rows whose source also occurs in train (same language, same
-folding) and the rows whose target shares half or more of its word 4-grams with train. These rows
-are counted. `cleaning/leaks.py` finds them.
-"""
+"""Input: where an experiment's batches come from."""
 
 from __future__ import annotations
 
@@ -22,13 +15,13 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
-Batch = dict[str, np.ndarray]
-
-
+# Stands in padding where every id may be a token.
+_NO_ID = -1
 # Compiled steps count the tokens of a batch in 32 bits.
 _MOST_NUMBERS = 2**31 - 1
 
@@ -81,6 +74,16 @@ class TextIds:
     before: tuple[int, ...] = (BOS_ID,)
     ends: tuple[int, ...] = (EOS_ID,)
     pad: int = PAD_ID
+
+    @classmethod
+    def published(cls, vocabulary: Vocabulary) -> TextIds:
+        """Returns the ids around the texts of a published model.
+
+        Many have no id of their own for padding. Then no id stands for it.
+        """
+        around = (vocabulary.bos_id, *vocabulary.end_ids)
+        pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
+        return cls((vocabulary.bos_id,), vocabulary.end_ids, pad)
 
 
 class Input(Configurable, abc.ABC):

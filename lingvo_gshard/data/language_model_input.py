@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -15,9 +14,7 @@ from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-
-# SentencePiece ignores training lines longer than some thousand bytes.
-_LONGEST_LINE = 1000
+from lingvo_gshard.data.vocabularies.vocabulary_trainer import lines_of
 
 
 class LanguageModelInput(TextInput, CorpusInput):
@@ -57,14 +54,3 @@ class LanguageModelInput(TextInput, CorpusInput):
         del split
         self.progress.begin("Tokenizing", "documents")
         return TokenizedRows(self.tokenized(rows, self.progress), report)
-
-
-def lines_of(rows: Sequence[Row]) -> list[str]:
-    """Returns the different lines of documents, the long ones cut, to train a vocabulary on."""
-    lines = {line for row in rows for line in row.target.split("\n")}
-    parts = {
-        line[begin : begin + _LONGEST_LINE]
-        for line in lines
-        for begin in range(0, len(line), _LONGEST_LINE)
-    }
-    return sorted(parts)

@@ -15,15 +15,11 @@ from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.data.vocabularies.published_vocabulary import (
     PublishedVocabulary,
-    Tokenizer,
     ids_of,
     loaded,
     tokenizer_of,
 )
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-
-# Stands in padding where every id may be a token.
-_NO_ID = -1
+from lingvo_gshard.data.vocabularies.vocabulary import Tokenizer, Vocabulary
 
 
 class PublishedTextInput(LanguageModelInput):
@@ -49,11 +45,7 @@ class PublishedTextInput(LanguageModelInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a text."""
-        vocabulary = self.vocabulary
-        around = (vocabulary.bos_id, *vocabulary.end_ids)
-        # Many published models have no id of their own for padding.
-        pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
-        return TextIds((vocabulary.bos_id,), vocabulary.end_ids, pad)
+        return TextIds.published(self.vocabulary)
 
 
 _SIDES = ("source", "target")
@@ -226,4 +218,5 @@ class PublishedTranslationInput(TranslationInput):
         vars(self)["_published"] = source, target
         self._forget_tokens()
 
+    # The vocabularies were not trained here.
     text_ids = PairInput.text_ids

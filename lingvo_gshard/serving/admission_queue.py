@@ -84,13 +84,6 @@ def _tokens(pieces: Sequence[str], layers: Sequence[RoutedExperts], first: int =
 _RETRY_AFTER = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failed:
-    """Stands for the end of the events."""
-
-    error: BaseException
-
-
 class AdmissionQueue:
     """Takes requests while there is room, and counts the texts under way.
 
@@ -146,7 +139,7 @@ class AdmissionQueue:
             self._kinds[kind] = self._kinds.get(kind, 0) + 1
             self._kinds.move_to_end(kind)
 
-        def take(index: int, event: Event | _Failed) -> None:
+        def take(index: int, event: Event | BaseException) -> None:
             if not isinstance(event, NewTokens):
                 self.under_way -= counts[index]
                 self._kinds[kinds[index]] -= 1
@@ -158,10 +151,9 @@ class AdmissionQueue:
         for index, answer in enumerate(answers.answers):
 
             def listen(event: Event | BaseException, index: int = index) -> None:
-                found = _Failed(event) if isinstance(event, BaseException) else event
                 # The loop is closed when the server has stopped waiting.
                 with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(take, index, found)
+                    loop.call_soon_threadsafe(take, index, event)
 
             answer.listen(listen)
         return answers
@@ -205,7 +197,8 @@ class Answers:
     def __init__(self, answers: Sequence[Answer], receive: Receive):
         self.answers = answers
         self._receive = receive
-        self._events: asyncio.Queue[tuple[int, Event | _Failed]] = asyncio.Queue()
+        # An error is the end of the events.
+        self._events: asyncio.Queue[tuple[int, Event | BaseException]] = asyncio.Queue()
         self._watcher: asyncio.Task | None = None
 
     async def __aenter__(self) -> Answers:
@@ -224,7 +217,7 @@ class Answers:
         for answer in self.answers:
             answer.cancel()
 
-    def put(self, index: int, event: Event | _Failed) -> None:
+    def put(self, index: int, event: Event | BaseException) -> None:
         """Adds an event of the text with a number; called by the queue."""
         self._events.put_nowait((index, event))
 
@@ -237,13 +230,13 @@ class Answers:
           RuntimeError: the engine failed.
         """
         index, event = await self._events.get()
-        if not isinstance(event, _Failed):
+        if not isinstance(event, BaseException):
             return index, event
-        if isinstance(event.error, ClientGoneError):
-            raise event.error
-        if isinstance(event.error, CompilerStuckError):
-            raise RequestError(503, f"{event.error}; try later", code="compiler_stuck")
-        raise RuntimeError("the engine failed") from event.error
+        if isinstance(event, ClientGoneError):
+            raise event
+        if isinstance(event, CompilerStuckError):
+            raise RequestError(503, f"{event}; try later", code="compiler_stuck")
+        raise RuntimeError("the engine failed") from event
 
     async def results(self) -> list[tuple[Hypothesis, ...]]:
         """Waits for all texts and returns their hypotheses. Raises what `next` raises."""
@@ -258,4 +251,4 @@ class Answers:
         """Adds an event when the client closes its connection."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.put(0, _Failed(ClientGoneError()))
+        self.put(0, ClientGoneError())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Send
 
@@ -100,10 +99,4 @@ def _stopping(service: Service, app: ASGIApp) -> ASGIApp:
 async def _page(service: Service, request: Request) -> Response:
     """Answers with the page for people."""
     del service, request
-    text, policy = _page_text()
-    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
-
-
-@functools.cache
-def _page_text() -> tuple[str, str]:
-    return page.to_html()
+    return page.response(page.to_html())

@@ -12,10 +12,12 @@ reading their records, and making batches of a block. Three things are not left 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import grain
 import numpy as np
@@ -30,24 +32,25 @@ from lingvo_gshard.data.batching.table import Records, Table
 _BLOCKS_AHEAD = 1
 
 
-AnyBatch = TypeVar("AnyBatch", bound=PackedBatch)
 ReadBlock = tuple[list[PlannedBatch], Records]
 
 
-class Blocks(grain.IterDataset):
-    """The planned blocks, endlessly. The state is {"block": number of the next block}."""
+class Stage(grain.IterDataset):
+    """A dataset whose iterator a function makes, of the iterators of the datasets before it."""
 
-    def __init__(self, planner: Planner):
-        """Reads a plan."""
-        super().__init__()
-        self._planner = planner
+    def __init__(self, make: Callable[..., grain.DatasetIterator], *before: grain.IterDataset):
+        """Takes the function and its datasets."""
+        super().__init__(before)
+        self._make = make
 
     def __iter__(self) -> grain.DatasetIterator:
-        """Returns an iterator from the first block on."""
-        return _BlockIterator(self._planner)
+        """Returns an iterator from the first element on."""
+        return self._make(*(parent.__iter__() for parent in self._parents))
 
 
 class _BlockIterator(grain.DatasetIterator):
+    """The planned blocks, endlessly. The state is {"block": number of the next block}."""
+
     def __init__(self, planner: Planner):
         super().__init__()
         self._planner = planner
@@ -66,21 +69,10 @@ class _BlockIterator(grain.DatasetIterator):
         self._blocks: Iterator[list[PlannedBatch]] = self._planner.blocks(self._next)
 
 
-class Batches(grain.IterDataset):
+class _BatchIterator(grain.DatasetIterator):
     """The batches of blocks. The state is {"block": ..., "batch": batches made of the block}."""
 
-    def __init__(self, blocks: grain.IterDataset, assembly: Assembly):
-        """Takes blocks with their records."""
-        super().__init__(blocks)
-        self._assembly = assembly
-
-    def __iter__(self) -> grain.DatasetIterator:
-        """Returns an iterator from the first batch on."""
-        return _BatchIterator(self._parent.__iter__(), self._assembly)
-
-
-class _BatchIterator(grain.DatasetIterator):
-    def __init__(self, blocks: grain.DatasetIterator, assembly: Assembly):
+    def __init__(self, assembly: Assembly, blocks: grain.DatasetIterator):
         super().__init__(blocks)
         self._assembly = assembly
         self._block: ReadBlock | None = None
@@ -115,28 +107,42 @@ def dataset(
       own_rows: which rows of a batch this process needs; None for all.
       prefetched: batches made in advance by a thread; 0 for none, and no thread.
     """
-    read = Blocks(planner).map(lambda block: (block, assembly.read(block, own_rows)))
+    blocks = Stage(functools.partial(_BlockIterator, planner))
+    read = blocks.map(lambda block: (block, assembly.read(block, own_rows)))
+    return prefetched_batches(functools.partial(_BatchIterator, assembly), read, prefetched)
+
+
+def prefetched_batches(
+    make: Callable[[grain.DatasetIterator], grain.DatasetIterator],
+    blocks: grain.IterDataset,
+    prefetched: int,
+) -> grain.IterDataset:
+    """Returns the batches of blocks, both read in advance by threads.
+
+    Args:
+      make: returns an iterator over the batches of an iterator's blocks.
+      blocks: the blocks.
+      prefetched: batches made in advance; 0 for none, and no thread.
+    """
     ahead = _BLOCKS_AHEAD if prefetched else 0
-    read = ThreadPrefetchIterDataset(read, prefetch_buffer_size=ahead)
-    batches = Batches(read, assembly)
+    batches = Stage(make, ThreadPrefetchIterDataset(blocks, prefetch_buffer_size=ahead))
     return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetched)
 
 
-class SavedBatches(Generic[AnyBatch]):
+class BaseBatches(abc.ABC):
     """An endless iterator over training batches whose position can be saved and restored.
 
-    The state is a few JSON values: the dataset's, and an identity of data, settings and seed. A
-    state with another identity is refused.
+    A position has an identity of data, settings and seed. One with another identity is refused.
     """
 
-    # The settings that give another identity, as the message says it.
-    changes = "the settings of the input (input.*) or the seed have changed"
+    # What must be as it was when a position was saved, for messages.
+    same: ClassVar[str]
 
     def __init__(self, batches: grain.IterDataset, identity: str):
         """Starts at the first batch.
 
         Args:
-          batches: the batches.
+          batches: the batches, endlessly.
           identity: a digest of data, settings and seed.
         """
         self._iterator = batches.__iter__()
@@ -145,7 +151,7 @@ class SavedBatches(Generic[AnyBatch]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> AnyBatch:
+    def __next__(self) -> PackedBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -158,26 +164,35 @@ class SavedBatches(Generic[AnyBatch]):
         Raises:
           UserError: the position is of a stream with other data, settings or seed.
         """
-        identity = state.get("stream")
-        if identity != self._identity:
+        if state.get("stream") != self._identity:
             raise UserError(
-                f"The saved data position belongs to another stream: {self.changes} since it was "
-                f"saved ({identity!r} there, {self._identity!r} here)"
+                f"The saved data position belongs to another stream: {self.same} or the seed have "
+                f"changed since it was saved ({state.get('stream')!r} there, {self._identity!r} "
+                "here)"
             )
-        self._iterator.set_state({name: state[name] for name in state if name != "stream"})
+        self._iterator.set_state({k: value for k, value in state.items() if k != "stream"})
 
     def close(self) -> None:
         """Stops the threads. The iterator must not be used afterwards."""
         self._iterator.close()
 
 
-class PlannedBatches(SavedBatches["PartialBatch"]):
-    """The batches of `dataset`. The number of processes does not matter for a position."""
+class PlannedBatches(BaseBatches):
+    """Batches that a planner plans.
 
-    changes = "the training data, its settings (input.*) or the seed have changed"
+    The state is a few JSON values: the numbers of a block and of a batch in it, and the identity.
+    The number of processes does not matter.
+    """
+
+    same = "the training data, its settings (input.*)"
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Moves to a position; see the base class. Positions of an earlier version are refused."""
+        """Moves to a position.
+
+        Raises:
+          UserError: the position is of a stream with other data, seed or shapes, or in the format
+            of an earlier version.
+        """
         if "carried" in state:
             raise UserError(
                 'The saved data position has the format {"block", "batch", "carried"} of versions '

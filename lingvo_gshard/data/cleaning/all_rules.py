@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -11,7 +11,6 @@ from lingvo_gshard.data.cleaning import markup
 from lingvo_gshard.data.cleaning.scripts import WrongScript
 from lingvo_gshard.data.sources.row import Row
 
-EXTRA = "language_id"
 # Codes of corpora -> the detector's code of the same language.
 _SAME = {"nb": "no", "fil": "tl", "in": "id", "iw": "he", "ji": "yi", "sh": "sr", "mo": "ro"}
 
@@ -117,7 +116,7 @@ def of_pairs(p: Params) -> list[Rule]:
     rules: list[Rule] = [_lengths(p.min_characters, p.max_characters, p.max_length_ratio)]
     if p.drop_identical:
         rules.append(_identical)
-    return rules + _of_texts(p, _PairLanguages(p.target_language), markup.POLICIES)
+    return rules + _of_texts(p, functools.partial(_wrong_side, p.target_language), markup.POLICIES)
 
 
 def of_documents(p: Params) -> list[Rule]:
@@ -126,10 +125,13 @@ def of_documents(p: Params) -> list[Rule]:
     Raises:
       UserError: a setting is wrong, or needs a package that is not installed.
     """
-    return _of_texts(p, _DocumentLanguage(p.language), (markup.KEEP, markup.DROP))
+    return _of_texts(p, functools.partial(_wrong_document, p.language), (markup.KEEP, markup.DROP))
 
 
-def _of_texts(p: Params, sides: _Sides, policies: Sequence[str]) -> list[Rule]:
+def _of_texts(
+    p: Params, drop: Callable[[_IsWrong, str, Row], str], policies: Sequence[str]
+) -> list[Rule]:
+    """Returns the rules on texts. `drop` says which text of a row is wrong for its language."""
     rules: list[Rule] = [_damaged] if p.drop_damaged else []
     for kind in (markup.MARKUP, markup.PLACEHOLDERS):
         policy = markup.Policy(kind, p.get(kind.name), policies)
@@ -137,10 +139,10 @@ def _of_texts(p: Params, sides: _Sides, policies: Sequence[str]) -> list[Rule]:
             rules.append(lambda row, policy=policy: policy(row.source, row.target))
     wrong_script = WrongScript(p.max_foreign_letters, p.scripts)
     if p.max_foreign_letters < 1:
-        rules.append(sides.rule(wrong_script, "is not in a script of its language"))
+        rules.append(functools.partial(drop, wrong_script, "is not in a script of its language"))
     if p.max_other_language < 1:
         other = OtherLanguage(p.max_other_language, p.language_model)
-        rules.append(sides.rule(other, "is in another language"))
+        rules.append(functools.partial(drop, other, "is in another language"))
     return rules
 
 
@@ -173,38 +175,13 @@ def _damaged(row: Row) -> str:
     return DAMAGED if "\ufffd" in row.source or "\ufffd" in row.target else ""
 
 
-class _Sides(Protocol):
-    """Knows the language of each text of a row."""
-
-    def rule(self, is_wrong: _IsWrong, what: str) -> Rule:
-        """Returns a rule that drops rows with a text that is wrong for its language."""
-        ...
-
-
-class _PairLanguages:
-    """The languages of sentence pairs: each source has the language of its row, all targets one."""
-
-    def __init__(self, target: str):
-        self._target = target
-
-    def rule(self, is_wrong: _IsWrong, what: str) -> Rule:
-        def reason(row: Row) -> str:
-            if is_wrong(row.language, row.source):
-                return f"the source {what}"
-            return f"the target {what}" if is_wrong(self._target, row.target) else ""
-
-        return reason
+def _wrong_side(target: str, is_wrong: _IsWrong, what: str, row: Row) -> str:
+    """Returns why a pair is dropped. Sources have the language of the row, targets one."""
+    if is_wrong(row.language, row.source):
+        return f"the source {what}"
+    return f"the target {what}" if is_wrong(target, row.target) else ""
 
 
-class _DocumentLanguage:
-    """The language of documents: one language for all, or each row has its own."""
-
-    def __init__(self, language: str):
-        self._language = language
-
-    def rule(self, is_wrong: _IsWrong, what: str) -> Rule:
-        def reason(row: Row) -> str:
-            is_out = is_wrong(self._language or row.language, row.target)
-            return f"the text {what}" if is_out else ""
-
-        return reason
+def _wrong_document(language: str, is_wrong: _IsWrong, what: str, row: Row) -> str:
+    """Returns why a document is dropped. All have one language, or each row has its own."""
+    return f"the text {what}" if is_wrong(language or row.language, row.target) else ""

@@ -55,9 +55,8 @@ class RowRules:
     def finish(self) -> None:
         """Adds the lengths of all rows to the report, for its advice about the limit."""
         if self._limit:
-            part = CleaningReport(limits=[dataclasses.replace(self._limit, lengths=self._lengths)])
-            self._report.merge(part)
-            self._lengths = collections.Counter()
+            limit = dataclasses.replace(self._limit, lengths=self._lengths)
+            self._report.limits.append(limit)
 
 
 _ROWS_BETWEEN_UPDATES = 4096
@@ -96,6 +95,12 @@ class BaseCleaner(Configurable, abc.ABC):
         super().__init__(params)
         # Refuses wrong settings before anything is read.
         self._normalizer_to(CleaningReport())
+        least, most = self.p.min_characters, self.p.max_characters
+        if least > (most or least):
+            raise UserError(
+                "input.cleaning.min_characters must be at most max_characters, not "
+                f"{least} with max_characters {most}"
+            )
         self.near_duplicates: NearDuplicates = self.p.near_duplicates.instantiate()
 
     @property
@@ -123,7 +128,8 @@ class BaseCleaner(Configurable, abc.ABC):
         """
         report = CleaningReport(split)
         clean_row = self.rules(split, report)
-        seen = near_duplicates.Seen() if split == "train" and self.p.drop_duplicates else None
+        drops_duplicates = split == "train" and self.p.drop_duplicates
+        seen: set[tuple[str, ...]] = set()
         kept = []
         for number, row in enumerate(rows):
             if number % _ROWS_BETWEEN_UPDATES == 0:
@@ -131,9 +137,11 @@ class BaseCleaner(Configurable, abc.ABC):
             clean = clean_row(row)
             if clean is None:
                 continue
-            if seen and seen.has(clean):
+            if drops_duplicates and clean[:3] in seen:
                 report.drop(clean, near_duplicates.DUPLICATE)
             else:
+                if drops_duplicates:
+                    seen.add(clean[:3])
                 kept.append(clean)
         clean_row.finish()
         if split == "train" and self.near_duplicates.is_on:
@@ -172,11 +180,6 @@ class Cleaner(BaseCleaner):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if self.p.min_characters > self.p.max_characters:
-            raise UserError(
-                "input.cleaning.min_characters must be at most max_characters, not "
-                f"{self.p.min_characters} with max_characters {self.p.max_characters}"
-            )
         self._rules = all_rules.of_pairs(self.p)
 
     def rules(self, split: str, report: CleaningReport) -> RowRules:

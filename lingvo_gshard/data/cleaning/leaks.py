@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.cleaning import all_rules
 from lingvo_gshard.data.cleaning.cleaner import BaseCleaner, RowRules
-from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, fold
+from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, are_in, fold
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 
@@ -47,13 +46,8 @@ class DocumentCleaner(BaseCleaner):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        least, most = self.p.min_characters, self.p.max_characters
-        if least > (most or least):
-            raise UserError(
-                "input.cleaning.min_characters must be at most max_characters, not "
-                f"{least} with max_characters {most}"
-            )
-        self._rules = [_lengths(least, most), *all_rules.of_documents(self.p)]
+        lengths = _lengths(self.p.min_characters, self.p.max_characters)
+        self._rules = [lengths, *all_rules.of_documents(self.p)]
 
     def rules(self, split: str, report: CleaningReport) -> RowRules:
         """Returns what cleans the documents of a split one by one, and counts in the report."""
@@ -137,11 +131,8 @@ class SeenInTrain:
         """Notes which of the hashes occur in rows of training. Thousands at a time are fastest."""
         for part in _parts(rows):
             for hashes in (_source_hashes(part), _Grams(part).hashes):
-                self.is_seen[self._places(hashes)] = True
-
-    def merge(self, other: SeenInTrain) -> None:
-        """Adds what was found in another part of training."""
-        self.is_seen |= other.is_seen
+                known = hashes[are_in(self.wanted.hashes, hashes)]
+                self.is_seen[np.searchsorted(self.wanted.hashes, known)] = True
 
     def reasons(self, rows: Sequence[Row]) -> list[str]:
         """Returns why each row of dev or test is dropped; "" if it does not leak."""
@@ -159,14 +150,6 @@ class SeenInTrain:
     def _has(self, hashes: np.ndarray) -> np.ndarray:
         """Returns whether training has each of some wanted hashes."""
         return self.is_seen[np.searchsorted(self.wanted.hashes, hashes)]
-
-    def _places(self, hashes: np.ndarray) -> np.ndarray:
-        """Returns where the wanted ones among hashes are."""
-        if not len(self.wanted.hashes):
-            return np.zeros(0, np.int64)
-        places = np.searchsorted(self.wanted.hashes, hashes)
-        places[places == len(self.wanted.hashes)] = 0
-        return places[self.wanted.hashes[places] == hashes]
 
 
 class _Grams:

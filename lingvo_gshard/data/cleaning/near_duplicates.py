@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,33 +96,6 @@ def _powers(base: int, count: int) -> np.ndarray:
 
 
 DUPLICATE = "a duplicate"
-_KEY_BYTES = 16
-
-
-def key(row: Row) -> bytes:
-    """Returns a hash of 16 bytes, equal for exact duplicates.
-
-    In practice, different rows have different hashes. Rows can be compared in parts: each part
-    takes the rows whose keys are in one range.
-    """
-    text = f"{row.language}\0{row.source}\0{row.target}"
-    # Lone surrogates cannot be written as UTF-8 otherwise.
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
-
-
-class Seen:
-    """Remembers rows, by their keys."""
-
-    def __init__(self):
-        self._keys: set[bytes] = set()
-
-    def has(self, row: Row) -> bool:
-        """Returns whether an equal row was asked about before, and remembers this one."""
-        before = len(self._keys)
-        self._keys.add(key(row))
-        return len(self._keys) == before
-
-
 NEAR_DUPLICATE = "a near duplicate"
 
 # Share of near duplicates at the smallest similarity that share no bucket.
@@ -220,12 +192,6 @@ class NearDuplicates(Configurable):
                 found.update(self._copies(entries))
         return sorted(found)
 
-    def similarity(self, one: Row, other: Row) -> float:
-        """Returns the Jaccard index of the rows' n-grams; 0 for rows of different languages."""
-        if one.language != other.language:
-            return 0.0
-        return _jaccard(self._grams(one), self._grams(other))
-
     def _copies(self, entries: Iterable[tuple[int, str, frozenset[str]]]) -> list[int]:
         """Returns the numbers of the copies among (number, language, n-grams) in order."""
         named, kept = [], collections.defaultdict(list)
@@ -257,6 +223,14 @@ class NearDuplicates(Configurable):
             for column, (factor, term) in enumerate(zip(self._factors, self._terms, strict=True)):
                 found[:, column] = np.minimum.reduceat(grams * factor + term, firsts)
         return found
+
+
+def are_in(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Returns a bool for each hash: whether it is in `known`, which is sorted."""
+    if not len(known):
+        return np.zeros(hashes.shape, bool)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return known[places] == hashes
 
 
 def runs(keys: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -120,11 +120,7 @@ class ConversationInput(TextInput, CorpusInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a text."""
-        vocabulary = self.vocabulary
-        around = (vocabulary.bos_id, *vocabulary.end_ids)
-        # Many published models have no id of their own for padding.
-        pad = -1 if vocabulary.pad_id in around else vocabulary.pad_id
-        return TextIds((vocabulary.bos_id,), vocabulary.end_ids, pad)
+        return TextIds.published(self.vocabulary)
 
     @functools.cached_property
     def template(self) -> ChatTemplate | None:

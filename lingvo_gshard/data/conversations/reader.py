@@ -130,17 +130,15 @@ class ExampleCleaner(Configurable):
           progress: is told how far cleaning is.
         """
         report = CleaningReport(split, read=len(rows))
-        kept: dict[str, Row] = {}
-        copies = []
+        kept: list[Row] = []
+        seen: set[str] = set()
         drops = self.p.drop_duplicates and split == "train"
-        for number, row in enumerate(rows):
-            key = row.target if drops else f"{number}"
-            if key in kept:
-                copies.append(row)
+        for row in rows:
+            if drops and row.target in seen:
+                report.drop(row, DUPLICATE)
             else:
-                kept[key] = row
-        for row in copies:
-            report.drop(row, DUPLICATE)
+                seen.add(row.target)
+                kept.append(row)
         progress.update(len(rows), 1.0)
-        report.keep(list(kept.values()))
-        return list(kept.values()), report
+        report.keep(kept)
+        return kept, report

@@ -18,7 +18,7 @@ import numpy as np
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.cleaning import near_duplicates
 from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
-from lingvo_gshard.data.cleaning.near_duplicates import NEAR_DUPLICATE, runs
+from lingvo_gshard.data.cleaning.near_duplicates import NEAR_DUPLICATE, are_in, runs
 from lingvo_gshard.data.preparation import read_rows, row_files
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import (
@@ -240,7 +240,7 @@ class CollectCandidates(BucketTask):
             for batch in self.batches(job, progress):
                 texts = batch.texts
                 keys = job.cleaner.near_duplicates.bands(texts)
-                is_common = _are_in(common, keys)
+                is_common = are_in(common, keys)
                 for index in np.flatnonzero(is_common.any(axis=1)).tolist():
                     row, number = batch.rows[index], batch.first + index
                     content = msgspec.msgpack.encode(texts[index][:3])
@@ -287,27 +287,11 @@ class NearCopies:
             found.update(copies[copies[:, 0] == bucket, 1].tolist())
         self._numbers, self._next = found, 0
 
-    def without(
-        self, group: Group, rows: Sequence[KeptRow], paths: Sequence[str], tally: Tally
-    ) -> list[KeptRow]:
-        """Returns the rows of the next group of training rows, and counts the near duplicates.
-
-        Args:
-          group: the group.
-          rows: its rows.
-          paths: the raw file of each part, for examples.
-          tally: counts the rows left out.
-        """
-        kept = []
-        for number, row in enumerate(rows, self._next):
-            if number not in self._numbers:
-                kept.append(row)
-                continue
-            text = row.source or row.target
-            example = Example.of_row(row.part, paths[row.part], row.line, text)
-            tally.leave_out(NEAR_DUPLICATE, group.language, example)
-        self._next += len(rows)
-        return kept
+    def reasons(self, rows: Sequence[KeptRow]) -> list[str]:
+        """Returns why each of the next training rows is left out; "" if it is not."""
+        numbers = range(self._next, self._next + len(rows))
+        self._next = numbers.stop
+        return [NEAR_DUPLICATE if number in self._numbers else "" for number in numbers]
 
 
 def ranges_of(job: Job, buckets: int) -> int:
@@ -339,14 +323,6 @@ def _limits(ranges: int) -> np.ndarray:
     """Returns the smallest key of each range and, for the last one, the largest of all."""
     steps = [(number << 64) // ranges for number in range(ranges)]
     return np.array([*steps, (1 << 64) - 1], np.uint64)
-
-
-def _are_in(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns which keys are among sorted values."""
-    if not len(values):
-        return np.zeros(keys.shape, bool)
-    places = np.searchsorted(values, keys)
-    return values[np.minimum(places, len(values) - 1)] == keys
 
 
 LEAK_STAGE = "3-leaks"
@@ -410,26 +386,9 @@ class Leaks:
         wanted = job.work.shared_array(CollectWanted.name)
         self._seen = SeenInTrain(Wanted(wanted), _load_bits(job, f"{LEAK_STAGE}/seen", len(wanted)))
 
-    def without(
-        self, group: Group, rows: Sequence[KeptRow], paths: Sequence[str], tally: Tally
-    ) -> list[KeptRow]:
-        """Returns the rows of a held-out group that do not leak, and counts the other rows.
-
-        Args:
-          group: the group.
-          rows: its rows.
-          paths: the raw file of each part, for examples.
-          tally: counts the rows left out.
-        """
-        reasons = self._seen.reasons(list(map(group.to_row, rows)))
-        kept = []
-        for row, reason in zip(rows, reasons, strict=True):
-            if not reason:
-                kept.append(row)
-                continue
-            example = Example.of_row(row.part, paths[row.part], row.line, row.target)
-            tally.leave_out(reason, group.language, example)
-        return kept
+    def reasons(self, group: Group, rows: Sequence[KeptRow]) -> list[str]:
+        """Returns why each row of a held-out group is left out; "" if it does not leak."""
+        return self._seen.reasons(list(map(group.to_row, rows)))
 
 
 def can_leak(group: Group) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -145,47 +146,11 @@ class PartReader(readers.FileReader):
         return f"max_line_bytes = {self._longest:,} bytes"
 
 
-class _TsvPart(PartReader, tsv.TsvReader):
-    """Reads tab-separated rows."""
-
-
-class _QuotedPart(PartReader, quoted.QuotedReader):
-    """Reads rows of fields in quotes."""
-
-
-class _UnitPart(PartReader, units.UnitReader):
-    """Reads the units of TMX or XLIFF."""
-
-
-class _WmtPart(PartReader, units.WmtReader):
-    """Reads test sets of WMT."""
-
-
-class _QtPart(PartReader, qt.QtReader):
-    """Reads translations of a Qt program."""
-
-
 class _KeyedPart(PartReader, keyed.KeyedReader):
     """Base of readers of the messages of two files, one for each language."""
 
     def _units(self, path: str) -> Iterator[units.Unit]:
         yield from self.pair_units(path, self._piece.language, self._piece.spans[1].path)
-
-
-class _ArbPart(_KeyedPart, keyed.ArbReader):
-    """Reads messages of Flutter."""
-
-
-class _PropertiesPart(_KeyedPart, keyed.PropertiesReader):
-    """Reads messages of Java."""
-
-
-class _SgmPart(_KeyedPart, keyed.SgmReader):
-    """Reads the segments of WMT."""
-
-
-class _GettextPart(PartReader, gettext.GettextReader):
-    """Reads a catalog."""
 
 
 class _TextPart(PartReader, text.TextReader):
@@ -246,15 +211,10 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
       of: the part's source.
       options: how to read.
     """
+    cls = _part_class(of.format)
+    settings = {} if of.format in source.OBJECTS else languages_of(of)
     if of.format == source.TEXT:
-        params = _TextPart.params().set(document=of.document)
-        return _TextPart(params, part, of, options)
-    if of.format == source.PARQUET:
-        return ParquetPart(ParquetPart.params(), part, of, options)
-    if of.format == source.ARROW:
-        return ArrowPart(ArrowPart.params(), part, of, options)
-    cls = _PARTS.get(of.format, _JsonLinesPart)
-    settings = {} if cls is _JsonLinesPart else languages_of(of)
+        settings = {"document": of.document}
     if of.format == source.CSV:
         settings |= {"delimiter": of.delimiter, "language_field": of.language_field}
         settings |= {"source_field": of.source_field, "target_field": of.target_field}
@@ -264,19 +224,37 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
     return cls(cls.params().set(**settings), part, of, options)
 
 
-_PARTS: dict[str, type[PartReader]] = {
-    source.TSV: _TsvPart,
-    source.CSV: _QuotedPart,
-    source.MOSES: _MosesPart,
-    source.GETTEXT: _GettextPart,
-    source.TMX: _UnitPart,
-    source.XLIFF: _UnitPart,
-    source.QT: _QtPart,
-    source.ARB: _ArbPart,
-    source.PROPERTIES: _PropertiesPart,
-    source.SGM: _SgmPart,
-    source.WMT: _WmtPart,
+# The readers of whole files.
+READERS: dict[str, type[readers.FileReader]] = {
+    source.TSV: tsv.TsvReader,
+    source.CSV: quoted.QuotedReader,
+    source.MOSES: moses.MosesReader,
+    source.GETTEXT: gettext.GettextReader,
+    source.TMX: units.UnitReader,
+    source.XLIFF: units.UnitReader,
+    source.QT: qt.QtReader,
+    source.ARB: keyed.ArbReader,
+    source.PROPERTIES: keyed.PropertiesReader,
+    source.SGM: keyed.SgmReader,
+    source.WMT: units.WmtReader,
 }
+
+
+@functools.cache
+def _part_class(form: str) -> type[PartReader]:
+    """Returns the class of readers of parts of a format."""
+    own = {
+        source.TEXT: _TextPart,
+        source.MOSES: _MosesPart,
+        source.JSON_LINES: _JsonLinesPart,
+        source.PARQUET: ParquetPart,
+        source.ARROW: ArrowPart,
+    }
+    if form in own:
+        return own[form]
+    reader, base = READERS[form], _KeyedPart if form in source.KEYED else PartReader
+    made: Any = type(f"{reader.__name__}OfPart", (base, reader), {})
+    return made
 
 
 def languages_of(of: source.Source) -> dict[str, str]:

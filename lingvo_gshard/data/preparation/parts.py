@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket
@@ -17,19 +19,15 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.preparation import sources as formats
 from lingvo_gshard.data.preparation import sources as survey
 from lingvo_gshard.data.preparation.job import Job
-from lingvo_gshard.data.preparation.part_readers import Part, Span, languages_of, row_groups
-from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
-from lingvo_gshard.data.sources import (
-    archives,
-    datasets,
-    gettext,
-    keyed,
-    moses,
-    qt,
-    readers,
-    text,
-    tsv,
+from lingvo_gshard.data.preparation.part_readers import (
+    READERS,
+    Part,
+    Span,
+    languages_of,
+    row_groups,
 )
+from lingvo_gshard.data.preparation.sources import Cut, Source, Survey
+from lingvo_gshard.data.sources import archives, datasets, keyed, moses, text, tsv
 
 STAGE = "0-files"
 # Formats whose files are not cut at ends of lines.
@@ -44,14 +42,8 @@ _WHOLE = (
     formats.WMT,
     *formats.KEYED,
 )
-_FINDERS: dict[str, type[readers.FileReader]] = {
-    formats.MOSES: moses.MosesReader,
-    formats.GETTEXT: gettext.GettextReader,
-    formats.QT: qt.QtReader,
-    formats.ARB: keyed.ArbReader,
-    formats.PROPERTIES: keyed.PropertiesReader,
-    formats.SGM: keyed.SgmReader,
-}
+# Formats whose readers look for files themselves. Others have paths and globs only.
+_FINDING = (formats.MOSES, formats.GETTEXT, formats.QT, *formats.KEYED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,9 +245,9 @@ def _find_in_bucket(source: Source, setting: str) -> list[str]:
 
 def _reader(source: Source) -> Any:
     """Returns the reader that finds the whole files of a source."""
-    cls = _FINDERS.get(source.format)
-    if cls is None:
+    if source.format not in _FINDING:
         return tsv.TsvReader(tsv.TsvReader.params().set(train=(source.path,)))
+    cls = READERS[source.format]
     return cls(cls.params().set(train=(source.path,), **languages_of(source)))
 
 
@@ -264,11 +256,4 @@ def _with_row_groups(found: Survey) -> Survey:
     rows = row_groups(found.path)
     firsts = [1, *itertools.accumulate(rows, initial=1)][1:-1] if rows else [1]
     cuts = [Cut(group, first) for group, first in enumerate(firsts)]
-    return Survey(
-        path=found.path,
-        bytes=found.bytes,
-        modified=found.modified,
-        sha256=found.sha256,
-        lines=sum(rows),
-        cuts=cuts,
-    )
+    return msgspec.structs.replace(found, lines=sum(rows), cuts=cuts)

@@ -264,27 +264,35 @@ class KeptRow(msgspec.Struct, array_like=True, gc=False):
     line: int
 
 
-class Group(msgspec.Struct, kw_only=True):
-    """Rows of a bucket with the same split, language and source, in the order of their digests.
+class GroupPlace(msgspec.Struct, kw_only=True):
+    """Where the rows of a bucket with the same split, language and source are.
 
     Attributes:
       split: the split.
       language: language of the rows.
       source: name of the source.
-      is_divided: whether the split was chosen by a hash.
       rows: number of rows.
-      characters: number of characters.
       begin: first byte in the bucket's file.
-      size: number of bytes.
     """
 
     split: str
     language: str
     source: str
-    is_divided: bool
     rows: int
-    characters: int
     begin: int
+
+
+class Group(GroupPlace, kw_only=True):
+    """Rows of a bucket with the same split, language and source, in the order of their digests.
+
+    Attributes:
+      is_divided: whether the split was chosen by a hash.
+      characters: number of characters.
+      size: number of bytes.
+    """
+
+    is_divided: bool
+    characters: int
     size: int
 
     def to_row(self, row: KeptRow) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import msgspec
@@ -15,7 +15,15 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.preparation import duplicates
 from lingvo_gshard.data.preparation.job import Job
-from lingvo_gshard.data.preparation.row_files import BucketTask, KeptRow, Tally, read_group
+from lingvo_gshard.data.preparation.row_files import (
+    BucketTask,
+    Example,
+    Group,
+    GroupPlace,
+    KeptRow,
+    Tally,
+    read_group,
+)
 from lingvo_gshard.data.prepared.manifest import Shard
 from lingvo_gshard.data.prepared.shard_writer import (
     PAIRS_PER_GROUP,
@@ -29,24 +37,6 @@ TOKEN_STAGE = "5-tokens"
 _ROWS_AT_A_TIME = 4096
 
 
-class TokenGroup(msgspec.Struct, kw_only=True):
-    """Records of a bucket with the same split, language and source.
-
-    Attributes:
-      split: the split.
-      language: language of the rows.
-      source: name of the source.
-      rows: number of rows.
-      begin: first byte in the bucket's file.
-    """
-
-    split: str
-    language: str
-    source: str
-    rows: int
-    begin: int
-
-
 class TokensRecord(msgspec.Struct):
     """The tokenized rows of a bucket.
 
@@ -55,7 +45,7 @@ class TokensRecord(msgspec.Struct):
       tally: the near duplicates, and the rows that were held out and leak.
     """
 
-    groups: list[TokenGroup]
+    groups: list[GroupPlace]
     tally: Tally
 
 
@@ -85,19 +75,18 @@ class TokenizeBucket(BucketTask):
         sides = load_pair(job.local_output)
         record, done = TokensRecord([], Tally()), 0
         is_held_out = any(duplicates.can_leak(group) for group in self.groups)
-        leaks = duplicates.Leaks(job) if is_held_out else None
-        copies = None
+        leaks, copies = duplicates.Leaks(job) if is_held_out else None, None
         if job.cleaner.near_duplicates.is_on:
             copies = duplicates.NearCopies(job, self.bucket, self.buckets)
         with job.work.writing(tokens_file(self.bucket)) as file:
             for group in self.groups:
                 rows = read_group(job, self.bucket, group)
                 if leaks and duplicates.can_leak(group):
-                    rows = leaks.without(group, rows, self.paths, record.tally)
+                    rows = self._kept(group, rows, leaks.reasons(group, rows), record.tally)
                 if copies and group.split == "train":
-                    rows = copies.without(group, rows, self.paths, record.tally)
+                    rows = self._kept(group, rows, copies.reasons(rows), record.tally)
                 record.groups.append(
-                    TokenGroup(
+                    GroupPlace(
                         split=group.split,
                         language=group.language,
                         source=group.source,
@@ -113,6 +102,20 @@ class TokenizeBucket(BucketTask):
                     progress.update(done, done / max(1, self.rows))
                 _write(file, encoded, self.id_bytes)
         return record
+
+    def _kept(
+        self, group: Group, rows: Sequence[KeptRow], reasons: Sequence[str], tally: Tally
+    ) -> list[KeptRow]:
+        """Returns the rows of a group without a reason to leave them out, and counts the others."""
+        for row, reason in zip(rows, reasons, strict=True):
+            if reason:
+                # A row that was held out is told by its target, which all languages share.
+                text = row.source if group.split == "train" else ""
+                example = Example.of_row(
+                    row.part, self.paths[row.part], row.line, text or row.target
+                )
+                tally.leave_out(reason, group.language, example)
+        return [row for row, reason in zip(rows, reasons, strict=True) if not reason]
 
 
 def _encode(
@@ -164,7 +167,7 @@ class Segment(msgspec.Struct, frozen=True):
     """
 
     bucket: int
-    group: TokenGroup
+    group: GroupPlace
     first: int
     rows: int
 
@@ -207,7 +210,6 @@ class WriteShard:
             group.source,
             number=self.number,
             count=self.count,
-            id_bytes=self.id_bytes,
             rows_per_group=TEXTS_PER_GROUP if job.is_text else PAIRS_PER_GROUP,
         ) as writer:
             for segment in self.segments:
@@ -226,7 +228,7 @@ class WriteShard:
 
 
 def shards_of(
-    groups: list[tuple[int, TokenGroup]], shard_rows: int, id_bytes: int
+    groups: list[tuple[int, GroupPlace]], shard_rows: int, id_bytes: int
 ) -> Iterator[WriteShard]:
     """Yields the shards of the groups with the same split, language and source.
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, fold
+from lingvo_gshard.data.cleaning.near_duplicates import TextHashes, are_in, fold
 from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import (
     BucketTask,
@@ -63,7 +63,7 @@ class LookForCopies(BucketTask):
         given, found = job.work.shared_array(CollectGiven.name), [np.zeros(0, np.uint64)]
         for batch in self.batches(job, progress):
             hashes = np.unique(_hashes_of(batch.texts))
-            found.append(hashes[_contains(given, hashes)])
+            found.append(hashes[are_in(given, hashes)])
         job.work.save_array(self.name, np.unique(np.concatenate(found)))
         return Done()
 
@@ -121,7 +121,7 @@ class CountCopies:
         rows, counts = 0, np.zeros(len(_KINDS), np.int64)
         examples: list[Example] = []
         for shown, hashes in self._hashes(job, split):
-            is_there = _contains(known, hashes)
+            is_there = are_in(known, hashes)
             if job.is_text:
                 is_there[:, _SOURCE] = False
             rows += len(shown)
@@ -170,11 +170,3 @@ def _hashes_of(rows: Sequence[Row]) -> np.ndarray:
         )
         found.append(np.stack([TextHashes(texts).whole() for texts in kinds], axis=1))
     return np.concatenate(found)
-
-
-def _contains(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Returns a bool for each hash: whether it is in `known`, which is sorted."""
-    if not len(known):
-        return np.zeros(hashes.shape, bool)
-    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    return known[places] == hashes

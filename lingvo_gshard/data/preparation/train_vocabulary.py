@@ -15,7 +15,7 @@ from lingvo_gshard.data.preparation.job import Job
 from lingvo_gshard.data.preparation.row_files import Group, read_group
 from lingvo_gshard.data.prepared import manifest as record_format
 from lingvo_gshard.data.prepared.manifest import VocabularyFile, sha256_of
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.vocabularies import vocabulary_trainer
 from lingvo_gshard.data.vocabularies.files import save_pair
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
@@ -25,8 +25,6 @@ from lingvo_gshard.data.vocabularies.vocabulary_trainer import Coverage, Vocabul
 STAGE = "4-vocabulary"
 # Characters drawn for each that the trainer uses, since it leaves out repeated sentences.
 _SPARE = 4
-# SentencePiece trains on lines, which are best no longer than sentences.
-_LONGEST_LINE = 1000
 
 
 class VocabularyRecord(msgspec.Struct):
@@ -109,12 +107,8 @@ def _train(
     """Returns the vocabularies of source and target; one twice for text, or if they are joint."""
     if not is_text:
         return trainer.train(rows, temperature)
-    lines = defaultdict(set)
-    for row in rows:
-        for line in row.target.split("\n"):
-            pieces = range(0, len(line), _LONGEST_LINE)
-            lines[row.language].update(line[begin : begin + _LONGEST_LINE] for begin in pieces)
-    sentences = {language: sorted(lines[language]) for language in sorted(lines)}
+    by_language = sorted(rows_by_language(rows).items())
+    sentences = {language: vocabulary_trainer.lines_of(found) for language, found in by_language}
     joint = trainer.train_on(sentences, temperature)
     return joint, joint
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -38,37 +38,15 @@ def id_bytes(vocabulary_size: int) -> int:
     return 2 if vocabulary_size <= _LARGEST_OF_TWO_BYTES + 1 else 4
 
 
-def encode(source: Sequence[int], target: Sequence[int], width: int) -> bytes:
-    """Returns the record of a row.
-
-    Args:
-      source: ids of the source as an encoder reads them, with EOS; empty for a language model.
-      target: ids to predict, with EOS.
-      width: bytes of an integer, from `id_bytes`.
-
-    Raises:
-      UserError: an id, or the number of source ids, does not fit.
-    """
-    try:
-        return np.asarray((len(source), *source, *target), _type(width)).tobytes()
-    except OverflowError:
-        largest = max(0, *source, *target)
-        raise UserError(
-            f"A record with integers of {width} bytes holds ids and numbers of source tokens up to "
-            f"{np.iinfo(_type(width)).max:,}; this row has {len(source):,} source tokens, its "
-            f"largest id is {largest:,} and its smallest {min((0, *source, *target)):,}"
-        ) from None
-
-
 def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
     """Returns the sources and the targets of records, in their order.
 
     Args:
-      records: what `encode` returned for each row.
+      records: the record of each row.
       width: bytes of an integer.
 
     Raises:
-      UserError: a record is no result of `encode`; the message has its place in `records`.
+      UserError: the bytes are no record; the message has its place in `records`.
     """
     bytes_of_record = np.fromiter(map(len, records), np.int64, len(records))
     damaged = (bytes_of_record == 0) | (bytes_of_record % width != 0)
@@ -78,7 +56,7 @@ def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
             f"record {place} has {bytes_of_record[place]} bytes; a positive multiple of {width} "
             "was expected"
         )
-    values = np.frombuffer(b"".join(records), _type(width))
+    values = np.frombuffer(b"".join(records), f"<u{width}")
     sizes = bytes_of_record // width
     begins = np.cumsum(sizes) - sizes
     source_lengths = values[begins].astype(np.int64)
@@ -97,10 +75,6 @@ def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
         Tokens.of(sources.astype(np.int32), source_lengths),
         Tokens.of(targets.astype(np.int32), target_lengths),
     )
-
-
-def _type(width: int) -> np.dtype:
-    return np.dtype(f"<u{width}")
 
 
 FILE = "manifest.json"
@@ -321,34 +295,6 @@ def write(manifest: Manifest, directory: str | os.PathLike) -> None:
     atomic.write_atomically(os.fspath(pathlib.Path(directory) / FILE), content + b"\n")
 
 
-def problems(
-    manifest: Manifest, directory: str | os.PathLike, read_all: bool = False
-) -> Iterator[str]:
-    """Yields a sentence for each file that is missing or differs from the manifest.
-
-    Args:
-      manifest: the manifest.
-      directory: the directory.
-      read_all: whether to read the files and to compare their digests, too; else only their sizes
-        are compared.
-    """
-    root = pathlib.Path(directory)
-    for shard in (shard for shards in manifest.splits.values() for shard in shards):
-        for name, size, digest in (
-            (shard.file, shard.bytes, shard.sha256),
-            (shard.lengths, shard.lengths_bytes, shard.lengths_sha256),
-        ):
-            if found := _problem(root / name, size, digest if read_all else None):
-                yield found
-    for vocabulary in manifest.vocabularies:
-        paths = [root / name for name in vocabulary.files]
-        missing = [path for path in paths if not path.is_file()]
-        yield from (f"{path}: there is no such file" for path in missing)
-        if read_all and not missing and sha256_of(*paths) != vocabulary.sha256:
-            names = " and ".join(map(str, paths))
-            yield f"{names}: the vocabulary is not the one that the manifest describes"
-
-
 def sha256_of(*paths: str | os.PathLike) -> str:
     """Returns the hexadecimal SHA-256 of the contents of files, one after another.
 
@@ -361,20 +307,6 @@ def sha256_of(*paths: str | os.PathLike) -> str:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
-
-
-def _problem(path: pathlib.Path, size: int, digest: str | None) -> str | None:
-    try:
-        found = path.stat().st_size
-        if found != size:
-            return f"{path}: has {found:,} bytes; the manifest says {size:,}"
-        if digest is not None and sha256_of(path) != digest:
-            return f"{path}: its content is not the one that the manifest describes (SHA-256)"
-    except FileNotFoundError:
-        return f"{path}: there is no such file"
-    except OSError as error:
-        return f"{path}: cannot be read: {error.strerror}"
-    return None
 
 
 JOINT = "joint"

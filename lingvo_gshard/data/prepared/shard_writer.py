@@ -7,14 +7,12 @@ import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.manifest import Shard, sha256_of
 
 # Sentence pairs have some dozens of ids. In a group of one, a pair takes 1.5 times the size of its
@@ -73,7 +71,6 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         *,
         number: int = 0,
         count: int = 1,
-        id_bytes: int = 2,
         rows_per_group: int = PAIRS_PER_GROUP,
     ):
         """Makes the folder and opens the shard.
@@ -85,7 +82,6 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
           source: name of the source.
           number: number of the shard, from 0.
           count: number of shards of this split, language and source.
-          id_bytes: bytes of an integer of a record.
           rows_per_group: rows that are read together, PAIRS_PER_GROUP or TEXTS_PER_GROUP.
 
         Raises:
@@ -95,7 +91,6 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         self._root = pathlib.Path(directory)
         self._file = shard_file(split, language, source, number, count)
         self._names = {"split": split, "language": language, "source": source}
-        self._width = id_bytes
         self._lengths = array.array("I")
         self._shard: Shard | None = None
         path = self._root / self._file
@@ -104,20 +99,11 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             f"{path}{_PARTIAL}", _OPTIONS.format(rows_per_group)
         )
 
-    def write(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Appends a row; see `manifest.encode`.
-
-        Raises:
-          UserError: an id does not fit.
-          RuntimeError: the file cannot be written.
-        """
-        self.write_record(manifest.encode(source, target, self._width), len(source), len(target))
-
     def write_record(self, encoded: bytes, source_tokens: int, target_tokens: int) -> None:
-        """Appends a row that is encoded already.
+        """Appends a row.
 
         Args:
-          encoded: what `manifest.encode` returns for the row.
+          encoded: its record, as `data.prepared.manifest` describes it.
           source_tokens: number of source ids.
           target_tokens: number of target ids.
 

@@ -20,7 +20,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import local_copies, objects, regular, stores
 from lingvo_gshard.data.batching.table import Group, Records
-from lingvo_gshard.data.prepared.manifest import Manifest, Shard, decode, encode
+from lingvo_gshard.data.prepared.manifest import Manifest, Shard, decode
 
 
 class Lengths:
@@ -218,7 +218,7 @@ class PreparedTable:
 
     def _read(self, number: int, rows: np.ndarray) -> list[bytes]:
         """Returns the records of some rows of a shard."""
-        shard, empty = self.shards[number], encode((), (), self._width)
+        shard, empty = self.shards[number], bytes(self._width)
         if not self._readable[number]:
             return [empty] * len(rows)
         reader, lengths = self._reader(number), self.lengths.of(rows + self._starts[number])

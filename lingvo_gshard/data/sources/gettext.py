@@ -37,16 +37,20 @@ class Message(NamedTuple):
     """An entry of a catalog.
 
     Attributes:
-      number: number of the entry after the header, counted from 1.
+      number: its line in a .po file; in a .mo file its number after the header, counted from 1.
       singular: the message.
       plural: its plural; "" if it has none.
       forms: the translation: one form, or one for each plural form of the language.
+      is_fuzzy: whether nobody has checked the translation.
+      is_obsolete: whether the program has the message no more.
     """
 
     number: int
     singular: str
     plural: str
     forms: list[str]
+    is_fuzzy: bool = False
+    is_obsolete: bool = False
 
 
 class Catalog(NamedTuple):
@@ -181,17 +185,6 @@ TARGET_LANGUAGE = "an entry of a catalog in the target language"
 DAMAGED = "damaged catalog"
 
 
-class _Entry(NamedTuple):
-    """An entry of a catalog: line, message, translations and marks."""
-
-    line: int
-    singular: str
-    plural: str
-    forms: list[str]
-    is_fuzzy: bool = False
-    is_obsolete: bool = False
-
-
 class GettextReader(readers.FileReader):
     """Reads .po and .mo catalogs: a message is the target, its translation is the source.
 
@@ -223,28 +216,27 @@ class GettextReader(readers.FileReader):
         catalog = self._parse(path)
         if catalog is None:
             return
-        headers, entries = catalog
-        language = _language(path, headers) or self.p.language
+        language = _language(path, catalog.headers) or self.p.language
         if not language:
             self._bad(f"{path}:1", "the catalog's language is neither in its path nor its header")
             return
         is_target = re.split("[_@-]", language)[0] == self.p.target_language
-        for entry in entries:
+        for entry in catalog.messages:
             pairs = _pairs(entry)
             reason = _unused(entry, pairs, is_target)
             if reason:
-                self._leave_out(reason, f"{path}:{entry.line}: {excerpt(entry.singular)}")
+                self._leave_out(reason, f"{path}:{entry.number}: {excerpt(entry.singular)}")
                 continue
             for source, target in pairs:
-                yield Row(language, source, target, path, entry.line)
+                yield Row(language, source, target, path, entry.number)
 
-    def _parse(self, path: str) -> tuple[dict[str, str], list[_Entry]] | None:
-        """Returns the headers and entries of a catalog; None for one that is left out."""
+    def _parse(self, path: str) -> Catalog | None:
+        """Returns the content of a file; None for one that is left out."""
         content = self._content(path)
         if content is None:
             return None
         try:
-            return _parse_mo(content) if path.endswith(".mo") else _parse_po(path, content)
+            return parse(content) if path.endswith(".mo") else _parse_po(path, content)
         except UnicodeDecodeError as error:
             line = 0 if path.endswith(".mo") else content.count(b"\n", 0, error.start) + 1
             self._bad(f"{path}:{line}", f"not {error.encoding.upper()}", f"byte {error.start}")
@@ -255,18 +247,13 @@ class GettextReader(readers.FileReader):
         return None
 
 
-def _parse_mo(content: bytes) -> tuple[dict[str, str], list[_Entry]]:
-    catalog = parse(content)
-    return catalog.headers, [_Entry(*message) for message in catalog.messages]
-
-
-def _parse_po(path: str, content: bytes) -> tuple[dict[str, str], list[_Entry]]:
+def _parse_po(path: str, content: bytes) -> Catalog:
     declared = _CONTENT_TYPE.search(content)
     charset = charset_of({"Content-Type": declared[1].decode("utf-8")} if declared else {})
     _check_strings(content.decode(charset))
     catalog = polib.pofile(path, encoding=charset)
-    entries = [
-        _Entry(
+    messages = [
+        Message(
             entry.linenum or 0,
             entry.msgid,
             entry.msgid_plural,
@@ -278,7 +265,7 @@ def _parse_po(path: str, content: bytes) -> tuple[dict[str, str], list[_Entry]]:
         )
         for entry in catalog
     ]
-    return catalog.metadata, entries
+    return Catalog(catalog.metadata, messages)
 
 
 def _check_strings(text: str) -> None:
@@ -309,7 +296,7 @@ def _language(path: str, headers: dict[str, str]) -> str:
     return headers.get("Language", "").strip() or (match[1] if match else "")
 
 
-def _unused(entry: _Entry, pairs: list[tuple[str, str]], is_target: bool) -> str:
+def _unused(entry: Message, pairs: list[tuple[str, str]], is_target: bool) -> str:
     """Returns why an entry is left out; "" if it is used."""
     if is_target:
         return TARGET_LANGUAGE
@@ -321,7 +308,7 @@ def _unused(entry: _Entry, pairs: list[tuple[str, str]], is_target: bool) -> str
     return "" if pairs else UNTRANSLATED
 
 
-def _pairs(entry: _Entry) -> list[tuple[str, str]]:
+def _pairs(entry: Message) -> list[tuple[str, str]]:
     if not entry.plural:
         pairs = [(entry.forms[0], entry.singular)]
     else:

@@ -2,11 +2,12 @@
 
 import abc
 import collections
+import contextlib
 import difflib
 import glob
 import os
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NoReturn
+from typing import IO, BinaryIO, NoReturn
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
@@ -185,14 +186,8 @@ class Reader(Configurable, abc.ABC):
 
     def _raw_lines(self, path: str) -> Iterator[bytes | None]:
         """Yields the lines of a file, plain or compressed; None for one that is too long."""
-        try:
-            with (
-                objects.open_to_read(path) as self._opened,
-                decompressed(path, self._opened) as file,
-            ):
-                yield from bounded_lines(file)
-        finally:
-            self._opened = None
+        with self._open(path) as file:
+            yield from bounded_lines(file)
 
     def _blocks(self, path: str) -> Iterator[bytes]:
         """Yields the content of a file, plain or compressed, in blocks."""
@@ -202,13 +197,19 @@ class Reader(Configurable, abc.ABC):
             self._cannot_read(path, 0, error)
 
     def _raw_blocks(self, path: str) -> Iterator[bytes]:
+        with self._open(path) as file:
+            while block := file.read(_BLOCK):
+                yield block
+
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[IO[bytes]]:
+        """Opens a file, plain or compressed, as the one whose position tells the progress."""
         try:
             with (
                 objects.open_to_read(path) as self._opened,
                 decompressed(path, self._opened) as file,
             ):
-                while block := file.read(_BLOCK):
-                    yield block
+                yield file
         finally:
             self._opened = None
 

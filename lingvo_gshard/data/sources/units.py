@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import NoReturn
 from xml.parsers import expat
 
 from lingvo_gshard.core.config.params import Params
@@ -89,7 +90,10 @@ class XmlParser(abc.ABC):
         """Takes text."""
 
     def _refuse_entity(self, name: str, *_: object) -> None:
-        error = expat.ExpatError(f"it defines the entity {name}, which is not supported")
+        self._refuse(f"it defines the entity {name}, which is not supported")
+
+    def _refuse(self, message: str) -> NoReturn:
+        error = expat.ExpatError(message)
         error.lineno = self._parser.CurrentLineNumber
         raise error
 
@@ -174,9 +178,7 @@ class WmtParser(XmlParser):
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         if not self._has_root and name not in ("dataset", "collection"):
-            error = expat.ExpatError(f"it begins with <{name}>; <dataset> was expected")
-            error.lineno = self._parser.CurrentLineNumber
-            raise error
+            self._refuse(f"it begins with <{name}>; <dataset> was expected")
         self._has_root = True
         if name == "doc":
             self._units, self._is_suite = {}, "testsuite" in attributes

@@ -8,21 +8,23 @@ that goes on reads the block again, and makes the batches that are left of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
-from grain.experimental import ThreadPrefetchIterDataset
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch
 from lingvo_gshard.data.batching.packing import PackedBatch
-from lingvo_gshard.data.batching.stream import Assembly, SavedBatches
+from lingvo_gshard.data.batching.stream import (
+    Assembly,
+    BaseBatches,
+    Stage,
+    prefetched_batches,
+)
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.streamed.examples import Examples
-
-# This many blocks are read while batches of the block before them are used.
-_BLOCKS_AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,20 +82,9 @@ class Recipe:
     pack: Callable[[list[Row], int], tuple[Sequence[PlannedBatch], Assembly]]
 
 
-class Blocks(grain.IterDataset):
+class _BlockIterator(grain.DatasetIterator):
     """The blocks, epoch after epoch without an end. The state is a position."""
 
-    def __init__(self, recipe: Recipe):
-        """Takes the recipe of blocks."""
-        super().__init__()
-        self._recipe = recipe
-
-    def __iter__(self) -> grain.DatasetIterator:
-        """Returns an iterator from the first block on."""
-        return _BlockIterator(self._recipe)
-
-
-class _BlockIterator(grain.DatasetIterator):
     def __init__(self, recipe: Recipe):
         super().__init__()
         self._recipe = recipe
@@ -143,14 +134,9 @@ class _BlockIterator(grain.DatasetIterator):
         self._move(Position(**state))
 
 
-class _Batches(grain.IterDataset):
+class _BatchIterator(grain.DatasetIterator):
     """The batches of blocks. The state is the position before a block, and batches made of it."""
 
-    def __iter__(self) -> grain.DatasetIterator:
-        return _BatchIterator(self._parent.__iter__())
-
-
-class _BatchIterator(grain.DatasetIterator):
     def __init__(self, blocks: grain.DatasetIterator):
         super().__init__(blocks)
         self._block: Block | None = None
@@ -178,8 +164,10 @@ class _BatchIterator(grain.DatasetIterator):
         self._block, self._begin, self._made = None, state["begin"], state["batch"]
 
 
-class StreamedBatches(SavedBatches[PackedBatch]):
-    """The batches of a stream of examples."""
+class StreamedBatches(BaseBatches):
+    """Batches of a stream of rows."""
+
+    same = "the settings of the input (input.*)"
 
     def __init__(self, recipe: Recipe, prefetched: int, identity: str):
         """Starts at the first batch.
@@ -189,10 +177,8 @@ class StreamedBatches(SavedBatches[PackedBatch]):
           prefetched: batches made in advance by a thread; 0 for none, and no thread.
           identity: a digest of settings and seed.
         """
-        ahead = _BLOCKS_AHEAD if prefetched else 0
-        blocks = ThreadPrefetchIterDataset(Blocks(recipe), prefetch_buffer_size=ahead)
-        batches = ThreadPrefetchIterDataset(_Batches(blocks), prefetch_buffer_size=prefetched)
-        super().__init__(batches, identity)
+        blocks = Stage(functools.partial(_BlockIterator, recipe))
+        super().__init__(prefetched_batches(_BatchIterator, blocks, prefetched), identity)
 
     @property
     def position(self) -> Position:

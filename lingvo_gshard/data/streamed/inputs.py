@@ -18,7 +18,6 @@ from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.data.input import TrainBatches
-from lingvo_gshard.data.language_model_input import lines_of
 from lingvo_gshard.data.packed_input import PackedInput, PairInput, TextInput
 from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 from lingvo_gshard.data.sources.report import CleaningReport
@@ -216,4 +215,4 @@ class StreamedLanguageModelInput(TextInput, StreamedInput):
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The vocabulary."""
         rows = self._first_rows("train", self.p.vocabulary_rows)
-        return self._trainer.train_on({"": lines_of(rows)}, 1.0)
+        return self._trainer.train_on({"": vocabulary_trainer.lines_of(rows)}, 1.0)

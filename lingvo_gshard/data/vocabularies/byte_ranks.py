@@ -118,12 +118,12 @@ def in_directory(
         ranks = read_ranks(objects.read_bytes(path)) if path.is_file() else None
         if ranks is not None:
             if name == KIMI:
-                return tokenizer_json(ranks, _KIMI, _listed(settings)), path
+                return tokenizer_json(ranks, _KIMI, listed_tokens(settings)), path
             return of_llama3(ranks), path
     return None
 
 
-def _listed(settings: Mapping[str, Any]) -> dict[str, int]:
+def listed_tokens(settings: Mapping[str, Any]) -> dict[str, int]:
     """Returns special token -> id, as tokenizer_config.json lists them."""
     listed = settings.get("added_tokens_decoder", {})
     return {str(entry["content"]): int(index) for index, entry in listed.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,14 +25,17 @@ class JsonTokenizer:
 
     The file itself says which ids stand before a text. transformers 5 drops `add_bos_token` and
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
+
+    Attributes:
+      found: the package's tokenizer.
     """
 
-    def __init__(self, content: str, where: pathlib.Path):
+    def __init__(self, content: str | bytes, otherwise: str):
         """Reads a tokenizer.
 
         Args:
           content: of a tokenizer.json.
-          where: the file, for messages.
+          otherwise: what to say of a content that is no tokenizer.
 
         Raises:
           UserError: it is no tokenizer.
@@ -42,53 +44,47 @@ class JsonTokenizer:
         import tokenizers
 
         try:
-            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(content)
+            text = content if isinstance(content, str) else content.decode("utf-8")
+            self.found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"{where} is no tokenizer: {error}") from None
-        self._found.no_padding()
-        self._found.no_truncation()
-        self.size = self._found.get_vocab_size(with_added_tokens=True)
-        self.before = self._ids_before()
-        self.bytes = byte_ids(self._found)
+            raise UserError(f"{otherwise}: {error}") from None
+        self.found.no_padding()
+        self.found.no_truncation()
+        self.size = self.found.get_vocab_size(with_added_tokens=True)
+        # Tokens that stand for a byte where no piece fits. Byte-level vocabularies have none: they
+        # decode every character as soon as it is complete.
+        pieces = self.found.get_vocab(with_added_tokens=False)
+        self.bytes = frozenset(index for piece, index in pieces.items() if _BYTE.fullmatch(piece))
 
-    def _ids_before(self) -> tuple[int, ...]:
-        """Returns the ids that the tokenizer puts before a text."""
+    @functools.cached_property
+    def before(self) -> tuple[int, ...]:
+        """The ids that the tokenizer puts before a text."""
         plain = self.encode(_SAMPLE)
-        whole = self._found.encode(_SAMPLE, add_special_tokens=True).ids
+        whole = self.found.encode(_SAMPLE, add_special_tokens=True).ids
         starts = range(len(whole) - len(plain) + 1)
         return tuple(whole[: next(i for i in starts if whole[i : i + len(plain)] == plain)])
 
     @functools.cached_property
     def languages(self) -> Mapping[str, int]:
         """Code of a language -> id."""
-        added = self._found.get_added_tokens_decoder()
+        added = self.found.get_added_tokens_decoder()
         return languages_in({token.content: index for index, token in added.items()})
 
     def encode(self, text: str) -> list[int]:
-        return self._found.encode(text, add_special_tokens=False).ids
+        return self.found.encode(text, add_special_tokens=False).ids
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        return self._found.encode(text, add_special_tokens=False).offsets
+        return self.found.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._found.decode(list(ids), skip_special_tokens=True)
+        return self.found.decode(list(ids), skip_special_tokens=True)
 
     def piece(self, index: int) -> str:
         # Decoders drop the space at the start of a text.
-        token = self._found.id_to_token(index) or ""
+        token = self.found.id_to_token(index) or ""
         if token.startswith("▁"):
             return token
-        return self._found.decode([index], skip_special_tokens=False).replace(" ", "▁")
-
-
-def byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    """Returns the ids of the tokens that stand for a byte where no piece fits.
-
-    Byte-level vocabularies have no such tokens: they decode every character as soon as it is
-    complete.
-    """
-    pieces = tokenizer.get_vocab(with_added_tokens=False)
-    return frozenset(index for piece, index in pieces.items() if _BYTE.fullmatch(piece))
+        return self.found.decode([index], skip_special_tokens=False).replace(" ", "▁")
 
 
 def languages_in(ids: Mapping[str, int]) -> dict[str, int]:

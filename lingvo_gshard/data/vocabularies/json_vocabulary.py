@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.json_tokenizer import byte_ids
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
+from lingvo_gshard.data.vocabularies.json_tokenizer import JsonTokenizer
+from lingvo_gshard.data.vocabularies.vocabulary import TokenizerVocabulary, encoding
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have
 # them. The first that is a special token of a tokenizer is taken. DeepSeek's names have full-width
@@ -44,7 +45,7 @@ _SHOWN = 20
 _TOKENIZER, _END, _BEGIN = "tokenizer", "end_token", "begin_token"
 
 
-class JsonVocabulary(Vocabulary):
+class JsonVocabulary(TokenizerVocabulary):
     """A tokenizer of the tokenizers package. Texts never give its special tokens.
 
     Only added tokens that are marked as special end or begin a text. A vocabulary may have a piece
@@ -54,7 +55,6 @@ class JsonVocabulary(Vocabulary):
     texts.
     """
 
-    can_sample = False
     suffix = ".json"
 
     def __init__(self, model: bytes, end_token: str = "", begin_token: str = ""):
@@ -68,18 +68,10 @@ class JsonVocabulary(Vocabulary):
         Raises:
           UserError: it is damaged, a token is no special one, or no known token ends a text.
         """
-        # Imported here: most runs need no tokenizers.
-        import tokenizers
-
         content, chosen = _unwrap(model)
         chosen |= {k: v for k, v in ((_END, end_token), (_BEGIN, begin_token)) if v}
-        try:
-            self._found = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"This is no tokenizer.json: {error}") from None
-        self._found.no_padding()
-        self._found.no_truncation()
-        self._bytes = byte_ids(self._found)
+        tokenizer: Any = JsonTokenizer(content, "This is no tokenizer.json")
+        self._tokenizer, self._found = tokenizer, tokenizer.found
         # "</s>" in a text is four characters and not the end of it.
         self._found.encode_special_tokens = True
         self.model = _wrap(content, chosen)
@@ -121,21 +113,6 @@ class JsonVocabulary(Vocabulary):
         names = sorted(self._special, key=self._special.__getitem__)
         return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "") or "none"
 
-    @property
-    def size(self) -> int:
-        """The number of ids, including added tokens."""
-        return self._found.get_vocab_size(with_added_tokens=True)
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of one line, without ids that begin or end a text."""
-        with encoding([text]):
-            return self._found.encode(text, add_special_tokens=False).ids
-
-    def places(self, text: str) -> list[tuple[int, int]]:
-        """Returns begin and end of each token of `encode` in a text, in characters."""
-        with encoding([text]):
-            return self._found.encode(text, add_special_tokens=False).offsets
-
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does.
 
@@ -148,21 +125,6 @@ class JsonVocabulary(Vocabulary):
         with encoding(texts):
             found = self._found.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
-
-    def piece(self, index: int) -> str:
-        """Returns the text of one piece, `▁` for a space."""
-        # Decoders drop the space at the start of a text.
-        token = self._found.id_to_token(int(index)) or ""
-        if token.startswith("▁"):
-            return token
-        return self._found.decode([int(index)], skip_special_tokens=False).replace(" ", "▁")
-
-    def is_byte(self, index: int) -> bool:
-        """Returns whether an id is one byte, whose text depends on all bytes beside it."""
-        return index in self._bytes
-
-    def _decode_kept(self, ids: Sequence[int]) -> str:
-        return self._found.decode(list(ids), skip_special_tokens=True)
 
     @classmethod
     def is_json(cls, content: bytes) -> bool:

@@ -7,7 +7,7 @@ import pathlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import sentencepiece
 
@@ -15,10 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.data.vocabularies import byte_ranks
 from lingvo_gshard.data.vocabularies.json_tokenizer import LANGUAGE, JsonTokenizer, languages_in
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding, piece_places
-
-if TYPE_CHECKING:
-    pass
+from lingvo_gshard.data.vocabularies.vocabulary import Tokenizer, TokenizerVocabulary, piece_places
 
 TOKENIZER_JSON = "tokenizer.json"
 # SentencePiece models with the ids of the published model.
@@ -45,32 +42,6 @@ _M2M_LANGUAGES = {
 # fairseq's first ids. After a model's first three pieces, fairseq's ids are one higher than the
 # model's.
 _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-
-
-class Tokenizer(Protocol):
-    """The interface of tokenizers that a vocabulary needs.
-
-    Attributes:
-      before: ids that the tokenizer puts before a text.
-      size: number of ids.
-      bytes: ids of single bytes, whose text depends on all bytes beside them.
-      languages: code of a language -> the id of the token that names it.
-    """
-
-    before: tuple[int, ...]
-    size: int
-    bytes: frozenset[int]
-
-    @property
-    def languages(self) -> Mapping[str, int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def places(self, text: str) -> list[tuple[int, int]]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def piece(self, index: int) -> str: ...
 
 
 class SentencePieceTokenizer:
@@ -163,22 +134,19 @@ class PiecesTokenizer:
 
     bytes: frozenset[int] = frozenset()
 
-    def __init__(
-        self, path: pathlib.Path, ids: Mapping[str, int], unknown: str, special: Mapping[str, int]
-    ):
+    def __init__(self, path: pathlib.Path, ids: Mapping[str, int], special: Mapping[str, int]):
         """Reads a model.
 
         Args:
           path: the SentencePiece model.
-          ids: piece -> id, including `unknown`.
-          unknown: the piece that stands for all others.
+          ids: piece -> id. `<unk>` stands for all other pieces.
           special: token that is no piece of a text -> id.
 
         Raises:
           UserError: the file is no SentencePiece model.
         """
         self._found = _processor(path)
-        self._ids, self._unknown = ids, ids[unknown]
+        self._ids, self._unknown = ids, ids["<unk>"]
         self._pieces = {index: piece for piece, index in ids.items()}
         self._names = {index: token for token, index in special.items()}
         self._special, self.languages = special, languages_in({**ids, **special})
@@ -224,11 +192,9 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     """
     settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
     if path.is_file():
-        found: Any = JsonTokenizer(objects.read_bytes(path).decode("utf-8", "replace"), path)
-        return found
+        return _json_tokenizer(objects.read_bytes(path).decode("utf-8", "replace"), path)
     if ranked := byte_ranks.in_directory(directory, settings):
-        found = JsonTokenizer(*ranked)
-        return found
+        return _json_tokenizer(*ranked)
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
     if (directory / FAIRSEQ_MODEL).is_file():
@@ -254,12 +220,17 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     )
 
 
+def _json_tokenizer(content: str, path: pathlib.Path) -> Tokenizer:
+    found: Any = JsonTokenizer(content, f"{path} is no tokenizer")
+    return found
+
+
 def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> Tokenizer:
     """Returns Marian's tokenizer of one side: pieces with the ids of a JSON file."""
     is_separate = side == "target" and settings.get("separate_vocabs", False)
     ids = _vocabulary(directory / ("target_vocab.json" if is_separate else VOCABULARY))
     names = {token: ids[token] for token in ("<pad>", "</s>", "<unk>") if token in ids}
-    return PiecesTokenizer(directory / f"{side}.spm", ids, "<unk>", names)
+    return PiecesTokenizer(directory / f"{side}.spm", ids, names)
 
 
 def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -273,7 +244,7 @@ def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
         ids = {**_FAIRSEQ_IDS, **pieces}
         special = _listed_tokens(directory, settings, first=max(ids.values()) + 1)
     names = special | {token: ids[token] for token in _FAIRSEQ_IDS if token in ids}
-    return PiecesTokenizer(directory / FAIRSEQ_MODEL, ids, "<unk>", names)
+    return PiecesTokenizer(directory / FAIRSEQ_MODEL, ids, names)
 
 
 def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int) -> dict[str, int]:
@@ -319,9 +290,7 @@ def _listed_tokens(
 
 def _added_tokens(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, int]:
     """Returns the ids of the tokens that files list as added to a model."""
-    decoder = settings.get("added_tokens_decoder", {})
-    added = {token["content"]: int(index) for index, token in decoder.items()}
-    return added | read_json(directory / ADDED_TOKENS)
+    return byte_ranks.listed_tokens(settings) | read_json(directory / ADDED_TOKENS)
 
 
 def _vocabulary(path: pathlib.Path) -> dict[str, int]:
@@ -411,7 +380,7 @@ KEPT_FILES = (
 _T = TypeVar("_T")
 
 
-class PublishedVocabulary(Vocabulary):
+class PublishedVocabulary(TokenizerVocabulary):
     """The tokenizer of a published model, with the ids that it was trained with.
 
     Attributes:
@@ -420,8 +389,6 @@ class PublishedVocabulary(Vocabulary):
       tokenizer_settings: the values of tokenizer_config.json.
       end_ids: ids that end a text; the first is `eos_id`.
     """
-
-    can_sample = False
 
     def __init__(self, directory: pathlib.Path):
         """Reads the files of a published model.
@@ -456,26 +423,6 @@ class PublishedVocabulary(Vocabulary):
         """Reads the tokenizer."""
         return tokenizer_of(self.directory)
 
-    @property
-    def size(self) -> int:
-        """The number of ids, including added tokens."""
-        return self._tokenizer.size
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without ids that begin or end a text."""
-        with encoding([text]):
-            return self._tokenizer.encode(text)
-
-    def places(self, text: str) -> list[tuple[int, int]]:
-        """Returns begin and end of each token of `encode` in a text, in characters."""
-        with encoding([text]):
-            return self._tokenizer.places(text)
-
-    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
-        """Returns the ids of many texts, each as `encode` does."""
-        del num_threads
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids up to the first that ends a text, without special ones."""
         kept = []
@@ -490,10 +437,6 @@ class PublishedVocabulary(Vocabulary):
         """Returns the text of all ids. Special tokens, such as the end of a text, have no text."""
         return self._tokenizer.decode([index for index in map(int, ids) if self._has_text(index)])
 
-    def is_byte(self, index: int) -> bool:
-        """Returns whether an id is one byte, whose text depends on all bytes beside it."""
-        return index in self._tokenizer.bytes
-
     def _has_text(self, index: int) -> bool:
         return index < self.size and index not in self._unspoken
 
@@ -501,10 +444,6 @@ class PublishedVocabulary(Vocabulary):
     def _unspoken(self) -> frozenset[int]:
         """The ids that are no part of a text."""
         return frozenset((*self.before, *self.end_ids))
-
-    def piece(self, index: int) -> str:
-        """Returns the text of one piece, `▁` for a space."""
-        return self._tokenizer.piece(int(index)) if index < self.size else ""
 
     def save(self, directory: str, name: str = "") -> str:
         """Copies the files into a directory and returns its path; makes the directory."""

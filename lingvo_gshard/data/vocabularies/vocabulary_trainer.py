@@ -24,7 +24,7 @@ from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.cleaning.normalization import NFC, NFKC
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.vocabularies.files import of_others, paths_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
@@ -40,6 +40,8 @@ _BYTES = 256
 _LARGEST_SHARE_OF_CHARACTERS = 1 / 3
 # SentencePiece skips longer lines, in bytes, unless told otherwise.
 _LONGEST_LINE = 4192
+# It trains best on lines that are no longer than sentences, in characters.
+_LONGEST_PIECE = 1000
 # SentencePiece refuses less.
 _LEAST_COVERAGE = 0.98
 
@@ -146,7 +148,8 @@ class VocabularyTrainer(Configurable):
         if p.files:
             found = _of_others(p)
             return found[0], found[-1]
-        sources = _by_language(rows)
+        by_language = sorted(rows_by_language(rows).items())
+        sources = {language: sorted({row.source for row in own}) for language, own in by_language}
         targets = {"": sorted({row.target for row in rows})}
         if p.joint:
             joint = self.train_on(sources | targets, temperature)
@@ -307,11 +310,15 @@ def _rounded_up(value: float) -> int:
     return -(-int(value) // 100) * 100
 
 
-def _by_language(rows: Sequence[Row]) -> dict[str, list[str]]:
-    unique: dict[str, set[str]] = {}
-    for row in rows:
-        unique.setdefault(row.language, set()).add(row.source)
-    return {language: sorted(unique[language]) for language in sorted(unique)}
+def lines_of(rows: Sequence[Row]) -> list[str]:
+    """Returns the different lines of documents, the long ones cut, to train a vocabulary on."""
+    lines = {line for row in rows for line in row.target.split("\n")}
+    parts = {
+        line[begin : begin + _LONGEST_PIECE]
+        for line in lines
+        for begin in range(0, len(line), _LONGEST_PIECE)
+    }
+    return sorted(parts)
 
 
 def _sample(sentences: Mapping[str, Sequence[str]], most: int, temperature: float) -> list[str]:

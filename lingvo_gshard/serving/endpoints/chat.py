@@ -10,7 +10,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,15 +20,13 @@ from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, NewTokens
 from lingvo_gshard.inference.text import GrowingText, stop_check
-from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, parse
+from lingvo_gshard.serving.bodies import Count, parse
 from lingvo_gshard.serving.endpoints.completions import (
     BAD_REQUEST,
-    MOST_STOPS,
+    BaseBody,
     Completion,
-    StreamOptions,
     answer,
     bad,
-    check_absent,
     decoding_options,
     finish_reason,
 )
@@ -39,58 +36,38 @@ from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits, Service
 
 PATH = "/v1/chat/completions"
-# Fields of the API that this server does not have, with the values that ask for nothing.
-_ABSENT = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "auto", "none"),
-}
 
 
-class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+class ChatBody(BaseBody, kw_only=True):
     """The fields of OpenAI's API, `timeout` in seconds, and three fields that vLLM has as well.
 
     `chat_template_kwargs` are further values for the template. `stop_token_ids` end the answer.
     Without `add_generation_prompt`, the template does not begin an answer.
     """
 
+    ABSENT = {  # noqa: RUF012
+        **BaseBody.ABSENT,
+        "response_format": (None, {"type": "text"}),
+        "tool_choice": (None, "auto", "none"),
+    }
+
     messages: list[dict[str, Any]]
-    model: str | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Fraction | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: Stops | None = None
-    seed: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    user: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    timeout: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stop_token_ids: list[Count] | None = None
     add_generation_prompt: bool = True
 
     def check(self, model: ServedModel, limits: Limits) -> None:
         """Raises RequestError for what this server does not have."""
-        model.check_name(self.model)
-        check_absent(self, _ABSENT)
+        super().check(model, limits)
         if not self.messages:
             raise bad("messages", "messages is an empty list; one message or more was expected")
-        if (self.n or 1) > limits.beam_size:
-            raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
-        if len(listed(self.stop or [])) > MOST_STOPS:
-            raise bad("stop", f"stop has more than {MOST_STOPS} texts")
         if self.top_logprobs and not self.logprobs:
             raise bad("top_logprobs", "top_logprobs needs logprobs=true")
         if (self.top_logprobs or 0) > int(self.temperature == 0):

@@ -10,7 +10,7 @@ import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -41,15 +41,8 @@ from lingvo_gshard.serving.service import Limits, Service
 
 # OpenAI's API answers every mistake with this status.
 BAD_REQUEST = 400
-MOST_STOPS = 4
+_MOST_STOPS = 4
 _USUAL_TOKENS = 16
-# Fields of the API that this server does not have, with the values that ask for nothing.
-_ABSENT = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "suffix": (None, ""),
-}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,12 +51,17 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of OpenAI's API, and `timeout` in seconds."""
+class BaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that requests of OpenAI's API share, and `timeout`."""
 
-    prompt: str | list[str | Count | list[Count]]
+    # Fields of the API that this server does not have, with the values that ask for nothing.
+    ABSENT: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "presence_penalty": (None, 0),
+        "frequency_penalty": (None, 0),
+        "logit_bias": (None, {}),
+    }
+
     model: str | None = None
-    max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
@@ -71,34 +69,49 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     stop: Stops | None = None
     seed: Count | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-    echo: bool | None = None
     user: str | None = None
-    best_of: Annotated[int, Meta(ge=1)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    suffix: str | None = None
     timeout: Annotated[float, Meta(gt=0, le=1e6)] | None = None
 
     def check(self, model: ServedModel, limits: Limits) -> None:
         """Raises RequestError for what this server does not have."""
         model.check_name(self.model)
-        check_absent(self, _ABSENT)
+        for name, neutral in self.ABSENT.items():
+            if getattr(self, name) not in neutral:
+                raise bad(name, f"{name} is not supported by this server; leave it out")
+        if (self.n or 1) > limits.beam_size:
+            raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
+        if len(listed(self.stop or [])) > _MOST_STOPS:
+            raise bad("stop", f"stop has more than {_MOST_STOPS} texts")
+
+
+class CompletionsBody(BaseBody, kw_only=True):
+    """The fields of OpenAI's API, and `timeout` in seconds."""
+
+    ABSENT = {**BaseBody.ABSENT, "suffix": (None, "")}  # noqa: RUF012
+
+    prompt: str | list[str | Count | list[Count]]
+    max_tokens: Count | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    suffix: str | None = None
+
+    def check(self, model: ServedModel, limits: Limits) -> None:
+        """Raises RequestError for what this server does not have."""
+        super().check(model, limits)
         if self.max_tokens == 0 and not self.echo:
             raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")
         if self.best_of not in (None, self.n or 1):
             raise bad("best_of", f"best_of is {self.best_of}; only the value of n is supported")
-        if (self.n or 1) > limits.beam_size:
-            raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
         if self.logprobs is not None and self.logprobs > self._most_logprobs:
             raise bad(
                 "logprobs",
                 f"logprobs is {self.logprobs}; this server has the log-probabilities of the chosen "
                 "tokens only: logprobs=0, or 1 with temperature=0",
             )
-        if len(listed(self.stop or [])) > MOST_STOPS:
-            raise bad("stop", f"stop has more than {MOST_STOPS} texts")
 
     @property
     def _most_logprobs(self) -> int:
@@ -190,18 +203,6 @@ def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> 
 def bad(field: str, message: str) -> RequestError:
     """Returns the error of a request with a wrong field."""
     return RequestError(BAD_REQUEST, message, field)
-
-
-def check_absent(body: msgspec.Struct, absent: Mapping[str, tuple[object, ...]]) -> None:
-    """Raises RequestError if a body asks for something that this server does not have.
-
-    Args:
-      body: the body.
-      absent: name of a field -> the values that ask for nothing.
-    """
-    for name, neutral in absent.items():
-        if getattr(body, name) not in neutral:
-            raise bad(name, f"{name} is not supported by this server; leave it out")
 
 
 PATH = "/v1/completions"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ from lingvo_gshard.serving.bodies import parse, read_bytes
 from lingvo_gshard.serving.errors import RequestError, json_response
 from lingvo_gshard.serving.metrics import Metrics
 from lingvo_gshard.serving.origins import Origins
+from lingvo_gshard.serving.page import response
 from lingvo_gshard.serving.planning import page
 from lingvo_gshard.serving.planning.jobs import DONE, PlanJobs
 from lingvo_gshard.serving.planning.requests import PlanRequest
@@ -57,8 +57,7 @@ def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -
     metrics = metrics or Metrics(lambda: jobs.waiting)
 
     async def show(request: Request) -> Response:
-        text, policy = _page_text()
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+        return response(page.to_html())
 
     async def choices(request: Request) -> Response:
         return json_response(_choices(jobs.configs))
@@ -104,11 +103,6 @@ def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -
     paths = dict.fromkeys(path for path, _, _ in answers)
     app = border.make_app(routes, f"this server has {', '.join(paths)}", origins)
     return metrics.measured(app, frozenset(paths))
-
-
-@functools.cache
-def _page_text() -> tuple[str, str]:
-    return page.to_html()
 
 
 def _choices(configs: Mapping[str, pathlib.Path]) -> dict[str, Any]:

@@ -7,17 +7,19 @@ import dataclasses
 import os
 import pathlib
 import pickle
-import select
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+
+import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.planning.compiling.cache import Settings
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.runtime.child_process import start_module
 from lingvo_gshard.serving.planning.requests import PlanRequest
-from lingvo_gshard.serving.planning.worker import News, Task, read_news
+from lingvo_gshard.serving.planning.worker import News, Task
 
 _MODULE = "lingvo_gshard.serving.planning.worker"
 _POLL_SECONDS = 0.2
@@ -99,19 +101,17 @@ class PlanProcess:
     ) -> Iterator[News]:
         """Yields what a process tells. Raises UserError if it passes a limit."""
         assert process.stdout
-        stream, waiting = process.stdout.fileno(), b""
         end = time.monotonic() + self.limits.seconds
-        while not is_over():
-            ready, _, _ = select.select([stream], [], [], _POLL_SECONDS)
-            self._check(process.pid, end)
-            if not ready:
-                continue
-            received = os.read(stream, 2**16)
-            if not received:
-                process.wait()
-                return
-            news, waiting = read_news(waiting + received)
-            yield from news
+        with Connection(os.dup(process.stdout.fileno()), writable=False) as worker:
+            while not is_over():
+                is_ready = worker.poll(_POLL_SECONDS)
+                self._check(process.pid, end)
+                try:
+                    if is_ready:
+                        yield msgspec.msgpack.decode(worker.recv_bytes(), type=News)
+                except (EOFError, OSError):  # The process has ended.
+                    process.wait()
+                    return
         raise UserError("the server stops")
 
     def _check(self, pid: int, end: float) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import pickle
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import IO
+from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -54,36 +55,21 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _ToldProgress(SilentProgress):
-    """Tells the parent about stages."""
+    """Tells the parent about stages, and the end."""
 
-    def __init__(self, news: IO[bytes]):
-        self._news = news
+    def __init__(self, parent: Connection):
+        self._parent = parent
 
     def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
-        tell(self._news, News(stage=stage))
+        self.tell(News(stage=stage))
 
     def update(self, done: int, share: float | None = None) -> None:
         if share is not None:
-            tell(self._news, News(share=share))
+            self.tell(News(share=share))
 
-
-def tell(stream: IO[bytes], news: News) -> None:
-    """Writes a message to the parent: its size as a line, then the message."""
-    content = memoryview(msgspec.msgpack.encode(news))
-    content = memoryview(b"%d\n%b" % (len(content), content))
-    while content:
-        content = content[stream.write(content) :]
-
-
-def read_news(received: bytes) -> tuple[list[News], bytes]:
-    """Returns the messages in what was received, and the rest, which begins the next one."""
-    found = []
-    while True:
-        size, line_break, content = received.partition(b"\n")
-        if not line_break or len(content) < int(size):
-            return found, received
-        found.append(msgspec.msgpack.decode(content[: int(size)], type=News))
-        received = content[int(size) :]
+    def tell(self, news: News) -> None:
+        """Sends a message to the parent."""
+        self._parent.send_bytes(msgspec.msgpack.encode(news))
 
 
 def plan(task: Task, progress: SilentProgress) -> Plan:
@@ -108,18 +94,18 @@ def plan(task: Task, progress: SilentProgress) -> Plan:
 def main() -> None:
     """Makes the plan of the Task that comes on standard input."""
     # Compilers may print.
-    stream = answer_stream()
+    progress = _ToldProgress(Connection(os.dup(answer_stream().fileno()), readable=False))
     task: Task = pickle.load(sys.stdin.buffer)
     end_with_parent()
     try:
-        news = News(plan=plan(task, _ToldProgress(stream)))
+        news = News(plan=plan(task, progress))
     except UserError as error:
         news = News(problem=str(error))
     except Exception as error:
         # Standard error is the server's log.
         traceback.print_exc()
         news = News(problem=f"planning failed: {type(error).__name__}: {error}"[:2000])
-    tell(stream, news)
+    progress.tell(news)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,6 @@ def test_any_texts(texts):
 def test_languages_are_apart_and_boilerplate_ends():
     rows = [Row(language, "", "the very same text") for language in ("de", "fr", "de")]
     assert finder().copies_among(rows) == [2]
-    assert finder().similarity(rows[0], rows[1]) == 0 != finder().similarity(rows[0], rows[2])
     assert finder().copies(rows * 500) == list(range(2, 1500))
 
 

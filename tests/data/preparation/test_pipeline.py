@@ -6,9 +6,9 @@ import pytest
 
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.preparation import sources as survey
-from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources.row import Row
 from tests.data.preparation import raw
+from tests.data.prepared import records
 
 
 def _expected(rows, per_mille):
@@ -22,7 +22,7 @@ def test_all_rows_come_out_once(tmp_path):
     path = raw.write_tsv(tmp_path / "pairs.tsv", [*rows, *rows[:20], ("de", "", "nothing")])
     directory, prepared = raw.run(tmp_path, [path], held_out_per_mille=100)
     assert raw.texts(directory) == _expected(rows, 100)
-    assert list(manifest.problems(prepared, directory, read_all=True)) == []
+    assert records.differing(prepared, directory) == []
     counts = {one.reason: (one.rows, one.examples) for one in prepared.rejections}
     assert counts["a duplicate"][0] == 20
     assert counts["a duplicate"][1][0].startswith(f"{path}:301: ")

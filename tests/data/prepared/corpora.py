@@ -14,6 +14,7 @@ from lingvo_gshard.data.batching.packing import EOS_ID
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.prepared.shard_writer import ShardWriter
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from tests.data.prepared import records
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 # (language, source) -> rows in each split.
@@ -82,7 +83,7 @@ def prepare(
                         # The target says the same, half as long.
                         half = [*pieces.encode(" ".join(row.split()[::2])), EOS_ID]
                         pair = content == manifest.PAIRS
-                        writer.write(ids if pair else [], half if pair else ids)
+                        records.write(writer, ids if pair else [], half if pair else ids)
                 splits[split].append(writer.close())
             kept.kept = {**kept.kept, split: kept.kept.get(split, 0) + count}
             kept.read += count

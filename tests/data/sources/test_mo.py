@@ -37,7 +37,7 @@ def test_reads_what_the_standard_library_reads(order):
     content = catalog(order)
     found = parse(content)
     assert found.headers["Language"] == "de"
-    assert found.messages == [
+    assert [message[:4] for message in found.messages] == [
         (1, "Open", "", ["Öffnen"]),
         (2, "Save", "", [""]),
         (3, "file", "files", ["Datei", "Dateien"]),

@@ -51,5 +51,5 @@ def test_pieces_are_where_their_characters_are(model, text, tmp_path):
     tokenizer = SentencePieceTokenizer(path, True, added, begins_anew=False)
     check(tokenizer.encode, tokenizer.places, tokenizer.piece, f"{text}<|end|>{text}<s> hello")
     ids = {vocabulary.piece(index): index for index in range(vocabulary.size)} | {">>de<<": 500}
-    tokenizer = PiecesTokenizer(path, ids, "<unk>", {})
+    tokenizer = PiecesTokenizer(path, ids, {})
     check(tokenizer.encode, tokenizer.places, tokenizer.piece, f">>de<< hello {text}")

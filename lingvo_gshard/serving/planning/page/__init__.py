@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from lingvo_gshard.pages import html_page
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.serving.page import filled
 
 _PAGES, _HERE = "lingvo_gshard.pages", "lingvo_gshard.serving.planning.page"
 _STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (_HERE, "style.css"))
@@ -14,17 +16,10 @@ _COMPARISON = ((_PAGES, "units.js"), (_PAGES, "dom.js"), (_HERE, "compare.js"))
 _FORM = (*_COMPARISON, (_HERE, "server.js"), (_HERE, "form.js"), (_HERE, "main.js"))
 
 
+@functools.cache
 def to_html() -> tuple[str, str]:
     """Returns the page, and the content security policy that lets it run nothing else."""
-    style, script = html_page.join_styles(_STYLES), html_page.join_scripts(_FORM)
-    policy = (
-        "default-src 'none'; connect-src 'self'; img-src data:; "
-        f"style-src {html_page.source_expression(style)}; "
-        f"script-src {html_page.source_expression(script)}; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    )
-    template = html_page.read(_HERE, "page.html")
-    return html_page.fill(template, {"STYLE": style, "SCRIPT": script}), policy
+    return filled(_HERE, _STYLES, _FORM)
 
 
 def comparison_to_html(plans: Sequence[Plan], names: Sequence[str]) -> str:
