@@ -116,8 +116,9 @@ def _differences_to(task: Params, family: Family) -> list[_Difference]:
     """Returns how a task differs from the one that a family's nearest config describes."""
     try:
         described = family.task_of(PublishedConfig(family.config_of(task), CONFIG_FILE))
-    except (AttributeError, ValueError, StopIteration):
-        # The family's config cannot describe a part of this model, such as the kind of router.
+    except (AttributeError, ValueError, ZeroDivisionError, StopIteration):
+        # The family's config cannot describe a part of this model, such as the kind of router, or
+        # experts whose size the stack decides.
         return [("decoder", "made of other parts", family.architecture)] * _MANY
     return _differences(task, described)
 

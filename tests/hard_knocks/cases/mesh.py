@@ -214,7 +214,12 @@ CASES = (
     Case(
         "a mesh of 10^30 devices",
         _TRAIN + f"--mesh=data={10**30} --strategy=data",
-        error="--mesh needs 1,000,000,... devices; a process has at most 1,024 virtual ones. ...",
+        error="--mesh=data=1000...: 'data=1000...'; expected axes with their sizes, such as ...",
+    ),
+    Case(
+        "a mesh of 10^17 devices",
+        _TRAIN + f"--mesh=data={10**17} --strategy=data",
+        error="--mesh needs 100,000,... devices; a process has at most 1,024 virtual ones. ...",
     ),
     Case(
         "an empty strategy",

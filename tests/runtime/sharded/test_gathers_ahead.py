@@ -9,6 +9,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.step.gradients import Gradients
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
@@ -63,7 +64,7 @@ def test_weights_gathered_one_layer_ahead_train_as_those_gathered_before(
     policy, mesh, strategy, precision
 ):
     losses, theta, calls = run(policy, mesh, strategy, precision)
-    with mock.patch.object(Trainer, "gathers_ahead", False):
+    with mock.patch.object(Gradients, "gathers_ahead", False):
         before, expected, calls_before = run(policy, mesh, strategy, precision)
     np.testing.assert_allclose(losses, before, rtol=1e-6)
     for (path, own), other in zip(theta.flatten_items(), expected.flatten(), strict=True):

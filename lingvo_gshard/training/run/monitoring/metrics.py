@@ -203,6 +203,7 @@ def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]
       step: the last step to return.
     """
     with contextlib.suppress(OSError), regular.open_regular(path) as file:
+        regular.require_regular(path, regular.MOST_BYTES)
         for line in bounded_lines(file):
             if line is not None and _is_kept(line + b"\n", step):
                 row = msgspec.json.decode(line)
