@@ -20,18 +20,13 @@ from lingvo_gshard.training.step.local_updates import AXIS
 from lingvo_gshard.training.step.trainer import Trainer
 
 # The runtimes that read an option; options that are not here suit every runtime.
+_ONLY_SPMD = (
+    *("compilation_cache", "device_order", "partitioner", "compile_options", "plan"),
+    *("coordinator", "num_processes", "process_id"),
+)
 _READ_BY = {
-    "mesh": ("spmd", "tpu_strategy"),
-    "strategy": ("spmd", "tpu_strategy"),
-    "max_replicated_mb": ("spmd", "tpu_strategy"),
-    "compilation_cache": ("spmd",),
-    "device_order": ("spmd",),
-    "partitioner": ("spmd",),
-    "compile_options": ("spmd",),
-    "plan": ("spmd",),
-    "coordinator": ("spmd",),
-    "num_processes": ("spmd",),
-    "process_id": ("spmd",),
+    **dict.fromkeys(("mesh", "strategy", "max_replicated_mb"), ("spmd", "tpu_strategy")),
+    **dict.fromkeys(_ONLY_SPMD, ("spmd",)),
     "tpu": ("tpu_strategy",),
 }
 _WHY_NOT = {

@@ -31,7 +31,6 @@ from lingvo_gshard.tools.console import launcher, shells, startup
 from lingvo_gshard.tools.console.shells import Command, Flag
 from lingvo_gshard.tools.flags.definitions import make_flags
 
-NAME = "gshard-completion"
 SUBCOMMANDS = tuple(shells.SCRIPTS)
 _NUMBERS = ("int", "float")
 

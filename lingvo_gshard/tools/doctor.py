@@ -44,8 +44,6 @@ from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.training.run import run_records
 
-NAME = "gshard-doctor"
-
 # Devices that are made where there is no accelerator.
 _VIRTUAL_DEVICES = 2
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "bold red"}
@@ -63,8 +61,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     checks = []

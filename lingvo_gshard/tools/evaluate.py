@@ -64,8 +64,6 @@ from lingvo_gshard.tools.flags.run import (
 )
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
-NAME = "gshard-evaluate"
-
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "by_source")
 # Flags of an evaluation on tasks of lm-evaluation-harness.
@@ -123,8 +121,7 @@ def _task_flags() -> Flags:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     logdir = required_logdir(values)
     console = output.make_console(values.json, values.output)
     with contextlib.ExitStack() as stack:

@@ -52,8 +52,6 @@ from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, required_logdir
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
-NAME = "gshard-export"
-
 _SEARCH_FLAGS = ("beam_size", "length_exponent", "most_tokens")
 _SEARCH_DEFAULTS = {
     "beam_size": "By default 4 to translate, 1 for a language model.",
@@ -88,8 +86,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     logdir = required_logdir(values)
     if not values.output:
         raise UserError("--output is missing: the directory to write")

@@ -43,8 +43,6 @@ from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.precision import PRECISIONS
 
-NAME = "gshard-import"
-
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
@@ -72,8 +70,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     source = values["from"].value

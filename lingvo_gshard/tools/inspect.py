@@ -130,19 +130,8 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command.
-
-    Args:
-      argv: the command line, the command's name first.
-
-    Returns:
-      the exit code.
-
-    Raises:
-      UserError: for a mistake of the user.
-    """
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     asked = read_options(values, PartitioningOptions)
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)

@@ -52,8 +52,6 @@ from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated,
 from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 
-NAME = "gshard-prepare"
-
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
@@ -81,8 +79,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     params = preparation.preparation_params(values.gin_param, values.gin_file)
     if values.params is not None:
         print(gin_binding.to_gin(params, values.params), end="")

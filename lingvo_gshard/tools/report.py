@@ -60,8 +60,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     output.check_writable(values, "html", "json")
     logdirs = [part for given in values.logdir for part in given.split(",") if part]
     console = output.make_console(values.json, values.html)

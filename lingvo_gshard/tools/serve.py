@@ -47,8 +47,6 @@ from lingvo_gshard.tools.flags.run import (
     runtime_options,
 )
 
-NAME = "gshard-serve"
-
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
@@ -107,8 +105,7 @@ def _limit_flags() -> Flags:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     logdir = required_logdir(values)
     output.check_writable(values, "port_file")
     hosts, sites = values.allow_host or [], values.allow_origin or []

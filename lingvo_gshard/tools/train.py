@@ -175,8 +175,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     if values.list:

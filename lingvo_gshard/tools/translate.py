@@ -40,8 +40,6 @@ from lingvo_gshard.tools.flags.definitions import make_flags, string
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
 
-NAME = "gshard-translate"
-
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
@@ -68,8 +66,7 @@ def define_flags() -> flags.FlagValues:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     return answer_with_run(
         values,
         "Translating",

@@ -82,20 +82,12 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command.
+    """Runs the command and returns its exit code. Raises UserError for a user's mistake.
 
-    Args:
-      argv: the command line, the command's name first.
-
-    Returns:
-      0 if all tensors are equal, `DIFFERENT` if one is not, and `NOT_VERIFIED` if a part of the
-      step was not compared.
-
-    Raises:
-      UserError: for a mistake of the user.
+    The exit code is 0 if all tensors are equal, `DIFFERENT` if one is not, and `NOT_VERIFIED` if a
+    part of the step was not compared.
     """
-    values = define_flags()
-    startup.parse_flags(values, argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     say = functools.partial(output.say, console)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from lingvo_gshard.tools.console import subcommands
 
-NAME = "gshard-checkpoints"
 SUBCOMMANDS = {
     name: f"lingvo_gshard.tools.checkpoints.{name}" for name in ("list", "verify", "prune", "copy")
 }

@@ -2,11 +2,6 @@
 
 The launcher imports only the tool that runs. A tool imports TensorFlow and jax late, before their
 first use. So --help, --list and mistakes in flags are answered at once.
-
-Python runs a signal handler only between two operations of the main thread, so not while a library
-is loaded or XLA compiles. An exception raised by a handler may also crash a library that is being
-loaded, or the library may swallow the exception. A thread that the signal itself wakes has none of
-these limits.
 """
 
 from __future__ import annotations
@@ -98,25 +93,16 @@ def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], 
     sys.path.append(os.getcwd())
     libraries.prepare()
     try:
-        return _call(command, argv, load)
+        # Libraries may read absl's own flags. The tool has its own FlagValues.
+        flags.FLAGS(argv[:1])
+        return startup.guarded(command, load())(argv)
     except ModuleNotFoundError as error:
         advice = libraries.advice_for_missing(error)
         if advice is None:
             raise
         return _fail(command, advice)
     except Exception as error:
-        from lingvo_gshard.tools.console import startup
-
         return startup.show_bug(command, error)
-
-
-def _call(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
-    """Imports a program, calls its main function, and returns its exit code."""
-    # A package that is missing is reported, also one that starting a command needs.
-
-    # Libraries may read absl's own flags. The tool has its own FlagValues.
-    flags.FLAGS(argv[:1])
-    return startup.guarded(command, load())(argv)
 
 
 def _print(command: str, text: str) -> int:

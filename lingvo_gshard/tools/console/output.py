@@ -68,21 +68,20 @@ def say(console: rich.console.Console, text: str, style: str | None = None) -> N
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def write_json(path: str | None, record: Any, flag: str = "json") -> None:
+def write_json(path: str | None, record: Any) -> None:
     """Writes a record as JSON to a file or to standard output; does nothing if `path` is None.
 
     Args:
       path: the file, or `STANDARD_OUTPUT`.
       record: dicts, lists, dataclasses or msgspec structs of plain values. Numbers that are not
         finite become null.
-      flag: name of the flag that gave `path`, for error messages.
 
     Raises:
       UserError: the file cannot be written.
     """
     if path is not None:
         text = msgspec.json.format(msgspec.json.encode(record), indent=1)
-        write_text(path, text.decode() + "\n", flag)
+        write_text(path, text.decode() + "\n", "json")
 
 
 @contextlib.contextmanager

@@ -51,8 +51,10 @@ def define_common_flags(values: flags.FlagValues) -> None:
     )
 
 
-def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) -> None:
-    """Parses a command's flags; for --help prints `about` with all flags and exits with 0.
+def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) -> flags.FlagValues:
+    """Parses a command's flags and returns them.
+
+    For --help it prints `about` with all flags and exits with 0.
 
     --json without a value stands for --json=-, standard output, and --params for all of them. Every
     command has --import, whose modules are imported here.
@@ -85,6 +87,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
         _import(name)
     if rest[1:]:
         raise UserError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
+    return values
 
 
 def _import(name: str) -> None:

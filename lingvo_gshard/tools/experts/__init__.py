@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from lingvo_gshard.tools.console import subcommands
 
-NAME = "gshard-experts"
 SUBCOMMANDS = {
     name: f"lingvo_gshard.tools.experts.{name}"
     for name in ("report", "watched", "upcycle", "prune", "place")

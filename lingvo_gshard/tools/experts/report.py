@@ -26,9 +26,7 @@ records. --json alone prints the JSON, and the tables go to standard error.
 
 from __future__ import annotations
 
-import base64
 import collections
-import hashlib
 import html
 import itertools
 import re
@@ -52,6 +50,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.pages import html_page
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.source_run import SourceRun
@@ -284,9 +283,9 @@ def to_html(record: dict) -> str:
     sizes = sorted({layer["num_experts"] for layer in record["layers"]})
     even = " or ".join(f"{100 / size:.3g}" for size in sizes)
     about = _ABOUT.format(**{name: record[name] for name in ("step", "rows", "split")}, even=even)
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     return _PAGE.format(
-        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'",
+        policy="default-src 'none'; img-src data:; style-src "
+        + html_page.source_expression(_STYLE),
         title=html.escape(f"Experts of {record['experiment']}"),
         style=_STYLE,
         about=html.escape(about),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from absl import flags
+
+from lingvo_gshard.core.errors import UserError
 
 # Defines a flag of a name.
 Definition = Callable[[str, flags.FlagValues], object]
@@ -65,3 +67,10 @@ def comma_list(help: str, default: list[str] | None = None) -> Definition:
 def repeated(help: str, default: list[str] | None = None) -> Definition:
     """Declares a flag that may be repeated, each time with a text."""
     return lambda name, values: flags.DEFINE_multi_string(name, default, help, flag_values=values)
+
+
+def refuse(values: flags.FlagValues, names: Iterable[str], why: str) -> None:
+    """Raises UserError for the first of some flags that is given, unless it is off or empty."""
+    for name in names:
+        if values[name].present and values[name].value:
+            raise UserError(f"--{name}={values[name].value} {why}")

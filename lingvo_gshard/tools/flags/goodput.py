@@ -15,7 +15,7 @@ from lingvo_gshard.planning.training import formulas, job
 from lingvo_gshard.planning.training.budget import laws, search
 from lingvo_gshard.planning.training.budget.search import BudgetOptions
 from lingvo_gshard.planning.training.job import JobOptions
-from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, string, switch
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, refuse, string, switch
 
 _BUDGET_FLAGS = ("days", "law", "mfu", "state_bytes")
 _NOT_WITH_BUDGET = (
@@ -53,11 +53,7 @@ def check_budget_flags(values: flags.FlagValues) -> None:
                     f"--{name}={values[name].value} applies to --budget, which is not given"
                 )
         return
-    for name in _NOT_WITH_BUDGET:
-        if values[name].present and values[name].value:
-            raise UserError(
-                f"--{name}={values[name].value} does not apply to --budget; give one of them"
-            )
+    refuse(values, _NOT_WITH_BUDGET, "does not apply to --budget; give one of them")
     search.check(budget_options(values))
 
 
@@ -145,12 +141,10 @@ def check_goodput_flags(values: flags.FlagValues) -> None:
                     f"--{name}={values[name].value} applies to --goodput, which is not given"
                 )
         return
-    for name in (*_NOT_HERE, *(_NOT_WITH_A_FILE if values.plan else ())):
-        if values[name].present and values[name].value:
-            what = f"--plan={values.plan}" if name in _NOT_WITH_A_FILE else "--goodput"
-            raise UserError(
-                f"--{name}={values[name].value} does not apply to {what}; give one of them"
-            )
+    refuse(values, _NOT_HERE, "does not apply to --goodput; give one of them")
+    if values.plan:
+        why = f"does not apply to --plan={values.plan}; give one of them"
+        refuse(values, _NOT_WITH_A_FILE, why)
     if values.tokens is None:
         raise UserError("--goodput needs --tokens, the tokens to train on, such as 1e12")
     job.check(job_options(values))

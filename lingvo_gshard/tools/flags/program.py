@@ -17,7 +17,7 @@ from lingvo_gshard.planning.generation import GenerationOptions
 from lingvo_gshard.planning.loads.rating import LoadsOptions
 from lingvo_gshard.planning.programs.planned import MemoryPatterns, ProgramFacts
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import Flags, integer, switch
+from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 
 # The precision of the weights of a config that is planned to generate.
@@ -57,11 +57,7 @@ def check_generation_flags(values: flags.FlagValues) -> None:
             f"--batch={values.batch} and --largest_batch both say how many texts are decoded "
             "together; give one of them"
         )
-    for name in _NOT_WITH_GENERATION:
-        if values[name].present and values[name].value:
-            raise UserError(
-                f"--{name}={values[name].value} does not apply to --generate; give one of them"
-            )
+    refuse(values, _NOT_WITH_GENERATION, "does not apply to --generate; give one of them")
 
 
 def generation_options(values: flags.FlagValues) -> GenerationOptions:

@@ -69,15 +69,12 @@ def _matches(pattern: str, layer: str) -> bool:
     return matches_path(pattern, layer) or matches_path(f"{pattern}[*]", layer)
 
 
-def print_activations(
-    console: rich.console.Console, rows: Sequence[Activation], least: int = LEAST_BYTES
-) -> None:
+def print_activations(console: rich.console.Console, rows: Sequence[Activation]) -> None:
     """Prints activations by layer, and warns of large ones that every device holds in full.
 
     Args:
       console: where to print.
       rows: the activations.
-      least: bytes of a large activation.
     """
     largest = max((row.bytes for row in rows), default=0)
     shown = [row for row in rows if row.bytes >= _LEAST_SHARE * largest]
@@ -112,7 +109,7 @@ def print_activations(
             f"{len(rows) - len(shown)} have less than {_LEAST_SHARE:.0%} of the bytes of the "
             "largest; --json lists them all",
         )
-    _warn_of_whole(console, rows, least)
+    _warn_of_whole(console, rows)
 
 
 def whole_in_words(row: Activation) -> str:
@@ -155,10 +152,9 @@ def print_reshardings(console: rich.console.Console, rows: Sequence[Resharding])
         say(console, f"and {len(rows) - _MOST_MOVEMENTS} more; --json lists them all")
 
 
-def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation], least: int) -> None:
-    whole = sorted(
-        (row for row in rows if row.parts == 1 and row.bytes >= least), key=lambda row: -row.bytes
-    )
+def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation]) -> None:
+    large = [row for row in rows if row.parts == 1 and row.bytes >= LEAST_BYTES]
+    whole = sorted(large, key=lambda row: -row.bytes)
     for row in whole[:_MOST_WARNINGS]:
         say(console, f"Warning: {whole_in_words(row)}")
     if len(whole) > _MOST_WARNINGS:

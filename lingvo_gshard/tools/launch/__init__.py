@@ -19,7 +19,6 @@ from __future__ import annotations
 from lingvo_gshard.tools.console import subcommands
 from lingvo_gshard.tools.launch.words import check_utf8
 
-NAME = "gshard-launch"
 SUBCOMMANDS = {
     name: f"lingvo_gshard.tools.launch.{name}"
     for name in ("local", "slurm", "kubernetes", "tpu_vm", "agent")

@@ -45,6 +45,7 @@ def say_hidden(
     rows: Sequence[Any],
     size: Callable[[Any], float] | None = None,
     in_words: Callable[[float], str] = str,
+    where: str = "--json",
 ) -> None:
     """Prints how many rows a shortened table leaves out.
 
@@ -53,11 +54,12 @@ def say_hidden(
       rows: all rows.
       size: the size of a row; with it, the sum of the sizes is printed, too.
       in_words: writes that sum.
+      where: what has all rows.
     """
     hidden = rows[MAX_ROWS:]
     if hidden:
         total = f", {in_words(sum(map(size, hidden)))}" if size else ""
-        say(console, f"and {len(hidden)} more{total}; --json has them all")
+        say(console, f"and {len(hidden)} more{total}; {where} has them all")
 
 
 def array_text(dtype: str, shape: Sequence[int]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import rich.console
 from rich.markup import escape
@@ -25,25 +25,10 @@ from lingvo_gshard.profiling.profile import (
 )
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table
+from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table, say_hidden
 
 if TYPE_CHECKING:
     from lingvo_gshard.profiling.observer import ProfileResult
-
-_Row = TypeVar("_Row")
-
-
-def say_hidden(
-    console: rich.console.Console,
-    rows: Sequence[_Row],
-    seconds_of: Callable[[_Row], float],
-    file: str,
-) -> None:
-    """Prints how many rows a table leaves out, the sum of their seconds, and the file with all."""
-    hidden = rows[MAX_ROWS:]
-    if hidden:
-        total = units.in_seconds(sum(map(seconds_of, hidden)))
-        say(console, f"and {len(hidden)} more, {total}; {file} has them all")
 
 
 _NUMBERS = ("predicted", "measured", "measured by predicted")
@@ -73,7 +58,7 @@ def _print_compared_layers(console: rich.console.Console, rows: Sequence[PartCom
         cells = _cells(row.predicted, row.measured)
         table.add_row(escape(row.part or "(no layer)"), row.phase, *cells)
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.measured, COMPARISON)
+    say_hidden(console, rows, lambda row: row.measured, units.in_seconds, COMPARISON)
 
 
 def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
@@ -179,7 +164,7 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) ->
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
     print_table(console, table)
-    say_hidden(console, layers, lambda row: row.seconds, SUMMARY)
+    say_hidden(console, layers, lambda row: row.seconds, units.in_seconds, SUMMARY)
 
 
 def _print_operations(console: rich.console.Console, rows: Sequence[OperationTime]) -> None:

@@ -21,9 +21,14 @@ TINY = "--experiment=test.tiny"
 TRAINED = "Resuming from the checkpoint of step 4"
 
 
+def name_of(tool):
+    return f"gshard-{tool.__name__.rpartition('.')[2]}"
+
+
 def run_here(tool, capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
-    code = startup.guarded(tool.NAME, tool.main)([tool.NAME, *map(str, flags)])
+    name = name_of(tool)
+    code = startup.guarded(name, tool.main)([name, *map(str, flags)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -199,5 +204,5 @@ def test_other_tools_reject_the_same_flags(tool, flags, words, trained_logdir, c
     jax.devices()
     code, out, err = run_here(tool, capsys, f"--logdir={trained_logdir}", *flags)
     assert code == 1 and out == ""
-    assert err.startswith(f"{tool.NAME}: error: ") and err.count("\n") == 1
+    assert err.startswith(f"{name_of(tool)}: error: ") and err.count("\n") == 1
     assert words in err
