@@ -106,12 +106,9 @@ class PublishedSide(PublishedVocabulary):
         if side == "target" and (forced := ids_of(self.settings.get("forced_bos_token_id"))):
             return forced[:1]
         known = self._tokenizer.languages
-        found = next(filter(known.__contains__, self._named(side)), None)
-        return () if found is None else (known[found],)
-
-    def _named(self, side: str) -> list[str]:
-        values = self.tokenizer_settings
-        return [values[key] for key in _SETTINGS[side] if isinstance(values.get(key), str)]
+        named = [self.tokenizer_settings.get(key) for key in _SETTINGS[side]]
+        found = [name for name in named if isinstance(name, str) and name in known]
+        return (known[found[0]],) if found else ()
 
     def _start(self, forced: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the ids that a translation begins with.

@@ -29,7 +29,6 @@ Stops: TypeAlias = Stop | list[Stop]
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _SearchBody = TypeVar("_SearchBody", bound="SearchBody")
-_Element = TypeVar("_Element")
 _LONGEST_SHOWN = 60
 _DIGITS = 20
 # Lists and objects within each other. What reads a body may call itself for each of them.
@@ -64,7 +63,7 @@ class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         values = {name: getattr(self, name) for name in declared(kind)}
         for name, option in declared(kind).items():
             if option.is_tuple:
-                values[name] = listed(values[name])
+                values[name] = names.listed(values[name])
         try:
             return kind(**values)
         except UserError as error:
@@ -103,11 +102,6 @@ def options_error(error: UserError, status: int) -> RequestError:
         return RequestError(status, str(error))
     given = json.dumps(error.value, ensure_ascii=False)
     return RequestError(status, f"{error.option} is {given}; {error.expected}", error.option)
-
-
-def listed(values: str | list[_Element]) -> list[str] | list[_Element]:
-    """Returns one text as a list, or a list as it is."""
-    return [values] if isinstance(values, str) else values
 
 
 def _field_type(option: Option) -> Any:

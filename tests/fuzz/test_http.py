@@ -419,7 +419,7 @@ def test_a_fault_of_ours_is_answered_logged_once_and_counted(served, faults, pat
         raise left[0]
 
     service = Service(served, LIMITS)
-    monkeypatch.setattr("lingvo_gshard.serving.app._page_text", fail)
+    monkeypatch.setattr("lingvo_gshard.serving.page.to_html", fail)
     monkeypatch.setattr("lingvo_gshard.serving.endpoints.state._described", fail)
     monkeypatch.setattr(service, "read", fail)
     monkeypatch.setattr(service.metrics, "text", fail)

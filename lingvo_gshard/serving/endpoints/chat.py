@@ -83,7 +83,8 @@ class ChatBody(BaseBody, kw_only=True):
         Raises:
           RequestError: the template refuses the conversation, or it is too long.
         """
-        ids, options = self._ids(model), self._options(model)
+        most_tokens = self.max_completion_tokens or self.max_tokens
+        ids, options = self._ids(model), decoding_options(model, self, most_tokens)
         most = model.engine.facts.most_positions
         room = most - len(ids)
         if room < max(options.most_tokens, 1):
@@ -121,9 +122,6 @@ class ChatBody(BaseBody, kw_only=True):
         if not ids:
             raise bad("messages", "the chat template writes nothing for these messages")
         return ids
-
-    def _options(self, model: ServedModel) -> DecodingOptions:
-        return decoding_options(model, self, self.max_completion_tokens or self.max_tokens)
 
     def stops(self, model: ServedModel) -> frozenset[int]:
         """Returns the ids that end an answer, besides the ends of the model's texts."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference import requests as inference
@@ -32,7 +33,7 @@ from lingvo_gshard.inference.requests import (
 from lingvo_gshard.inference.scoring import TokenScores
 from lingvo_gshard.inference.text import GrowingText, echo, stop_check
 from lingvo_gshard.serving.admission_queue import Answers
-from lingvo_gshard.serving.bodies import Count, Fraction, Stops, listed, options_error, parse
+from lingvo_gshard.serving.bodies import Count, Fraction, Stops, options_error, parse
 from lingvo_gshard.serving.endpoints.events import server_sent, stream
 from lingvo_gshard.serving.endpoints.state import seed_json
 from lingvo_gshard.serving.errors import RequestError, json_response
@@ -83,7 +84,7 @@ class BaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise bad(name, f"{name} is not supported by this server; leave it out")
         if (self.n or 1) > limits.beam_size:
             raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
-        if len(listed(self.stop or [])) > _MOST_STOPS:
+        if len(listed(self.stop or ())) > _MOST_STOPS:
             raise bad("stop", f"stop has more than {_MOST_STOPS} texts")
 
 
@@ -189,7 +190,7 @@ def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> 
     Raises:
       RequestError: an option is wrong.
     """
-    given: dict[str, Any] = {"beam_size": 1, "stop": tuple(listed(body.stop or []))}
+    given: dict[str, Any] = {"beam_size": 1, "stop": listed(body.stop or ())}
     chosen = {"most_tokens": most_tokens, "temperature": body.temperature, "top_p": body.top_p}
     chosen["seed"] = body.seed
     given |= {name: value for name, value in chosen.items() if value is not None}

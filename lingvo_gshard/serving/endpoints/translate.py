@@ -12,7 +12,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
-from lingvo_gshard.serving.bodies import SearchBody, Texts, listed, parse, with_options
+from lingvo_gshard.serving.bodies import SearchBody, Texts, parse, with_options
 from lingvo_gshard.serving.endpoints.state import seed_json, tokens_json
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
 from lingvo_gshard.serving.service import Service
@@ -49,7 +49,7 @@ async def respond(service: Service, request: Request) -> Response:
         async with service.submit([one for one in asked if one], request) as answers:
             found = iter(await answers.results())
         results = []
-        for text, one in zip(listed(body.text), asked, strict=True):
+        for text, one in zip(names.listed(body.text), asked, strict=True):
             hypotheses = next(found) if one else ()
             results.append(await _result(service, text, one, hypotheses, body.routing))
     model = service.model
@@ -60,7 +60,7 @@ def _requests(
     service: Service, body: TranslateBody, options: DecodingOptions
 ) -> list[inference.Request | None]:
     """Returns the translator's request for each sentence; None for an empty sentence."""
-    translator, texts = _translator(service), listed(body.text)
+    translator, texts = _translator(service), names.listed(body.text)
     prefixes = [body.prefix] * len(texts) if isinstance(body.prefix, str) else body.prefix
     _check(service, body, texts, prefixes)
     requests = []
