@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
@@ -44,29 +46,7 @@ def experts_8() -> Params:
 
         python -m studies experts --folder=runs/study --models=study.experts_8
     """
-    return _with_experts(8)
-
-
-@registry.register("study.experts_32")
-def experts_32() -> Params:
-    """32 experts in each layer of the decoder, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
-
-        python -m studies experts --folder=runs/study --models=study.experts_32
-    """
-    return _with_experts(32)
-
-
-@registry.register("study.experts_128")
-def experts_128() -> Params:
-    """128 experts in each layer of the decoder, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
-
-        python -m studies experts --folder=runs/study --models=study.experts_128
-    """
-    return _with_experts(128)
+    return _experiment(_experts(8))
 
 
 @registry.register("study.bilingual")
@@ -108,32 +88,6 @@ def text_experts_8() -> Params:
         python -m studies texts --folder=runs/texts --models=study.text_experts_8
     """
     return _text_experiment(_experts(8))
-
-
-@registry.register("study.text_experts_32")
-def text_experts_32() -> Params:
-    """32 experts in each layer of a language model, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.text_experts_8 says more.
-
-        python -m studies texts --folder=runs/texts --models=study.text_experts_32
-    """
-    return _text_experiment(_experts(32))
-
-
-@registry.register("study.text_experts_128")
-def text_experts_128() -> Params:
-    """128 experts in each layer of a language model, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.text_experts_8 says more.
-
-        python -m studies texts --folder=runs/texts --models=study.text_experts_128
-    """
-    return _text_experiment(_experts(128))
-
-
-def _with_experts(num_experts: int) -> Params:
-    return _experiment(_experts(num_experts))
 
 
 def _experts(num_experts: int) -> Params:
@@ -202,3 +156,31 @@ def _dense_layer() -> Params:
     """Returns a feed-forward layer with the FLOPs of a token's experts."""
     hidden_dim = _EXPERTS_PER_TOKEN * _HIDDEN_DIM
     return FeedForward.params().set(hidden_dim=hidden_dim, activation="relu", use_bias=False)
+
+
+_MORE_EXPERTS = """{number} experts in each layer of {model}, two for each token.
+
+Purpose: what experts gain at equal FLOPs per token; study.{family}_8 says more.
+
+    python -m studies {command} --models=study.{family}_{number}
+"""
+
+
+def _register_more_experts(
+    family: str, model: str, command: str, make: Callable[[Params], Params]
+) -> None:
+    """Registers the experiments of a family that have more than 8 experts."""
+    for number in (32, 128):
+
+        def experiment(number: int = number) -> Params:
+            return make(_experts(number))
+
+        words = {"family": family, "model": model, "command": command, "number": number}
+        experiment.__doc__ = _MORE_EXPERTS.format(**words)
+        registry.register(f"study.{family}_{number}")(experiment)
+
+
+_register_more_experts("experts", "the decoder", "experts --folder=runs/study", _experiment)
+_register_more_experts(
+    "text_experts", "a language model", "texts --folder=runs/texts", _text_experiment
+)
