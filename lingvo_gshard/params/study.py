@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 from lingvo_gshard.core.config import registry
@@ -158,29 +159,20 @@ def _dense_layer() -> Params:
     return FeedForward.params().set(hidden_dim=hidden_dim, activation="relu", use_bias=False)
 
 
-_MORE_EXPERTS = """{number} experts in each layer of {model}, two for each token.
-
-Purpose: what experts gain at equal FLOPs per token; study.{family}_8 says more.
-
-    python -m studies {command} --models=study.{family}_{number}
-"""
-
-
 def _register_more_experts(
-    family: str, model: str, command: str, make: Callable[[Params], Params]
+    smallest: Callable[[], Params], make: Callable[[Params], Params]
 ) -> None:
-    """Registers the experiments of a family that have more than 8 experts."""
+    """Registers experiments that differ from one with 8 experts in their number alone."""
+    text = inspect.getdoc(smallest) or ""
     for number in (32, 128):
 
         def experiment(number: int = number) -> Params:
             return make(_experts(number))
 
-        words = {"family": family, "model": model, "command": command, "number": number}
-        experiment.__doc__ = _MORE_EXPERTS.format(**words)
-        registry.register(f"study.{family}_{number}")(experiment)
+        experiment.__doc__ = text.replace("Eight", str(number)).replace("_8", f"_{number}")
+        name = smallest.__name__.replace("_8", f"_{number}")
+        registry.register(f"study.{name}")(experiment)
 
 
-_register_more_experts("experts", "the decoder", "experts --folder=runs/study", _experiment)
-_register_more_experts(
-    "text_experts", "a language model", "texts --folder=runs/texts", _text_experiment
-)
+_register_more_experts(experts_8, _experiment)
+_register_more_experts(text_experts_8, _text_experiment)
