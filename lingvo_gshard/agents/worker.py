@@ -23,6 +23,7 @@ from lingvo_gshard.training.run.monitoring.worker_report import (
     WorkerReport,
     read_report,
 )
+from lingvo_gshard.training.run.run_lock import state_and_ticks
 from lingvo_gshard.training.run.signals import EXIT_CODES
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.
@@ -146,12 +147,8 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _is_stopped(self) -> bool:
-        try:
-            text = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text("utf-8", "replace")
-        except OSError:
-            return False
-        # The second field is the program's name in parentheses and may contain anything.
-        return text.rpartition(")")[2].split()[0] in _STOPPED_STATES
+        found = state_and_ticks(self._process.pid)
+        return found is not None and found[0] in _STOPPED_STATES
 
 
 def start_process(

@@ -36,6 +36,9 @@ class TextGenerator:
 
     A row of the model has `length` tokens. `most_tokens` of them are reserved for new tokens. If a
     beginning is too long for the rest, the model sees only the last part of the beginning.
+
+    Attributes:
+      engine: decodes with the model.
     """
 
     # As in `Decoding`.
@@ -57,16 +60,11 @@ class TextGenerator:
         Raises:
           UserError: `most_tokens` is more than a row has.
         """
-        self._engine, self._vocabulary = engine, vocabulary
+        self.engine, self._vocabulary = engine, vocabulary
         self._options = options or DRAWING
         length, most = engine.facts.most_positions, self._options.most_tokens
         if most > length:
             raise UserError(f"most_tokens is {most}; 0 to {length}, a row, was expected")
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that decodes."""
-        return self._engine
 
     @property
     def has_beam(self) -> bool:
@@ -76,7 +74,7 @@ class TextGenerator:
     def write(self, beginnings: Sequence[str]) -> Iterator[Text]:
         """Yields a Text for each beginning, in order; an empty one lets the model begin."""
         encoded = [self._vocabulary.encode(text) for text in beginnings]
-        answers = self._engine.submit_all([self._request(ids) for ids in encoded])
+        answers = self.engine.submit_all([self._request(ids) for ids in encoded])
         for ids, answer in zip(encoded, answers, strict=True):
             yield self._text(ids, answer)
 
@@ -115,7 +113,7 @@ class TextGenerator:
     def _stream(self, ids: list[int]) -> Answer:
         if self._options.best > 1 or self._options.beam_size > 1:
             raise UserError("streaming writes one text: set best=1 and beam_size=1")
-        return self._engine.submit(dataclasses.replace(self._request(ids), streams=True))
+        return self.engine.submit(dataclasses.replace(self._request(ids), streams=True))
 
     def _pieces(self, answer: Answer) -> Iterator[str]:
         """Yields the text of an answer piece by piece, without the request's given tokens."""
@@ -130,7 +128,7 @@ class TextGenerator:
             answer.cancel()
 
     def _request(self, ids: list[int]) -> Request:
-        length = self._engine.facts.most_positions
+        length = self.engine.facts.most_positions
         # The last new token takes no position.
         room = length - (self._options.most_tokens or (length + 1) // 2) + 1
         given = self._vocabulary.begin(ids)[-room:]

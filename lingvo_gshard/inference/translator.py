@@ -54,7 +54,11 @@ class Translations:
 
 
 class Translator:
-    """Translates sentences. Sentences are normalized and encoded as in training."""
+    """Translates sentences. Sentences are normalized and encoded as in training.
+
+    Attributes:
+      engine: decodes with the model.
+    """
 
     # As in `Decoding`.
     HAS_SOURCE = True
@@ -74,19 +78,14 @@ class Translator:
           target_vocabulary: decodes translations.
           options: how to search, unless a call says otherwise.
         """
-        self._engine, self._options = engine, options or DecodingOptions()
+        self.engine, self._options = engine, options or DecodingOptions()
         self._source_vocabulary = source_vocabulary
         self._target_vocabulary = target_vocabulary
 
     @property
-    def engine(self) -> Engine:
-        """The engine that decodes."""
-        return self._engine
-
-    @property
     def longest(self) -> int:
         """The number of tokens, all around a sentence counted, beyond which it is cut."""
-        return self._engine.facts.most_source
+        return self.engine.facts.most_source
 
     @property
     def longest_text(self) -> int:
@@ -116,7 +115,7 @@ class Translator:
         # Long sentences first: those that are decoded last, in few rows, then end soon.
         order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
         requests = [self.request(encoded[i], options, prefixes[i]) for i in order]
-        answers = self._engine.submit_all(requests)
+        answers = self.engine.submit_all(requests)
         best: list[list[Translation]] = [[] for _ in sentences]
         for done, (index, answer) in enumerate(zip(order, answers, strict=True), start=1):
             best[index] = self.translations(answer.request, answer.result())

@@ -203,38 +203,19 @@ def _sees_batches(callback: Any) -> bool:
 
 def _synchronizer(steps: MeshSteps) -> Any:
     """Returns the callback that gives the others the variables of the devices; it comes first."""
-
-    class Synchronizer(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            steps.begin_epoch()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if steps.sees_batches:
-                steps.pull()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            steps.pull()
-
-        def on_train_end(self, logs: Any = None) -> None:
-            steps.pull()
-
-    return Synchronizer()
+    return keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: steps.begin_epoch(),
+        on_train_batch_end=lambda batch, logs: steps.pull() if steps.sees_batches else None,
+        on_epoch_end=lambda *_: steps.pull(),
+        on_train_end=lambda *_: steps.pull(),
+    )
 
 
 def _saving(saver: Saver) -> Any:
     """Returns the callback that saves checkpoints; it comes last, after others have set weights."""
-
-    class Saving(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            saver.begin_epoch(epoch)
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            saver.end_batch(batch + 1)
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            saver.end_epoch()
-
-        def on_train_end(self, logs: Any = None) -> None:
-            saver.close()
-
-    return Saving()
+    return keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, _: saver.begin_epoch(epoch),
+        on_train_batch_end=lambda batch, logs: saver.end_batch(batch + 1),
+        on_epoch_end=lambda *_: saver.end_epoch(),
+        on_train_end=lambda *_: saver.close(),
+    )

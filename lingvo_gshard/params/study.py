@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
@@ -44,29 +47,7 @@ def experts_8() -> Params:
 
         python -m studies experts --folder=runs/study --models=study.experts_8
     """
-    return _with_experts(8)
-
-
-@registry.register("study.experts_32")
-def experts_32() -> Params:
-    """32 experts in each layer of the decoder, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
-
-        python -m studies experts --folder=runs/study --models=study.experts_32
-    """
-    return _with_experts(32)
-
-
-@registry.register("study.experts_128")
-def experts_128() -> Params:
-    """128 experts in each layer of the decoder, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.experts_8 says more.
-
-        python -m studies experts --folder=runs/study --models=study.experts_128
-    """
-    return _with_experts(128)
+    return _experiment(_experts(8))
 
 
 @registry.register("study.bilingual")
@@ -108,32 +89,6 @@ def text_experts_8() -> Params:
         python -m studies texts --folder=runs/texts --models=study.text_experts_8
     """
     return _text_experiment(_experts(8))
-
-
-@registry.register("study.text_experts_32")
-def text_experts_32() -> Params:
-    """32 experts in each layer of a language model, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.text_experts_8 says more.
-
-        python -m studies texts --folder=runs/texts --models=study.text_experts_32
-    """
-    return _text_experiment(_experts(32))
-
-
-@registry.register("study.text_experts_128")
-def text_experts_128() -> Params:
-    """128 experts in each layer of a language model, two for each token.
-
-    Purpose: what experts gain at equal FLOPs per token; study.text_experts_8 says more.
-
-        python -m studies texts --folder=runs/texts --models=study.text_experts_128
-    """
-    return _text_experiment(_experts(128))
-
-
-def _with_experts(num_experts: int) -> Params:
-    return _experiment(_experts(num_experts))
 
 
 def _experts(num_experts: int) -> Params:
@@ -202,3 +157,22 @@ def _dense_layer() -> Params:
     """Returns a feed-forward layer with the FLOPs of a token's experts."""
     hidden_dim = _EXPERTS_PER_TOKEN * _HIDDEN_DIM
     return FeedForward.params().set(hidden_dim=hidden_dim, activation="relu", use_bias=False)
+
+
+def _register_more_experts(
+    smallest: Callable[[], Params], make: Callable[[Params], Params]
+) -> None:
+    """Registers experiments that differ from one with 8 experts in their number alone."""
+    text = inspect.getdoc(smallest) or ""
+    for number in (32, 128):
+
+        def experiment(number: int = number) -> Params:
+            return make(_experts(number))
+
+        experiment.__doc__ = text.replace("Eight", str(number)).replace("_8", f"_{number}")
+        name = smallest.__name__.replace("_8", f"_{number}")
+        registry.register(f"study.{name}")(experiment)
+
+
+_register_more_experts(experts_8, _experiment)
+_register_more_experts(text_experts_8, _text_experiment)

@@ -175,9 +175,9 @@ class AdmissionQueue:
         unused = [kind for kind, texts in self._kinds.items() if not texts and kind not in kinds]
         for kind in unused[: max(len(self._kinds) + len(new) - self._most_kinds, 0)]:
             del self._kinds[kind]
-            self._engine.forget(kind)
+            self._engine.executables.forget(kind)
         # Kinds of search that need no compiler are always accepted.
-        rare = [kind for kind in new if not self._engine.knows(kind)]
+        rare = [kind for kind in new if not self._engine.executables.knows(kind)]
         if rare and len(self._kinds) + len(rare) > self._most_kinds:
             raise RequestError(
                 503,

@@ -133,10 +133,10 @@ def test_a_forgotten_kind_takes_no_memory_and_is_compiled_again(engine):
         held.open()
         before = engine.executables.count
         first = ask(engine, BEAM).result()
-        assert engine.executables.count > before and engine.knows(BEAM.kind)
-        assert not engine.knows(DecodingOptions(beam_size=5).kind)
-        engine.forget(BEAM.kind)
-        assert engine.executables.count == before and not engine.knows(BEAM.kind)
+        assert engine.executables.count > before and engine.executables.knows(BEAM.kind)
+        assert not engine.executables.knows(DecodingOptions(beam_size=5).kind)
+        engine.executables.forget(BEAM.kind)
+        assert engine.executables.count == before and not engine.executables.knows(BEAM.kind)
         ask(engine, GREEDY).result()
         assert BEAM.kind not in engine._workers[0]._batches
         assert ask(engine, BEAM).result() == first

@@ -340,14 +340,6 @@ class Engine:
         """The number of texts that wait for a place in a batch."""
         return self._waiting.total
 
-    def knows(self, kind: SearchKind) -> bool:
-        """Returns whether texts of a kind of search need no compiler, except for rare lengths."""
-        return self.executables.knows(kind)
-
-    def forget(self, kind: SearchKind) -> None:
-        """Frees the memory that a kind of search takes while no texts are decoded with it."""
-        self.executables.forget(kind)
-
     def stuck(self, seconds: float) -> list[str]:
         """Returns which threads decode for longer than a time, or have ended, in words.
 

@@ -73,7 +73,7 @@ def this_process() -> Holder:
         host=socket.gethostname(),
         pid=os.getpid(),
         started=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        ticks=(_state_and_ticks(os.getpid()) or ("", 0))[1],
+        ticks=(state_and_ticks(os.getpid()) or ("", 0))[1],
         namespace=_namespace(),
         token=secrets.token_hex(8),
         job=os.environ.get(JOB, ""),
@@ -98,7 +98,7 @@ def is_running(holder: Holder) -> bool | None:
         return False
     except PermissionError:
         pass
-    found = _state_and_ticks(holder.pid)
+    found = state_and_ticks(holder.pid)
     if found is None:
         return True
     state, ticks = found
@@ -113,7 +113,7 @@ def _namespace() -> str:
         return ""
 
 
-def _state_and_ticks(pid: int) -> tuple[str, int] | None:
+def state_and_ticks(pid: int) -> tuple[str, int] | None:
     """Returns a process's state and start, fields 3 and 22 of proc_pid_stat(5); None if hidden."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -166,24 +166,22 @@ class CompilationWatch:
         )
 
 
-class CompilationsFile:
-    """Appends a row for each compilation to compilations.jsonl, also when a run resumes."""
+def append_compilation(
+    directory: pathlib.Path, step: int, compilation: Compilation, say: Callable[[str], None]
+) -> None:
+    """Appends the row of a compilation to compilations.jsonl, also when a run resumes.
 
-    def __init__(self, directory: pathlib.Path):
-        self._path = directory / COMPILATIONS_FILE
-
-    def append(self, step: int, compilation: Compilation, say: Callable[[str], None]) -> None:
-        """Writes the row of a compilation.
-
-        Args:
-          step: the step that was compiled for.
-          compilation: the compilation.
-          say: shows a line to the user if the file cannot be written.
-        """
-        try:
-            run_records.append_row(self._path, {"step": step, **compilation.record()})
-        except OSError as error:
-            say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
+    Args:
+      directory: the run's directory.
+      step: the step that was compiled for.
+      compilation: the compilation.
+      say: shows a line to the user if the file cannot be written.
+    """
+    try:
+        row = {"step": step, **compilation.record()}
+        run_records.append_row(directory / COMPILATIONS_FILE, row)
+    except OSError as error:
+        say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 
 
 def inputs_of(batch: Mapping[str, np.ndarray | tf.Tensor]) -> Inputs:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -153,26 +153,11 @@ class MetricsWriter:
 class NoWriter:
     """Replaces MetricsWriter in processes that leave writing to the main one."""
 
-    def resumed_row(self, step: int) -> None:
-        """Returns None."""
-
-    def amend_resumed_row(self, step: int, row: MetricsRow) -> None:
-        """Writes nothing."""
-
-    def write(self, step: int, row: MetricsRow) -> None:
-        """Writes nothing."""
-
-    def flush(self) -> None:
-        """Writes nothing."""
-
-    def curves(self, step: int, row: MetricsRow) -> None:
-        """Writes nothing."""
-
-    def pictures(self, step: int, found: Pictures) -> None:
-        """Writes nothing."""
-
-    def close(self) -> None:
-        """Closes nothing."""
+    def __getattr__(self, name: str) -> Any:
+        """Returns a function that does nothing, for any method of `MetricsWriter`."""
+        if not hasattr(MetricsWriter, name):
+            raise AttributeError(name)
+        return lambda *_: None
 
 
 def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, MetricsRow]]:

@@ -14,8 +14,8 @@ from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.compilations import (
     Compilation,
-    CompilationsFile,
     CompilationWatch,
+    append_compilation,
 )
 from lingvo_gshard.training.run.monitoring.divergence import LONG, Divergence, ExpertBalance
 from lingvo_gshard.training.run.monitoring.metrics import (
@@ -104,7 +104,6 @@ class RunLog:
         self._balance = ExpertBalance()
         self._spikes = SpikeLog(params.step.spikes.policy)
         self._compilations = compilations or CompilationWatch(list)
-        self._compilations_file = CompilationsFile(logdir.path) if processes.is_main() else None
 
     def __enter__(self) -> RunLog:
         self._display = StepDisplay(
@@ -194,8 +193,8 @@ class RunLog:
             warning = self._compilations.add(step, compilation)
             if warning:
                 self.say(warning)
-            if self._compilations_file:
-                self._compilations_file.append(step, compilation, self.say)
+            if processes.is_main():
+                append_compilation(self._logdir.path, step, compilation, self.say)
 
     def show_dev(self, step: int, row: MetricsRow) -> None:
         """Shows the metrics of the dev split."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import rich.console
 
@@ -107,6 +108,16 @@ class StepObserver:
 ObserverFactory = Callable[[ObservedRun], StepObserver]
 
 
+def _told_to_all(name: str) -> Callable[..., None]:
+    """Returns a method that calls a method of each observer."""
+
+    def tell(self: StepObservers, *arguments: Any) -> None:
+        for observer in self._observers:
+            getattr(observer, name)(*arguments)
+
+    return tell
+
+
 class StepObservers(StepObserver):
     """Tells several observers, in order."""
 
@@ -118,37 +129,10 @@ class StepObservers(StepObserver):
         """Returns whether one of the observers needs it."""
         return any([observer.needs_idle(step) for observer in self._observers])
 
-    def while_idle(self, step: int) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.while_idle(step)
-
-    def before_input(self, step: int) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.before_input(step)
-
-    def before_step(self, step: int, batch: Batch) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.before_step(step, batch)
-
-    def before_result(self, step: int) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.before_result(step)
-
-    def before_other_work(self, what: str, limit: float | None = None) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.before_other_work(what, limit)
-
-    def after_step(self, step: int, row: MetricsRow) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.after_step(step, row)
-
-    def at_end(self) -> None:
-        """Tells all observers."""
-        for observer in self._observers:
-            observer.at_end()
+    while_idle = _told_to_all("while_idle")
+    before_input = _told_to_all("before_input")
+    before_step = _told_to_all("before_step")
+    before_result = _told_to_all("before_result")
+    before_other_work = _told_to_all("before_other_work")
+    after_step = _told_to_all("after_step")
+    at_end = _told_to_all("at_end")

@@ -9,7 +9,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,8 +27,8 @@ TRACKERS_FILE = "writers.json"
 PROJECT = "lingvo_gshard"
 
 
-class Tracker(Protocol):
-    """Sends rows to one service. Any method may raise an exception of the service.
+class Tracker:
+    """Sends rows to one run of a service. Any method may raise an exception of the service.
 
     Attributes:
       run_id: the service's id of the run.
@@ -38,17 +38,23 @@ class Tracker(Protocol):
     run_id: str
     place: str
 
+    def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
+        """Starts a run, or goes on with a known one.
+
+        Args:
+          logdir: the run's directory, whose name the run gets.
+          params: path -> value of the hyperparameters.
+          known: the id of the run that goes on; None for a new one.
+        """
+
     def write(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step, soon."""
-        ...
 
     def flush(self) -> None:
-        """Sends rows that wait."""
-        ...
+        """Sends rows that wait, without waiting for the service."""
 
     def close(self, is_finished: bool) -> None:
         """Waits until all rows are sent. Tells whether the run ended without an error."""
-        ...
 
 
 class Trackers:
@@ -145,6 +151,12 @@ def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | 
     return MlflowTracker(logdir, params, known)
 
 
+def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> Tracker:
+    """Returns a tracker, which goes on with the run that has a known id."""
+    kind = WandbTracker if name == "wandb" else MlflowTracker
+    return kind(logdir, params, known)
+
+
 def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
     try:
         return atomic.decode(objects.read_bytes(logdir / TRACKERS_FILE), dict[str, str])
@@ -156,24 +168,14 @@ def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
 _LOGIN_SECONDS = 30
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Logs rows to one run of Weights & Biases, which sends them from a process of its own.
 
-    The service's own settings hold, such as WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE=offline.
-
-    Attributes:
-      run_id: the service's id of the run.
-      place: the address of the run, or the directory of its files.
+    The service's own settings hold, such as WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE=offline. The
+    run's directory gets the service's files as well. Rows leave at once.
     """
 
     def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
-        """Starts a run, or goes on with a known one.
-
-        Args:
-          logdir: the run's directory, which gets the service's files as well.
-          params: path -> value of the hyperparameters.
-          known: the id of the run that goes on; None for a new one.
-        """
         wandb: Any = importlib.import_module("wandb")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -194,9 +196,6 @@ class WandbTracker:
         """Sends the row of a step. The service ignores steps that it has already."""
         self._run.log(row, step=step)
 
-    def flush(self) -> None:
-        """Does nothing: rows leave at once."""
-
     def close(self, is_finished: bool) -> None:
         """Waits until all rows are sent."""
         self._run.finish(exit_code=0 if is_finished else 1)
@@ -206,24 +205,13 @@ class WandbTracker:
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """Logs rows to one run of MLflow, many in one request, from a thread of MLflow's.
 
     The service's own settings hold, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
-
-    Attributes:
-      run_id: the service's id of the run.
-      place: the service and the id.
     """
 
     def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
-        """Starts a run, or goes on with a known one.
-
-        Args:
-          logdir: the run's directory, whose name the run gets.
-          params: path -> value of the hyperparameters.
-          known: the id of the run that goes on; None for a new one.
-        """
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._client = mlflow.MlflowClient()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow, Pictures
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
+from lingvo_gshard.training.run.monitoring.run_log import RunLog
 from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
 from lingvo_gshard.training.run.routers.counts import ReadSums, records_of, watched_layers
 from lingvo_gshard.training.run.routers.router_records import RecordsFile, RouterRecord, Verdicts
@@ -90,23 +90,6 @@ _COMPILING = "compiling the statistics of the routers"
 _GROWTH = 1.1
 
 
-class Log(Protocol):
-    """The places that a watch writes lines, curves and pictures to."""
-
-    def say(self, text: str) -> None:
-        """Shows a line."""
-
-    def working(self, what: str) -> contextlib.AbstractContextManager[object]:
-        """Shows other work than steps for as long as it lasts."""
-        ...
-
-    def add_curves(self, step: int, row: MetricsRow) -> None:
-        """Adds a point to each TensorBoard curve."""
-
-    def add_pictures(self, step: int, found: Pictures) -> None:
-        """Adds pictures to TensorBoard."""
-
-
 class RouterWatch(StepObserver):
     """Runs the routing step of every watched step, and reads it when the step has ended."""
 
@@ -118,7 +101,7 @@ class RouterWatch(StepObserver):
         input_: Input,
         logdir: Logdir,
         step: int,
-        log: Log,
+        log: RunLog,
     ):
         """Begins to watch a run, or goes on after a step.
 
