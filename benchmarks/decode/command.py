@@ -22,15 +22,16 @@ from benchmarks.decode.peers import LIBRARIES, Peers
 from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.bench import define_decode_flags
+from lingvo_gshard.tools.bench import DECODED
 from lingvo_gshard.tools.benchmarks.decode import measure
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.flags.definitions import define
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = common.define_flags()
-    define_decode_flags(values)
+    define(values, **DECODED)
     define_peer_flags(values, "torch, transformers and ctranslate2")
     return values
 

@@ -103,6 +103,13 @@ SUBCOMMANDS = (
 EXPORTED, INPUT = "exported", "input"
 
 
+# The flags that choose what `decode` decodes.
+DECODED: Flags = {
+    "language_model": string("The second model of `decode`.", "language_model.quickstart"),
+    "sentences": integer("Test sentences that `decode` translates.", 500, 1),
+}
+
+
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     return make_flags(
@@ -129,8 +136,7 @@ def define_flags() -> flags.FlagValues:
         rows=integer("Rows of made text that `input` prepares.", 1_000_000, 1),
         workers=integer("Processes that `input` prepares them with.", 2, 1),
         prepared="Prepared sentence pairs that `input` reads instead of made text.",
-        language_model=string("The second model of `decode`.", "language_model.quickstart"),
-        sentences=integer("Test sentences that `decode` translates.", 500, 1),
+        **DECODED,
         threads=integer("Threads of the engine of `decode`; 0: one for each core.", 0, 0),
         **card.card_flags(),
     )
