@@ -135,7 +135,7 @@ class BaseBatches(abc.ABC):
     A position has an identity of data, settings and seed. One with another identity is refused.
     """
 
-    # What must be as it was when a position was saved, for messages.
+    # Names the settings that a saved position belongs to, for messages.
     same: ClassVar[str]
 
     def __init__(self, batches: grain.IterDataset, identity: str):

@@ -55,8 +55,9 @@ class RowRules:
     def finish(self) -> None:
         """Adds the lengths of all rows to the report, for its advice about the limit."""
         if self._limit:
-            limit = dataclasses.replace(self._limit, lengths=self._lengths)
-            self._report.limits.append(limit)
+            part = CleaningReport(limits=[dataclasses.replace(self._limit, lengths=self._lengths)])
+            self._report.merge(part)
+            self._lengths = collections.Counter()
 
 
 _ROWS_BETWEEN_UPDATES = 4096

@@ -265,7 +265,7 @@ class KeptRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class GroupPlace(msgspec.Struct, kw_only=True):
-    """Where the rows of a bucket with the same split, language and source are.
+    """Names the place of rows of a bucket with the same split, language and source.
 
     Attributes:
       split: the split.

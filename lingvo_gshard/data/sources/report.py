@@ -13,6 +13,7 @@ _EXCERPT = 60
 _SHARES = (0.99, 0.999, 1.0)
 # Batches and buffers of these lengths suit all kinds of devices.
 _MULTIPLE = 8
+_COUNTERS = ("dropped", "rewritten", "kept_by_language", "dropped_by_language")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,24 @@ class CleaningReport:
         """Counts rows that are kept."""
         self.kept += len(rows)
         self.kept_by_language.update(row.language for row in rows)
+
+    def merge(self, other: CleaningReport) -> None:
+        """Adds the counts of another part of the same split.
+
+        An example that is already there stays. The examples therefore depend on the order of
+        merging; the counts do not.
+        """
+        self.read += other.read
+        self.kept += other.kept
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(other, name))
+        self.examples = other.examples | self.examples
+        merged = {limit.setting: limit for limit in self.limits}
+        for limit in other.limits:
+            before = merged.get(limit.setting)
+            lengths = limit.lengths + before.lengths if before else limit.lengths
+            merged[limit.setting] = dataclasses.replace(limit, lengths=lengths)
+        self.limits = list(merged.values())
 
     def without(self, rows: Iterable[Row], reason: str, limits: Iterable[Limit]) -> CleaningReport:
         """Returns a copy of the report with kept rows counted as dropped.
