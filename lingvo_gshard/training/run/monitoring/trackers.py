@@ -145,14 +145,6 @@ def open_trackers(
 
 def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> Tracker:
     """Returns a tracker, which goes on with the run that has a known id."""
-    if name == "wandb":
-        return WandbTracker(logdir, params, known)
-
-    return MlflowTracker(logdir, params, known)
-
-
-def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> Tracker:
-    """Returns a tracker, which goes on with the run that has a known id."""
     kind = WandbTracker if name == "wandb" else MlflowTracker
     return kind(logdir, params, known)
 
