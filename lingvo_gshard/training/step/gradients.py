@@ -77,8 +77,8 @@ class Gradients:
     ) -> micro_batches.Result:
         """Returns the training loss, the metrics and the gradients of the weights.
 
-        Those of frozen weights are not computed, and are 0. Those of histories that are given are
-        the entry `Histories.name`.
+        Gradients of frozen weights are not computed, and are 0. If histories are given, what the
+        pass measures for them is the entry `Histories.name` of the gradients.
 
         Args:
           theta: the weights.
