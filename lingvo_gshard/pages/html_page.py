@@ -82,7 +82,8 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: values[match[1]], template)
 
 
-# `E over data (8), H over model (2)`, as `split_in_words` writes it.
+# Two notations: `E->data; H->model` as in strategies, and `E over data (8), H over model (2)`.
+_ARROW = re.compile(r"[;,+\s]+")
 _OVER = re.compile(r"(\w) over ([\w]+(?: and [\w]+)*) \([\d x]+\)")
 _REPLICATED = ("", "none", REPLICATED)
 
@@ -143,17 +144,44 @@ def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
     """Returns the axes that each letter is split over.
 
     Args:
-      text: a sharding such as `E over data (8), H over model (2)`.
+      text: a sharding such as `E->data; H->model` or `E over data (8)`.
       axes: size of each mesh axis.
 
     Raises:
-      UserError: if the text cannot be read or names an unknown axis.
+      UserError: if the text is in neither notation or names an unknown axis.
     """
     if text.strip() in _REPLICATED:
         return {}
+    if "->" in text:
+        return _parse_arrows(text, axes)
     found = {letter: names.split(" and ") for letter, names in _OVER.findall(text)}
     unknown = [name for names in found.values() for name in names if name not in axes]
     if not found or unknown:
+        raise UserError(f"split {text!r} on axes {', '.join(axes)} cannot be read")
+    return found
+
+
+def _parse_arrows(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    waiting: list[str] = []
+    current: list[str] = []
+    for token in filter(None, _ARROW.split(text.replace(" ->", "->").replace("-> ", "->"))):
+        letter, arrow, axis = token.partition("->")
+        if arrow:
+            current = [letter for letter in (*waiting, letter) if letter]
+            waiting = []
+            found.update({letter: [] for letter in current})
+        elif not (current and token in axes):
+            waiting.append(token)
+            continue
+        axis = axis if arrow else token
+        if axis == "none":
+            continue
+        if axis not in axes:
+            raise UserError(f"split {text!r} names axis {axis!r}; the axes are {', '.join(axes)}")
+        for name in current:
+            found[name].append(axis)
+    if waiting:
         raise UserError(f"split {text!r} on axes {', '.join(axes)} cannot be read")
     return found
 
