@@ -191,6 +191,7 @@ setup(
             "moto[s3]>=5.1",
             "nbclient>=0.10",
             "pytest>=8.1,<9.2",
+            "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.9",
             "tensorflow-text~=2.21.0",

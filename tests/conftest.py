@@ -34,6 +34,24 @@ hypothesis.settings.load_profile("house")
 _CACHED = type(functools.cache(lambda: None))
 
 
+class _ShowFailures:
+    """Shows a test that failed at once: whoever has to stop a long run has seen it."""
+
+    def __init__(self, terminal):
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self._terminal.write_line(f"\nFAILED {report.nodeid} ({report.duration:.0f} s)")
+
+
+def pytest_sessionstart(session):
+    """Shows failures from the process that reports, not from those that run tests for it."""
+    plugins = session.config.pluginmanager
+    if not hasattr(session.config, "workerinput"):
+        plugins.register(_ShowFailures(plugins.get_plugin("terminalreporter")))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Has one process run all tests of a file, so that they share its caches and fixtures.
