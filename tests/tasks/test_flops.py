@@ -1,3 +1,4 @@
+# tests: core/flops.py, tasks/translation.py
 """Compares FLOP counts with counts by hand and with compiled programs; tests active weights."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: data/cleaning/cleaner.py, data/cleaning/all_rules.py, data/sources/row.py
 """Tests cleaning: each reason by example, and the counts."""
 
 import hypothesis

@@ -1,3 +1,5 @@
+# tests: data/cleaning/cleaner.py, data/cleaning/leaks.py, data/cleaning/near_duplicates.py
+# tests: data/cleaning/normalization.py
 """Tests cleaning of documents and its counts."""
 
 import pytest

@@ -1,3 +1,5 @@
+# tests: data/conversations/conversation_input.py, data/conversations/reader.py
+# tests: data/conversations/examples.py
 """Tests reading, packing and masking of conversations, and the loss against a NumPy loop."""
 
 import functools

@@ -1,3 +1,5 @@
+# tests: data/conversations/encoding.py, data/conversations/examples.py
+# tests: data/conversations/answers.py
 """Tests which tokens the loss counts, against transformers and by hand."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: data/conversations/preference_input.py, data/conversations/reader.py
 """Tests reading and packing pairs of answers."""
 
 import numpy as np

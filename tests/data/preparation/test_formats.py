@@ -1,3 +1,5 @@
+# tests: data/preparation/sources.py, data/preparation/parts.py, data/preparation/part_readers.py
+# tests: data/sources/fields.py, data/sources/datasets.py, data/sources/archives.py
 """Tests that rows of every format come out, however files are cut into parts."""
 
 import csv

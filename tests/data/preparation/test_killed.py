@@ -1,3 +1,5 @@
+# tests: data/preparation/job.py, data/preparation/pool.py, data/preparation/pipeline.py
+# tests: data/preparation/row_files.py
 """Tests that a killed preparation goes on, and that nothing is lost or doubled."""
 
 import os

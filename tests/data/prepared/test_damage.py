@@ -1,3 +1,4 @@
+# tests: data/prepared/manifest.py, data/prepared/table.py
 """Tests damaged, missing and foreign files of prepared data: sentences that name the file."""
 
 import os

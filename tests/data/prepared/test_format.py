@@ -1,3 +1,4 @@
+# tests: data/prepared/manifest.py, data/prepared/shard_writer.py
 """Tests the files of prepared data: records, shards, lengths and the manifest."""
 
 import hashlib

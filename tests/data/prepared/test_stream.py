@@ -1,3 +1,5 @@
+# tests: data/batching/stream.py, data/prepared/base_input.py, data/prepared/language_model_input.py
+# tests: data/prepared/table.py, data/prepared/translation_input.py
 """Tests the training batches of prepared data: every token, any number of processes, resumption."""
 
 import collections

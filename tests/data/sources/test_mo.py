@@ -1,3 +1,4 @@
+# tests: data/sources/gettext.py
 """Tests the parser of .mo catalogs: both byte orders, and every kind of truncation."""
 
 import gettext

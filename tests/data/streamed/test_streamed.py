@@ -1,3 +1,4 @@
+# tests: data/streamed/blocks.py, data/streamed/examples.py, data/streamed/inputs.py
 """Tests inputs that stream data sets of Hugging Face, against the rows and from every position."""
 
 import collections

@@ -1,3 +1,6 @@
+# tests: layers/attention/attention.py, layers/attention/cached.py
+# tests: layers/attention/cross_attention.py, layers/attention/dense.py
+# tests: layers/attention/multi_head_attention.py, layers/attention/self_attention.py
 """Compares SelfAttention and CrossAttention with loops over sentences, heads and positions."""
 
 import numpy as np

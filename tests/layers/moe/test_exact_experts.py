@@ -1,3 +1,4 @@
+# tests: layers/moe/exact_experts.py, layers/moe/exact_shards.py, layers/moe/stacked_experts.py
 """Compares experts in inference with a loop over tokens, on one device and on eight."""
 
 from __future__ import annotations

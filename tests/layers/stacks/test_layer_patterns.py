@@ -1,3 +1,4 @@
+# tests: layers/stacks/transformer.py, layers/stacks/transformer_layer.py
 """Compares norm positions and alternating attentions of stacks with sums of their parts."""
 
 import numpy as np
