@@ -204,6 +204,20 @@ def test_only_tools_spell_flags():
     assert not spelling, spelling
 
 
+def test_docstrings_of_the_library_name_options_and_no_flags():
+    """Examples of commands may have flags, and so may lines for a gin file."""
+    command = re.compile(r"((gshard-|python -m )\w+)([^;.]|[;.](?=\S))*|--gin_param=")
+    spelling = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+        for path in _sources(PACKAGE)
+        if _folder(path) != "tools"
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if re.search(r"(^|[\s(`'])--(?!xla)[a-z{]", command.sub("", ast.get_docstring(node) or ""))
+    ]
+    assert not spelling, spelling
+
+
 def _texts(tree: ast.Module) -> list[ast.expr]:
     """Returns the strings of a file, without its docstrings and without parts of f-strings."""
     docstrings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)]

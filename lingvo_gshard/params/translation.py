@@ -112,7 +112,7 @@ def large() -> Params:
 
     Time: 49 minutes of processor time. Result: a third of an epoch, test perplexity 50, and chrF 24
     and BLEU 6 averaged over the 80 languages with 20 test rows or more; docs/results.md has the
-    table by language. The dev loss still falls, so a larger --steps is worth its time.
+    table by language. The dev loss still falls, so a larger run.steps is worth its time.
 
         gshard-train --experiment=translation.large --logdir=runs/large
         gshard-evaluate --logdir=runs/large
@@ -146,7 +146,7 @@ def from_files() -> Params:
     Purpose: the quickstart's model on any languages and any text. Dev and test are held out of the
     training files unless you give files for them.
 
-    Time: 10 minutes on 2 CPU cores, as the quickstart; set --steps for more text. Result: depends
+    Time: 10 minutes on 2 CPU cores, as the quickstart; set run.steps for more text. Result: depends
     on the text. Below a few thousand pairs per language there is little to learn.
 
     Tab-separated rows of language, source, target (plain, .gz or .xz; globs work):
