@@ -11,7 +11,6 @@ from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -226,10 +225,6 @@ class Softmax(Layer):
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights for inference."""
         return NestedMap(w=store(theta.w, "MV", "M"))
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the product with the weight."""
-        return 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
 
 
 class SinusoidalPositions(Layer):

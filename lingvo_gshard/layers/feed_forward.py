@@ -9,7 +9,6 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -167,11 +166,6 @@ class FeedForward(Layer):
             weights[f"w_{name}"] = store(theta[f"w_{name}"], "MH", "M")
         weights.w_out = store(theta.w_out, "HM", "H")
         return weights
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the two products, or three if the activation is gated."""
-        products = 3 if self.activation.is_gated else 2
-        return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
     @layer_method
     def _project_in(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:

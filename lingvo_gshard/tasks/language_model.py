@@ -268,12 +268,6 @@ class LanguageModelTask(TokenTask):
         weights.pop("future", None)
         return without_reference(weights)
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of one forward pass in training."""
-        softmax = 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
-        future = self.future if self.p.future_tokens else []
-        return super().flops(shape) + sum(module.flops(shape) + softmax for module in future)
-
     def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
         """Returns what a decoder must know of the model. Texts are as long as rows at most."""
         return ModelFacts(

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -145,10 +144,6 @@ class FutureToken(Layer):
         x_BLM = self.layer.fprop(theta.layer, x_BLM, [mask])
         return x_BLM, self.output_norm.fprop(theta.output_norm, x_BLM)
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the two products and of the layer."""
-        return super().flops(shape) + 2 * 2 * shape.tokens * self.p.model_dim**2
-
 
 class TokenTask(Task):
     """Embeds tokens and their positions, runs a causal decoder, and predicts the next token.
@@ -230,18 +225,12 @@ class TokenTask(Task):
 
     def guessing_loss(self) -> float | None:
         """Returns log V, the cross-entropy of a token that is guessed evenly."""
-        return math.log(self._shared_embedding().p.vocabulary_size)
+        return math.log(self.shared_embedding.p.vocabulary_size)
 
     @property
     def activation_dtype(self) -> tf.DType:
         """The type of the activations."""
         return tf.as_dtype(self.p.fprop_dtype or "float32")
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the decoder and the softmax in one forward pass."""
-        vocabulary_size = self._shared_embedding().p.vocabulary_size
-        softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
-        return self.decoder.flops(shape) + softmax
 
     def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
         """Returns what a decoder must know of the model. A task with a DECODING defines it.
@@ -265,7 +254,7 @@ class TokenTask(Task):
         names = [name for name in self._with_products if name in children]
         weights = {n: children[n].decoding_weights(theta[n]) for n in names}
         if self.p.tie_softmax:
-            embedding = self._shared_embedding()
+            embedding = self.shared_embedding
             weights[self.EMBEDDING] = embedding.with_softmax(weights[self.EMBEDDING])
         return NestedMap(theta, **weights)
 
@@ -335,7 +324,7 @@ class TokenTask(Task):
         """Returns logits [B,L,V] of the decoder's output."""
         p, x_BLM = self.p, self._scaled(x_BLM)
         if p.tie_softmax:
-            logits_BLV = self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
+            logits_BLV = self.shared_embedding.logits(theta[self.EMBEDDING], x_BLM)
         else:
             logits_BLV = self.softmax.fprop(theta.softmax, x_BLM)
         if p.use_logit_bias:
@@ -361,7 +350,7 @@ class TokenTask(Task):
           z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
         """
         p = self.p
-        vocabulary_size = self._shared_embedding().p.vocabulary_size
+        vocabulary_size = self.shared_embedding.p.vocabulary_size
         positions = positions_at_once(p.logits_positions, x_BLM, vocabulary_size)
         if not positions:
             logits_BLV = self._logits(theta, x_BLM)
@@ -373,7 +362,7 @@ class TokenTask(Task):
         objective = Objective(
             labels_BL, segments_BL, p.label_smoothing, z_loss_weight, p.logit_cap, bias_V
         )
-        softmax = self._shared_embedding() if p.tie_softmax else self.softmax
+        softmax = self.shared_embedding if p.tie_softmax else self.softmax
         weights = theta[self.EMBEDDING] if p.tie_softmax else theta.softmax
         return softmax.cross_entropy(weights, self._scaled(x_BLM), objective, positions)
 
@@ -382,6 +371,7 @@ class TokenTask(Task):
         scale = self.p.logit_scale
         return x_BLM if scale == 1.0 else x_BLM * tf.constant(scale, x_BLM.dtype)
 
-    def _shared_embedding(self) -> TokenEmbedding:
-        """Returns the child whose table the softmax may share."""
+    @property
+    def shared_embedding(self) -> TokenEmbedding:
+        """The child whose table the softmax may share."""
         return getattr(self, self.EMBEDDING)

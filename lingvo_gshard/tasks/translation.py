@@ -110,11 +110,6 @@ class TranslationTask(TokenTask):
         _, length = known_sizes(batch["target_labels"].shape)
         return TokenShape(rows, length, memory_length=source_length)
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the encoder, the decoder and the softmax."""
-        encoder = self.encoder.flops(TokenShape(shape.rows, shape.memory_length))
-        return encoder + super().flops(shape)
-
     def id_ranges(self) -> dict[str, int]:
         """Returns the vocabulary size for each array of ids."""
         target = self.p.target_vocabulary_size

@@ -8,6 +8,7 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
 from tests.tasks.test_language_model import POSITIONS, SEGMENTS, B, L, M, V, task_of, tensors
 
 ROTARY = {"add_positions": False, "decoder__layer__self_attention__rotary_fraction": 1.0}
@@ -104,9 +105,9 @@ class FutureTokensTest(testing.TestCase, parameterized.TestCase):
     def test_flops_count_the_modules_and_their_softmax(self):
         task, plain = task_of(future_tokens=2, **ROTARY), task_of(**ROTARY)
         shape = TokenShape(rows=3, length=5)
-        layer = task.decoder.layers[1].flops(shape)
+        layer = flops(task.decoder.layers[1], shape)
         more = layer + 2 * 15 * M * V + 2 * 2 * 15 * M * M
-        self.assertEqual(task.flops(shape), plain.flops(shape) + 2 * more)
+        self.assertEqual(flops(task, shape), flops(plain, shape) + 2 * more)
 
     def test_rejects_a_relative_bias_that_layers_share(self):
         with self.assertRaisesRegex(

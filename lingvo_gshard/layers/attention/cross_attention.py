@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -75,10 +74,6 @@ class CrossAttention(MultiHeadAttention):
         """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
         shape = (rows, self.key_value_heads, positions)
         return {"key": (*shape, self.head_dim), "value": (*shape, self.value_dim)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the projections, of q k and of the weighted values."""
-        return self._count_flops(shape.rows, shape.length, shape.memory_length)
 
     def _products(self) -> list[tuple[str, ...]]:
         return [("w_query",), ("w_key", "w_value")]

@@ -7,7 +7,6 @@ import math
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, SCALE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -43,7 +42,7 @@ _FROM_INPUT = {
     "strength": "Nr",
     "decay": "Nr",
 }
-_CONVOLVED = ("query", "key", "value")
+CONVOLVED = ("query", "key", "value")
 
 
 class GatedDeltaNet(Layer):
@@ -94,7 +93,7 @@ class GatedDeltaNet(Layer):
             self.create_variable(f"w_{name}", f"M{letters}", sizes, fan_in, inputs="M")
         # Uniform with the variance 1 / (3 width), as convolutions of PyTorch have it.
         taps = initializers.glorot_uniform(9 * p.convolution_width, 9 * p.convolution_width)
-        for name in _CONVOLVED:
+        for name in CONVOLVED:
             layout = f"t{_FROM_INPUT[name]}"
             self.create_variable(f"w_{name}_taps", layout, sizes, taps, role=SCALE)
         # Rates from 1/16 to 16, so that values forget at different speeds.
@@ -119,7 +118,7 @@ class GatedDeltaNet(Layer):
         }
 
     @property
-    def _features(self) -> dict[str, int]:
+    def features(self) -> dict[str, int]:
         """Number of features of a key head in each product with the input."""
         sizes = self._sizes
         return {
@@ -210,21 +209,11 @@ class GatedDeltaNet(Layer):
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the float32 arrays of the cache, which have no slots, by name."""
         p = self.p
-        convolved = sum(self._features[name] for name in _CONVOLVED)
+        convolved = sum(self.features[name] for name in CONVOLVED)
         return {
             "state": (rows, p.num_heads, p.values_per_head, p.head_dim, self.value_dim),
             "recent": (rows, p.num_heads, p.convolution_width - 1, convolved),
         }
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the products, of the convolution and of the delta rule."""
-        p, features = self.p, self._features
-        products = p.model_dim * (sum(features.values()) + features["value"])
-        taps = p.convolution_width * sum(features[name] for name in _CONVOLVED)
-        size = min(p.chunk_size, shape.length)
-        return 2 * shape.tokens * p.num_heads * (products + taps) + delta_rule.flops(
-            shape.tokens, p.num_heads, p.values_per_head, p.head_dim, self.value_dim, size
-        )
 
     @layer_method
     def _run_rows(
@@ -277,7 +266,7 @@ class GatedDeltaNet(Layer):
         # The weights are rounded as one, with the history of the first.
         history_fh = history_of(theta, f"w_{next(iter(_FROM_INPUT))}")
         joined_BLNf = multiply("BLM,MNf->BLNf", x_BLM, w_MNf, history_fh)
-        parts = tf.split(joined_BLNf, [*self._features.values()], -1)
+        parts = tf.split(joined_BLNf, [*self.features.values()], -1)
         found = {}
         for (name, letters), part_BLNf in zip(_FROM_INPUT.items(), parts, strict=True):
             part = self._with_letters(part_BLNf, f"BL{letters}")
@@ -285,7 +274,7 @@ class GatedDeltaNet(Layer):
             found[name] = add_adapter(self, theta, f"w_{name}", equation, x_BLM, part)
         batch, length, _ = known_sizes(x_BLM.shape)
         shape = [batch, length, self.p.num_heads, -1]
-        convolved = [tf.reshape(found.pop(name), shape) for name in _CONVOLVED]
+        convolved = [tf.reshape(found.pop(name), shape) for name in CONVOLVED]
         return annotate(tf.concat(convolved, -1), "BLNf"), found
 
     def _inputs(
@@ -298,7 +287,7 @@ class GatedDeltaNet(Layer):
           sum_BLNf: float32 sums of the convolution.
           others: the products with the input that are not convolved.
         """
-        sizes = [self._features[name] for name in _CONVOLVED]
+        sizes = [self.features[name] for name in CONVOLVED]
         query_BLND, key_BLND, value_BLNf = tf.split(tf.nn.silu(sum_BLNf), sizes, -1)
         strength_BLNr, decay_BLNr = (tf.cast(others[n], tf.float32) for n in ("strength", "decay"))
         rate_Nr = tf.exp(tf.cast(theta.log_rate, tf.float32))
@@ -336,7 +325,7 @@ class GatedDeltaNet(Layer):
     def _taps(self, theta: NestedMap) -> tf.Tensor:
         """Returns the float32 weights [t,N,f] of the convolution."""
         shape = [self.p.convolution_width, self.p.num_heads, -1]
-        taps = [tf.reshape(theta[f"w_{name}_taps"], shape) for name in _CONVOLVED]
+        taps = [tf.reshape(theta[f"w_{name}_taps"], shape) for name in CONVOLVED]
         return tf.cast(tf.concat(taps, -1), tf.float32)
 
 

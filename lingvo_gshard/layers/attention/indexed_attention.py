@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -73,14 +72,6 @@ class IndexedAttention(LatentAttention):
             **super().cache_shapes(rows, slots),
             "index": (rows, 1, slots, self.p.index_dim),
         }
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of latent attention to all keys, and of the indexer."""
-        p = self.p
-        inner = p.index_heads * p.index_dim
-        weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
-        scores = shape.length * (inner + p.index_heads)
-        return super().flops(shape) + 2 * shape.tokens * (weights + scores)
 
     def _restrict(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -188,17 +187,6 @@ class LatentAttention(Attention):
     def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
         """Returns the shape of the cache by name: `key`, [B,1,K,D]."""
         return {"key": (rows, 1, slots, self.p.key_value_rank + self.p.rotary_dim)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the projections, of q k and of the weighted values."""
-        p = self.p
-        query_dim = p.plain_dim + p.rotary_dim
-        weights = p.model_dim * sum(self._down.values())
-        weights += (p.query_rank or p.model_dim) * p.num_heads * query_dim
-        weights += p.key_value_rank * p.num_heads * (p.plain_dim + p.value_dim)
-        weights += p.num_heads * p.value_dim * p.model_dim
-        pairs = shape.tokens * shape.length
-        return 2 * shape.tokens * weights + 2 * pairs * p.num_heads * (query_dim + p.value_dim)
 
     def _restrict(
         self,

@@ -174,13 +174,6 @@ class MultiHeadAttention(Attention):
         mixed_BLND, weights_BNLK = self._mix_slots(theta, query_BLND, slots, visible, relative_bias)
         return self._output(theta, mixed_BLND, gate_BLND), weights_BNLK
 
-    def _count_flops(self, rows: int, queries: int, keys: int) -> int:
-        """Returns the floating-point operations of the projections and of both products."""
-        p = self.p
-        both = self.head_dim + self.value_dim
-        weights = (queries * p.num_heads + keys * self.key_value_heads) * both
-        return 2 * rows * (weights * p.model_dim + queries * keys * p.num_heads * both)
-
 
 def _joined(names: Sequence[str]) -> str:
     """Returns the name of the weight that joins several: `w_query_key_value`."""

@@ -7,7 +7,6 @@ import dataclasses
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -181,13 +180,6 @@ class SelfAttention(MultiHeadAttention):
         """Returns the shapes [B,N,K,D] of the cache by name: `key` and `value`."""
         shape = (rows, self.key_value_heads, slots)
         return {"key": (*shape, self.head_dim), "value": (*shape, self.value_dim)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the projections, of q k and of the weighted values."""
-        p = self.p
-        gate = 2 * shape.tokens * p.model_dim * p.num_heads * self.value_dim
-        count = self._count_flops(shape.rows, shape.length, shape.length)
-        return count + gate if p.has_output_gate else count
 
     def _positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> TextPositions | None:
         """Returns the positions for the rotations; None if there are none."""

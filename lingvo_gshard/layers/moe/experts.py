@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -222,11 +221,6 @@ class Experts(Layer):
             y_EUGCM = add_bias(y_EUGCM, _broadcast(b_EUM, y_EUGCM))
         y_EGCUM = tf.transpose(y_EUGCM, (0, 2, 3, 1, 4))
         return annotate(tf.reshape(y_EGCUM, [experts, groups, slots, parts * model_dim]), "EGCU")
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of one forward pass if one expert computes each token."""
-        products = len(self._input_products) + 1
-        return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
 
 def _parts_first(x_EGCUM: tf.Tensor, last: str) -> tf.Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -238,18 +237,6 @@ class MixtureOfExperts(Layer):
         if current is None:
             return tokens
         return math.ceil(tokens / current.parts(current.split("G", path=self.path)[0]))
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the router, the shared expert and the experts of each token."""
-        used = self.router.experts_per_token(self.router.p)
-        shared = self.shared.flops(shape) if self.p.shared_hidden_dim else 0
-        return self.router.flops(shape) + shared + round(used * self.experts.flops(shape))
-
-    def active_parameters(self) -> int:
-        """Returns the number of weights that compute one token, with only the experts it uses."""
-        used = self.router.experts_per_token(self.router.p) / self.p.num_experts
-        experts = self.experts.active_parameters()
-        return super().active_parameters() - experts + round(used * experts)
 
     def _token_ids(self, shape_BLM: tf.TensorShape, groups: Groups) -> tf.Tensor | None:
         """Returns the ids of the groups' tokens, int32 [G,S]; None if the router needs none."""

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.ring import RingKernel
@@ -140,7 +141,7 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         weights = M * (6 + RANK + ROTARY) + 6 * N * (PLAIN + ROTARY)
         weights += RANK * N * (PLAIN + VALUE) + N * VALUE * M
         products = 2 * 3 * 4 * 4 * N * (PLAIN + ROTARY + VALUE)
-        self.assertEqual(layer.flops(TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
+        self.assertEqual(flops(layer, TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
 
     @parameterized.parameters(
         ({"rotary_dim": 3}, "rotary_dim: 3; an even"), ({"rotary_pairs": "x"}, "rotary_pairs: 'x'")
