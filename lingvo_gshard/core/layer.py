@@ -350,16 +350,6 @@ class Layer(Configurable):
         del params
         return ""
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights as `infer` reads them. The default returns the training weights."""
-        return theta
-
-    @layer_method
-    def infer(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
-        """Returns `fprop` for inference, from `decoding_weights`. The default calls `fprop`."""
-        return self.fprop(theta, *args, **kwargs)
-
     def child_layers(self) -> list[Layer]:
         """Returns the direct children in the order of creation, with lists flattened."""
         return [

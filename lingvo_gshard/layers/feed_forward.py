@@ -15,7 +15,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import CLAMPED, GATES
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.lora import product
-from lingvo_gshard.layers.products import store
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu": lambda h: tf.nn.relu(h),
@@ -157,15 +156,6 @@ class FeedForward(Layer):
         if self.p.use_bias:
             y_BLM = add_bias(y_BLM, tf.cast(theta.b_out, y_BLM.dtype))
         return self.observe(y_BLM)
-
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights as `infer` reads them."""
-        weights = NestedMap(theta)
-        for name in ("in", "factor") if self.activation.is_gated else ("in",):
-            weights[f"w_{name}"] = store(theta[f"w_{name}"], "MH", "M")
-        weights.w_out = store(theta.w_out, "HM", "H")
-        return weights
 
     @layer_method
     def _project_in(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:

@@ -33,9 +33,9 @@ from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of

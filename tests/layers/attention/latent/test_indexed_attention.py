@@ -9,6 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import transformer
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
 from lingvo_gshard.layers.attention.mask import MASKED
@@ -97,7 +98,7 @@ def test_decoding_steps_choose_the_same():
     stack, theta = make(p.set(is_causal=True, num_heads=N))
     expected = stack.fprop(theta, tf.constant(X), tf.ones([B, L], tf.int32))
     assert_close(run_stepwise(stack, theta, tf.constant(X), None), expected, "float32")
-    assert stack.cache_shapes(B, L)[0]["index"] == (B, 1, L, DIM)
+    assert transformer.stack_cache_shapes(stack, B, L)[0]["index"] == (B, 1, L, DIM)
 
 
 def test_the_choice_has_no_gradient():
