@@ -29,7 +29,17 @@ LARGEST_FOLDER = 25
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
 BELOW_API = (
     *MODEL,
-    *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
+    *(
+        "pages",
+        "training",
+        "open_models",
+        "hlo",
+        "runtime",
+        "facts",
+        "inference",
+        "planning",
+        "export",
+    ),
     *("profiling", "reporting", "params"),
 )
 FOLDERS = {
@@ -45,10 +55,11 @@ FOLDERS = {
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
     "agents": (*MODEL, "training", "hlo", "runtime"),
+    "facts": (*MODEL, "training", "hlo", "runtime"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
     "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
-    "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
+    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "facts", "inference"),
+    "profiling": (*MODEL, "training", "hlo", "runtime", "facts", "planning"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
     "params": (*MODEL, "training"),
