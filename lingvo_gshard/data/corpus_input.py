@@ -18,7 +18,7 @@ from lingvo_gshard.data.batching.table import Group, MemoryTable
 from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import vocabulary_trainer
+from lingvo_gshard.preparation.vocabularies import vocabulary_trainer
 
 
 @dataclasses.dataclass(frozen=True)

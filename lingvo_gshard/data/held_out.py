@@ -14,10 +14,10 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
-from lingvo_gshard.data.cleaning.near_duplicates import fold
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.preparation.cleaning.leaks import SeenInTrain, Wanted
+from lingvo_gshard.preparation.cleaning.near_duplicates import fold
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ import functools
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.packed_input import TextInput
@@ -14,7 +13,8 @@ from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary_trainer import lines_of
+from lingvo_gshard.preparation.cleaning.leaks import DocumentCleaner
+from lingvo_gshard.preparation.vocabularies.vocabulary_trainer import lines_of
 
 
 class LanguageModelInput(TextInput, CorpusInput):

@@ -33,8 +33,9 @@ from lingvo_gshard.data.batching.table import MemoryTable, Table
 from lingvo_gshard.data.input import Input, TextIds, TrainBatches
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
-from lingvo_gshard.data.vocabularies import files, vocabulary_trainer
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.preparation.vocabularies import vocabulary_trainer
 
 if TYPE_CHECKING:
     from lingvo_gshard.data.batching import stream

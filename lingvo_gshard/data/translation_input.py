@@ -15,7 +15,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.batching.table import MemoryTable
-from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.packed_input import EncodeBatch, PairInput, encode
@@ -23,7 +22,8 @@ from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary_trainer import of_rows, to_note
+from lingvo_gshard.preparation.cleaning.cleaner import Cleaner
+from lingvo_gshard.preparation.vocabularies.vocabulary_trainer import of_rows, to_note
 
 _log = logging.getLogger(__name__)
 

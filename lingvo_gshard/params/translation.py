@@ -5,12 +5,12 @@ from __future__ import annotations
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
@@ -157,7 +157,7 @@ def from_files() -> Params:
     Moses pairs, here data/train.de and data/train.fr, each with data/train.en:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.data.sources.moses.MosesReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.preparation.formats.moses.MosesReader' \\
             --gin_param='input.corpus.train = ("data/train",)' \\
             --gin_param='input.corpus.dev = ("data/dev",)' \\
             --gin_param='input.corpus.test = ("data/test",)'
@@ -165,7 +165,7 @@ def from_files() -> Params:
     A tree of gettext catalogs, whose messages are in English:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.data.sources.gettext.GettextReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.preparation.formats.gettext.GettextReader' \\
             --gin_param='input.corpus.train = ("locale/",)'
 
     The same settings can be lines of a file for --gin_file. input.corpus.on_bad_row = "skip" leaves

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.data.vocabularies import byte_ranks
-from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.preparation.vocabularies import byte_ranks
+from lingvo_gshard.preparation.vocabularies.json_vocabulary import JsonVocabulary
 
 _KINDS = (Vocabulary, JsonVocabulary)
 _TIKTOKEN = ".tiktoken"

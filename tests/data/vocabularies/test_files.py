@@ -10,7 +10,7 @@ from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from tests.data import corpora
-from tests.data.vocabularies.test_json_vocabulary import tokenizer
+from tests.preparation.vocabularies.test_json_vocabulary import tokenizer
 
 
 def sentencepiece_model(**options):

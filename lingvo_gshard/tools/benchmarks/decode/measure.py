@@ -25,7 +25,6 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
@@ -33,6 +32,7 @@ from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
