@@ -1,8 +1,8 @@
-"""Names the modules of the package's features, by the seam at which they take part.
+"""Lists the modules of the package's features. Each module takes part at one seam.
 
-A seam imports its features when it is first used; see core/seams.py. A feature that is not named
-here takes part once its module is imported.
+A seam imports its features when it is first used; see core/seams.py. A feature that this table does
+not list takes part once its module is imported.
 """
 
-# Name of a seam -> modules, in the order in which their features are called.
+# Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {}
