@@ -8,11 +8,11 @@ from collections.abc import Callable
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.giants import prepared_translation
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.params import translation
 from lingvo_gshard.preparation.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.run.options import RunOptions
@@ -105,7 +105,7 @@ def _experiment(layer: Params) -> Params:
     Args:
       layer: takes the place of the feed-forward layers of the decoder.
     """
-    params = translation.large()
+    params = prepared_translation.large()
     params.input.set(
         directory="prepared/from_english",
         batch_rows=20,

@@ -10,7 +10,6 @@ from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
@@ -96,45 +95,6 @@ def hundred_languages() -> Params:
     step.schedule = WarmupStableDecay.params().set(
         learning_rate=4e-3, warmup_steps=200, decay_share=0.3
     )
-    run.set(evaluate_every_steps=500, keep_best="dev/loss")
-    return _experiment(input_, task, step, run)
-
-
-@registry.register("translation.large")
-def large() -> Params:
-    """Prepared data: 1.8 million pairs of 244 languages to English.
-
-    Purpose: to train on what gshard-prepare has written, of any size. Records are read from disk as
-    they are needed, so the memory does not grow with the text. docs/data.md says how to fetch and
-    prepare the text; your own, prepared, takes its place. Languages are unbalanced, with 160
-    thousand to 500 pairs each, and are sampled with temperature 2. Rows have the data's ratio of
-    source to target tokens.
-
-    Time: 49 minutes of processor time. Result: a third of an epoch, test perplexity 50, and chrF 24
-    and BLEU 6 averaged over the 80 languages with 20 test rows or more; docs/results.md has the
-    table by language. The dev loss still falls, so a larger --steps is worth its time.
-
-        gshard-train --experiment=translation.large --logdir=runs/large
-        gshard-evaluate --logdir=runs/large
-    """
-    input_ = PreparedTranslationInput.params().set(
-        directory="prepared/large",
-        batch_rows=32,
-        source_length=128,
-        target_length=64,
-        source_vocabulary_size=16000,
-        target_vocabulary_size=8000,
-    )
-    input_.mixing.temperature = 2.0
-    task = _task(model_dim=192, hidden_dim=768, num_heads=6, num_layers=2, num_experts=16)
-    task.share_embeddings = False
-    for stack in (task.encoder, task.decoder):
-        stack.moe.dispatch = DroplessDispatch.params()
-        stack.moe.router.set(
-            second_expert="all", capacity_factor=0.0, evaluation_capacity_factor=0.0
-        )
-    step, run = _step(), _run(steps=4_000)
-    step.schedule = WarmupStableDecay.params().set(learning_rate=2e-3, warmup_steps=500)
     run.set(evaluate_every_steps=500, keep_best="dev/loss")
     return _experiment(input_, task, step, run)
 

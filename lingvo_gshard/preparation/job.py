@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params_text import class_today
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.stores import is_bucket
@@ -142,12 +143,19 @@ class WorkDirectory:
 
 
 def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> None:
-    """Raises UserError if work or data in a directory has other settings; names one setting."""
-    for name in sorted(settings.keys() | found.keys()):
-        if settings.get(name) != found.get(name):
+    """Raises UserError if work or data in a directory has other settings; names one setting.
+
+    Classes may have the names of earlier versions.
+    """
+    before = {
+        name: class_today(value) if isinstance(value, str) else value
+        for name, value in found.items()
+    }
+    for name in sorted(settings.keys() | before.keys()):
+        if settings.get(name) != before.get(name):
             raise UserError(
-                f"{where} holds work of other settings: {name} was {found.get(name)!r}, and is now "
-                f"{settings.get(name)!r}. Go on with the settings as they were, name another "
+                f"{where} holds work of other settings: {name} was {before.get(name)!r}, and is "
+                f"now {settings.get(name)!r}. Go on with the settings as they were, name another "
                 "directory by `output`, or remove this one"
             )
 

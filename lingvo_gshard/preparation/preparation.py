@@ -10,7 +10,6 @@ import msgspec
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.sources.report import language_notes, loss_note
-from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.preparation import parts, split_copies
 from lingvo_gshard.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.preparation.cleaning.leaks import DocumentCleaner
@@ -20,7 +19,7 @@ from lingvo_gshard.preparation.prepared.manifest import Manifest, sha256_of
 from lingvo_gshard.preparation.row_files import Tally
 from lingvo_gshard.preparation.sources import Source, Survey
 from lingvo_gshard.preparation.train_vocabulary import VocabularyRecord
-from lingvo_gshard.preparation.vocabularies import vocabulary_trainer
+from lingvo_gshard.preparation.vocabularies import others, vocabulary_trainer
 from lingvo_gshard.preparation.vocabularies.vocabulary_trainer import VocabularyTrainer
 
 
@@ -172,7 +171,7 @@ def to_settings(params: Params, sources: tuple[Source, ...]) -> dict[str, Any]:
             if isinstance(value, type):
                 value = f"{value.__module__}.{value.__qualname__}"
             settings[name] = value
-    for path in files.paths_of(params.vocabulary.files):
+    for path in others.paths_of(params.vocabulary.files):
         settings[f"file {path}"] = sha256_of(path)
     for number, source in enumerate(sources):
         for field, value in vars(source).items():

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning.near_duplicates import TextHashes, are_in, fold
+from lingvo_gshard.preparation.cleaning.near_duplicates import TextHashes, are_in
 from lingvo_gshard.preparation.job import Job
 from lingvo_gshard.preparation.prepared.manifest import SplitCopies
 from lingvo_gshard.preparation.row_files import (

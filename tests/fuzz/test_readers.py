@@ -23,12 +23,12 @@ from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.data.vocabularies import files as vocabularies
 from lingvo_gshard.planning import planned_training
 from lingvo_gshard.planning.plan import plan as plan_file
 from lingvo_gshard.preparation.formats.gettext import GettextReader
 from lingvo_gshard.preparation.formats.moses import MosesReader
 from lingvo_gshard.preparation.prepared import manifest
+from lingvo_gshard.preparation.vocabularies import others
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from tests import tiny
@@ -153,7 +153,7 @@ READERS = {
     "params": Reader(
         written("params.txt", tiny.experiment_params().to_text().encode()), params_text.read
     ),
-    "tokenizer": Reader(published_tokenizer, lambda path: vocabularies.of_others((str(path),))),
+    "tokenizer": Reader(published_tokenizer, lambda path: others.of_others((str(path),))),
     "checkpoint": Reader(checkpoint, lambda path: read_run(path.parents[1]), names_file=False),
 }
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.training.experiments import make_trainer
 

@@ -89,6 +89,18 @@ def test_prepared_data_is_left_as_it_is(tmp_path):
         raw.run(tmp_path, [path])
 
 
+def test_data_that_an_earlier_version_prepared_is_left_as_it_is(tmp_path):
+    path = raw.write_tsv(tmp_path / "pairs.tsv", raw.rows(100))
+    directory, _ = raw.run(tmp_path, [path])
+    manifest = directory / "manifest.json"
+    old = manifest.read_text().replace("lingvo_gshard.preparation.", "lingvo_gshard.data.")
+    assert "lingvo_gshard.data.cleaning.cleaner.Cleaner" in old
+    assert "lingvo_gshard.data.vocabularies.vocabulary_trainer.VocabularyTrainer" in old
+    manifest.write_text(old)
+    raw.run(tmp_path, [path])
+    assert manifest.read_text() == old
+
+
 def test_sources_keep_their_splits(tmp_path):
     rows = raw.rows(60)
     train = raw.write_tsv(tmp_path / "train.tsv", rows[:50])

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.sources.tsv import EmbeddedCorpus
-from lingvo_gshard.preparation.cleaning.near_duplicates import fold
 
 FILE, LINE, PARAGRAPH = DOCUMENTS = ("file", "line", "paragraph")
 IN_HELD_OUT = "a text, but for case, digits and punctuation, of test or dev"

@@ -12,6 +12,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.stages import PAIRS, STAGES
 from lingvo_gshard.preparation.cleaning import all_rules, near_duplicates, normalization
 from lingvo_gshard.preparation.cleaning.all_rules import Rule
 from lingvo_gshard.preparation.cleaning.near_duplicates import NearDuplicates
@@ -160,6 +161,7 @@ class BaseCleaner(Configurable, abc.ABC):
         return Normalizer(report.rewritten, self.p.unicode_form, self.p.drop_stray_joiners)
 
 
+@STAGES.register(PAIRS)
 class Cleaner(BaseCleaner):
     """Normalizes sentence pairs and drops pairs that would only add noise to training."""
 

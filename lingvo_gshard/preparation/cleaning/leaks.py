@@ -14,17 +14,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.held_out import LEAKS, fold
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.stages import DOCUMENTS, STAGES
 from lingvo_gshard.preparation.cleaning import all_rules
 from lingvo_gshard.preparation.cleaning.cleaner import BaseCleaner, RowRules
-from lingvo_gshard.preparation.cleaning.near_duplicates import TextHashes, are_in, fold
+from lingvo_gshard.preparation.cleaning.near_duplicates import TextHashes, are_in
 
 EMPTY = "empty"
 SHORT = "too short"
 LONG = "too long"
 
 
+@STAGES.register(DOCUMENTS)
 class DocumentCleaner(BaseCleaner):
     """Normalizes the lines of documents; drops short, long and repeated documents.
 
@@ -150,6 +153,14 @@ class SeenInTrain:
     def _has(self, hashes: np.ndarray) -> np.ndarray:
         """Returns whether training has each of some wanted hashes."""
         return self.is_seen[np.searchsorted(self.wanted.hashes, hashes)]
+
+
+@LEAKS.register("seen_in_train")
+def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
+    """Returns why each row of dev and test is dropped; "" if it does not leak."""
+    seen = SeenInTrain(Wanted.of(held_out))
+    seen.look_through(train)
+    return seen.reasons(held_out)
 
 
 class _Grams:

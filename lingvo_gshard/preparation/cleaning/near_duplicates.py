@@ -18,26 +18,14 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.batching.permutations import splitmix64
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources.row import Row
-
-_WORD = re.compile(r"[^\W\d_]+")
-
-
-def fold(text: str) -> str:
-    """Returns the words of a text in lower case, without digits and punctuation.
-
-    If a text has no words, its digits and punctuation stay.
-    """
-    folded = text.casefold()
-    return " ".join(_WORD.findall(folded) or folded.split())
-
 
 _BASE = 0xD1342543DE82EF95
 _INVERSE = pow(_BASE, -1, 1 << 64)

@@ -215,4 +215,4 @@ class StreamedLanguageModelInput(TextInput, StreamedInput):
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The vocabulary."""
         rows = self._first_rows("train", self.p.vocabulary_rows)
-        return self._trainer.train_on({"": vocabulary_trainer.lines_of(rows)}, 1.0)
+        return self._trainer.train_on_documents(rows, 1.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies.files import KINDS
 from lingvo_gshard.data.vocabularies.vocabulary import TokenizerVocabulary, encoding
 from lingvo_gshard.preparation.vocabularies.json_tokenizer import JsonTokenizer
 
@@ -45,6 +46,7 @@ _SHOWN = 20
 _TOKENIZER, _END, _BEGIN = "tokenizer", "end_token", "begin_token"
 
 
+@KINDS.register("json")
 class JsonVocabulary(TokenizerVocabulary):
     """A tokenizer of the tokenizers package. Texts never give its special tokens.
 

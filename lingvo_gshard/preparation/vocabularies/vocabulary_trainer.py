@@ -24,9 +24,10 @@ from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
-from lingvo_gshard.data.vocabularies.files import of_others, paths_of
+from lingvo_gshard.data.stages import STAGES, VOCABULARIES
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.preparation.cleaning.normalization import NFC, NFKC
+from lingvo_gshard.preparation.vocabularies.others import of_others, paths_of
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ _LONGEST_PIECE = 1000
 _LEAST_COVERAGE = 0.98
 
 
+@STAGES.register(VOCABULARIES)
 class VocabularyTrainer(Configurable):
     """Trains the vocabularies of source and target, or loads them from the cache.
 
@@ -167,6 +169,29 @@ class VocabularyTrainer(Configurable):
             return _of_others(self.p)[0]
         return self._train_or_load("vocabulary.size", sentences, self.p.size, temperature)
 
+    def train_on_documents(self, rows: Sequence[Row], temperature: float) -> Vocabulary:
+        """Returns a vocabulary trained on the lines of documents, all as one language."""
+        return self.train_on({"": lines_of(rows)}, temperature)
+
+    @staticmethod
+    def coverage_notes(rows: Sequence[Row], source: Vocabulary, target: Vocabulary) -> list[str]:
+        """Returns lines about the languages that the vocabularies write with most tokens."""
+        covered = of_rows(rows, source, target).values()
+        notes = (to_note({code: one.to_json() for code, one in each.items()}) for each in covered)
+        return list(filter(None, notes))
+
+    @classmethod
+    def configured_sizes(cls, params: Params) -> tuple[int, int]:
+        """Returns the sizes of the vocabularies of source and target that Params ask for.
+
+        Raises:
+          UserError: a file of others is no vocabulary.
+        """
+        if params.files:
+            found = _of_others(params)
+            return found[0].size, found[-1].size
+        return params.size, params.target_size or params.size
+
     def _train_or_load(
         self, path: str, sentences: Mapping[str, Sequence[str]], size: int, temperature: float
     ) -> Vocabulary:
@@ -282,18 +307,6 @@ class VocabularyTrainer(Configurable):
             "eos_id": EOS_ID,
             "unk_id": UNK_ID,
         }
-
-
-def configured_sizes(params: Params) -> tuple[int, int]:
-    """Returns the sizes of the vocabularies of source and target that Params ask for.
-
-    Raises:
-      UserError: a file of others is no vocabulary.
-    """
-    if params.files:
-        found = _of_others(params)
-        return found[0].size, found[-1].size
-    return params.size, params.target_size or params.size
 
 
 def _of_others(params: Params) -> tuple[Vocabulary, ...]:

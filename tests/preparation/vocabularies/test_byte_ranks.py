@@ -14,8 +14,7 @@ import pytest
 import regex
 
 from benchmarks.peer_python import find_python
-from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.preparation.vocabularies import byte_ranks
+from lingvo_gshard.preparation.vocabularies import byte_ranks, others
 from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.data.vocabularies import tricky_texts
 
@@ -143,7 +142,7 @@ def test_a_file_of_tiktoken_gives_the_ids_of_merging_by_rank(tmp_path, monkeypat
     special = {"<|endoftext|>": len(ranks)}
     monkeypatch.setitem(byte_ranks.ENCODINGS, "cl100k_base", (byte_ranks._CL100K, special))
     path = write_tiktoken(tmp_path / "cl100k_base.tiktoken", ranks)
-    (vocabulary,) = files.of_others(path)
+    (vocabulary,) = others.of_others(path)
     assert (vocabulary.size, vocabulary.eos_id) == (len(ranks) + 1, len(ranks))
     for text in TRICKY:
         ids = vocabulary.encode(text)
@@ -157,7 +156,7 @@ def test_drawn_texts_have_the_ids_of_merging_by_rank(tmp_path, pattern):
     own = byte_ranks._CL100K if pattern is CL100K else pattern
     path = tmp_path / "tokenizer.json"
     path.write_text(byte_ranks.tokenizer_json(ranks, own, {"</s>": len(ranks)}))
-    (vocabulary,) = files.of_others(str(path))
+    (vocabulary,) = others.of_others(str(path))
     for text in tricky_texts.texts(40):
         # A long part takes loops a long time.
         if len(text) < 400:
@@ -176,7 +175,7 @@ def test_tekken_numbers_special_tokens_first(tmp_path):
         assert vocabulary.encode(text) == expected, text
         assert vocabulary.decode([1, *expected, 2]) == text
     assert vocabulary.encode("[INST]a[/INST]") == [3, 10 + ord("a"), 4]
-    (other,) = files.of_others(str(tmp_path / "tekken.json"))
+    (other,) = others.of_others(str(tmp_path / "tekken.json"))
     assert other.encode(LINES[0]) == vocabulary.encode(LINES[0]) and other.eos_id == 2
     # A text of its own never gives a special token.
     assert 3 not in other.encode("[INST]")
@@ -228,7 +227,7 @@ def test_kimis_special_tokens_are_those_of_its_settings(tmp_path):
 def test_files_that_say_too_little_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=f"input.vocabulary.files: .*{name}: .*{message}"):
-        files.of_others(str(tmp_path / name))
+        others.of_others(str(tmp_path / name))
 
 
 @pytest.mark.slow
@@ -251,6 +250,6 @@ def test_ids_are_those_of_tiktoken(tmp_path):
     for name, pattern in (patterns | setup["patterns"]).items():
         made = byte_ranks.tokenizer_json(ranks, pattern, {"</s>": len(ranks)})
         (tmp_path / "tokenizer.json").write_text(made)
-        (vocabulary,) = files.of_others(str(tmp_path / "tokenizer.json"))
+        (vocabulary,) = others.of_others(str(tmp_path / "tokenizer.json"))
         for text, ids in zip(texts, expected[name], strict=True):
             assert vocabulary.encode(text) == ids, (name, text)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.preparation.vocabularies import others
 from lingvo_gshard.preparation.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.data import corpora
@@ -108,7 +109,7 @@ def test_settings_name_other_tokens(tmp_path):
     loaded, _ = files.load_pair(str(tmp_path / "saved"))
     assert loaded == found and (loaded.eos_id, loaded.bos_id) == (1, 1)
     assert loaded.encode("the dog") == found.encode("the dog")
-    (both,) = files.of_others(str(tmp_path / "their.json"), "<EOT>", "<META>")
+    (both,) = others.of_others(str(tmp_path / "their.json"), "<EOT>", "<META>")
     assert (both.eos_id, both.bos_id) == (1, 0) and both != found
 
 

@@ -14,7 +14,6 @@ import rich.box
 import rich.console
 import rich.table
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress

@@ -7,8 +7,8 @@ import sentencepiece
 
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.preparation.vocabularies import others
 from tests.data import corpora
 from tests.preparation.vocabularies.test_json_vocabulary import tokenizer
 
@@ -29,7 +29,7 @@ def sentencepiece_model(**options):
 def test_a_sentencepiece_model_keeps_its_ids(tmp_path):
     # Those of SentencePiece by default: unk 0, bos 1, eos 2, no padding.
     (tmp_path / "their.model").write_bytes(sentencepiece_model())
-    (found,) = files.of_others(str(tmp_path / "their.model"))
+    (found,) = others.of_others(str(tmp_path / "their.model"))
     assert (found.unk_id, found.bos_id, found.eos_id, found.pad_id) == (0, 1, 2, 2)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "their.model"))
     ids = found.encode("the dog sees")
@@ -51,7 +51,7 @@ def test_a_translation_input_takes_a_vocabulary_of_others(tmp_path, kind):
     p.vocabulary.files = str(path)
     p.set(batch_rows=4, source_length=150, target_length=100, packing_window=100)
     data = p.instantiate()
-    (found,) = files.of_others(str(path))
+    (found,) = others.of_others(str(path))
     sizes = {"source": found.size, "target": found.size}
     assert data.vocabulary_sizes() == data.configured_vocabulary_sizes(p) == sizes
     batch = next(data.train_batches(seed=1))
@@ -67,12 +67,12 @@ def test_a_translation_input_takes_a_vocabulary_of_others(tmp_path, kind):
 
 def test_wrong_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="input.vocabulary.files: nowhere.json: No such file"):
-        files.of_others(["nowhere.json"])
+        others.of_others(["nowhere.json"])
     (tmp_path / "a.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a\.json: This is no tokenizer.json"):
-        files.of_others(str(tmp_path / "a.json"))
+        others.of_others(str(tmp_path / "a.json"))
     (tmp_path / "their.model").write_bytes(sentencepiece_model())
     with pytest.raises(ValueError, match="is a SentencePiece model, which has an end and a begin"):
-        files.of_others(str(tmp_path / "their.model"), "<eos>")
+        others.of_others(str(tmp_path / "their.model"), "<eos>")
     with pytest.raises(ValueError, match="names 2 files; one was expected"):
         corpora.trainer(tmp_path, files=("a", "b"))
