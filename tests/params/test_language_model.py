@@ -6,7 +6,6 @@ import shlex
 
 import pytest
 
-import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader

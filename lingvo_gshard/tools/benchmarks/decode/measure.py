@@ -16,7 +16,6 @@ import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
@@ -25,7 +24,6 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.facts.parameters import active_parameters
@@ -36,6 +34,7 @@ from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of

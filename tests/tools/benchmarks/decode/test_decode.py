@@ -2,7 +2,6 @@
 
 import pytest
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.tools.benchmarks.decode import measure
