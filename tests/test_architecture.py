@@ -28,10 +28,11 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
+TRAINED = (*MODEL, "training", "hlo", "runtime")
 BELOW_API = (
-    *MODEL,
-    *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
-    *("profiling", "reporting", "params"),
+    *TRAINED,
+    *("pages", "preparation", "fine_tuning", "open_models", "facts", "inference", "planning"),
+    *("export", "profiling", "reporting", "params", "giants"),
 )
 FOLDERS = {
     "core": (),
@@ -39,21 +40,25 @@ FOLDERS = {
     "sharding": ("core",),
     "kernels": ("core", "sharding"),
     "pages": ("core", "sharding"),
+    "preparation": ("core", "data"),
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
-    "open_models": (*MODEL, "training"),
+    "fine_tuning": (*MODEL, "preparation", "training"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
-    "agents": (*MODEL, "training", "hlo", "runtime"),
-    "inference": (*MODEL, "training", "hlo", "runtime"),
-    "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
-    "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
-    "export": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
+    "agents": TRAINED,
+    "facts": TRAINED,
+    "inference": (*TRAINED, "preparation", "facts"),
+    "open_models": (*TRAINED, "preparation", "facts", "inference"),
+    "testing": (*TRAINED, "inference"),
+    "planning": (*TRAINED, "pages", "facts", "inference"),
+    "profiling": (*TRAINED, "facts", "planning"),
+    "export": (*TRAINED, "preparation", "inference"),
+    "reporting": (*TRAINED, "pages", "planning", "profiling"),
     "params": (*MODEL, "training"),
-    "keras": (*MODEL, "training", "hlo", "runtime", "planning"),
+    "giants": (*MODEL, "preparation", "training", "params"),
+    "keras": (*TRAINED, "planning"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),
     "tools": (*BELOW_API, "agents", "api", "serving"),
@@ -407,8 +412,8 @@ def test_files_of_others_are_opened_in_one_place():
         *("tools/console/libraries.py", "tools/console/launcher.py"),
         # Caches, work folders and shared memory that the same user has written.
         *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
-        *("data/preparation/duplicates.py", "data/preparation/job.py", "tools/launch/slurm.py"),
-        *("data/preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
+        *("preparation/duplicates.py", "preparation/job.py", "tools/launch/slurm.py"),
+        *("preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
         *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),

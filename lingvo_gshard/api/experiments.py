@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard import params as _experiments  # noqa: F401
-
-# Registers the experiments that come with the package.
 from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
