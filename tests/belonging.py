@@ -64,7 +64,7 @@ class Belonging:
         return self._relative(found[0]) if len(found) == 1 else None
 
     def lines(self, test: str) -> list[str]:
-        """Returns the paths that the first lines of a test file name, from the repository's root."""
+        """Returns the paths that the first lines of a test file name, relative to the root."""
         found = []
         for line in (self.root / test).read_text("utf-8").splitlines():
             if not line.startswith(_MARK):

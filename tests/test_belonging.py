@@ -17,7 +17,7 @@ FILES = {
     "docs/moe.md": "",
     "tests/layers/test_norm.py": '"""Tests norms."""\n',
     "tests/layers/experts/test_capacity.py": "from tests.layers import tiny\n",
-    "tests/layers/test_paper.py": "# tests: layers/moe/routing.py\n# tests: layers/norm.py, /docs/\n",
+    "tests/layers/test_paper.py": "# tests: layers/moe/routing.py\n# tests: layers/norm.py, /docs/",
     "tests/layers/tiny.py": "from tests.layers.words import WORDS\n",
     "tests/layers/words.py": "WORDS = []\n",
     "tests/layers/rows.json": "[]",

@@ -1,4 +1,4 @@
-# tests: data/preparation/pipeline.py, core/files/objects.py
+# tests: preparation/pipeline.py, core/files/objects.py
 """Tests preparation from a bucket into a bucket, against emulators."""
 
 import pytest

@@ -1,6 +1,7 @@
-# tests: data/sources/tsv.py, data/sources/gettext.py, data/sources/moses.py, data/sources/text.py
-# tests: data/prepared/manifest.py, data/vocabularies/files.py, core/config/params_text.py
-# tests: planning/plan/plan.py, planning/planned_training.py, training/run/checkpoint/run_item.py
+# tests: data/sources/tsv.py, preparation/formats/gettext.py, preparation/formats/moses.py
+# tests: data/sources/text.py, preparation/prepared/manifest.py, data/vocabularies/files.py
+# tests: core/config/params_text.py, planning/plan/plan.py, planning/planned_training.py
+# tests: training/run/checkpoint/run_item.py
 """Fuzzes the readers of files: damaged content is read, or refused in a sentence with the file.
 
 Each reader is given files that were cut, of which bytes or words were changed, or of which parts

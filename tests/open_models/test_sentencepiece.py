@@ -1,4 +1,4 @@
-# tests: data/vocabularies/published_vocabulary.py
+# tests: preparation/vocabularies/published_vocabulary.py
 """Tests SentencePiece models as Llama 2, Mistral and Gemma are published with.
 
 Byte fallback, with and without a space before a text, control symbols and symbols of a user.

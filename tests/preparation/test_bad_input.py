@@ -1,5 +1,4 @@
-# tests: data/preparation/read_rows.py, data/preparation/part_readers.py
-# tests: data/preparation/sources.py
+# tests: preparation/read_rows.py, preparation/part_readers.py, preparation/sources.py
 """Tests that bad input is refused with file and place or, if asked for, skipped and counted."""
 
 import gzip

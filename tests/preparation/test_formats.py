@@ -1,5 +1,6 @@
-# tests: data/preparation/sources.py, data/preparation/parts.py, data/preparation/part_readers.py
-# tests: data/sources/fields.py, data/sources/datasets.py, data/sources/archives.py
+# tests: preparation/sources.py, preparation/parts.py, preparation/part_readers.py
+# tests: preparation/formats/fields.py, preparation/formats/datasets.py
+# tests: preparation/formats/archives.py
 """Tests that rows of every format come out, however files are cut into parts."""
 
 import csv

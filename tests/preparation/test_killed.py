@@ -1,5 +1,4 @@
-# tests: data/preparation/job.py, data/preparation/pool.py, data/preparation/pipeline.py
-# tests: data/preparation/row_files.py
+# tests: preparation/job.py, preparation/pool.py, preparation/pipeline.py, preparation/row_files.py
 """Tests that a killed preparation goes on, and that nothing is lost or doubled."""
 
 import os

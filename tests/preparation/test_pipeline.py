@@ -1,7 +1,6 @@
-# tests: data/preparation/pipeline.py, data/preparation/inspector.py, data/preparation/job.py
-# tests: data/preparation/pool.py, data/preparation/preparation.py, data/preparation/read_rows.py
-# tests: data/preparation/row_files.py, data/preparation/shards.py
-# tests: data/preparation/train_vocabulary.py
+# tests: preparation/pipeline.py, preparation/inspector.py, preparation/job.py, preparation/pool.py
+# tests: preparation/preparation.py, preparation/read_rows.py, preparation/row_files.py
+# tests: preparation/shards.py, preparation/train_vocabulary.py
 """Tests that preparation gives the rows that were read, and the same bytes every time."""
 
 import pathlib

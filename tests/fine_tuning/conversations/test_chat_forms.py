@@ -1,5 +1,5 @@
-# tests: data/conversations/encoding.py, data/conversations/answers.py
-# tests: data/conversations/chat_template.py
+# tests: fine_tuning/conversations/encoding.py, fine_tuning/conversations/answers.py
+# tests: fine_tuning/conversations/chat_template.py
 """Tests which tokens the loss counts of the forms of published templates, against marks by hand."""
 
 import json

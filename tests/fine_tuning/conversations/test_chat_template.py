@@ -1,4 +1,4 @@
-# tests: data/conversations/chat_template.py, data/conversations/template_program.py
+# tests: fine_tuning/conversations/chat_template.py, fine_tuning/conversations/template_program.py
 """Tests chat templates: the sandbox, and the bytes that transformers writes with the same ones."""
 
 import json

@@ -1,5 +1,5 @@
-# tests: data/conversations/encoding.py, data/conversations/examples.py
-# tests: data/conversations/answers.py
+# tests: fine_tuning/conversations/encoding.py, fine_tuning/conversations/examples.py
+# tests: fine_tuning/conversations/answers.py
 """Tests which tokens the loss counts, against transformers and by hand."""
 
 import json

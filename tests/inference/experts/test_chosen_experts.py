@@ -1,4 +1,5 @@
-# tests: layers/moe/exact_experts.py, layers/moe/exact_shards.py, layers/moe/stacked_experts.py
+# tests: inference/experts/chosen_experts.py, inference/experts/split_experts.py
+# tests: inference/experts/stacked_experts.py, inference/layers/moe.py
 """Compares experts in inference with a loop over tokens, on one device and on eight."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-# tests: data/cleaning/cleaner.py, data/cleaning/leaks.py, data/cleaning/near_duplicates.py
-# tests: data/cleaning/normalization.py
+# tests: preparation/cleaning/cleaner.py, preparation/cleaning/leaks.py
+# tests: preparation/cleaning/near_duplicates.py, preparation/cleaning/normalization.py
 """Tests cleaning of documents and its counts."""
 
 import pytest

@@ -1,4 +1,4 @@
-# tests: data/cleaning/near_duplicates.py
+# tests: preparation/cleaning/near_duplicates.py
 """Tests hashes of parts of texts, against sums that Python's integers compute."""
 
 import hypothesis

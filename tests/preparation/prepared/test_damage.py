@@ -1,4 +1,4 @@
-# tests: data/prepared/manifest.py, data/prepared/table.py
+# tests: preparation/prepared/manifest.py, preparation/prepared/table.py
 """Tests damaged, missing and foreign files of prepared data: sentences that name the file."""
 
 import os

@@ -1,4 +1,4 @@
-# tests: data/prepared/manifest.py, data/prepared/shard_writer.py
+# tests: preparation/prepared/manifest.py, preparation/prepared/shard_writer.py
 """Tests the files of prepared data: records, shards, lengths and the manifest."""
 
 import hashlib

@@ -1,4 +1,4 @@
-# tests: data/prepared/base_input.py, data/prepared/table.py
+# tests: preparation/prepared/base_input.py, preparation/prepared/table.py
 """Tests that processes which read their own rows alone train as one process does."""
 
 import json

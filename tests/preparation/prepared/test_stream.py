@@ -1,5 +1,6 @@
-# tests: data/batching/stream.py, data/prepared/base_input.py, data/prepared/language_model_input.py
-# tests: data/prepared/table.py, data/prepared/translation_input.py
+# tests: preparation/prepared/base_input.py, preparation/prepared/language_model_input.py
+# tests: preparation/prepared/table.py, preparation/prepared/translation_input.py
+# tests: data/batching/stream.py
 """Tests the training batches of prepared data: every token, any number of processes, resumption."""
 
 import collections

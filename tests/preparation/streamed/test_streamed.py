@@ -1,4 +1,5 @@
-# tests: data/streamed/blocks.py, data/streamed/examples.py, data/streamed/inputs.py
+# tests: preparation/streamed/blocks.py, preparation/streamed/examples.py
+# tests: preparation/streamed/inputs.py
 """Tests inputs that stream data sets of Hugging Face, against the rows and from every position."""
 
 import collections

@@ -1,4 +1,4 @@
-# tests: data/vocabularies/byte_ranks.py, data/vocabularies/published_vocabulary.py
+# tests: preparation/vocabularies/byte_ranks.py, preparation/vocabularies/published_vocabulary.py
 """Tests tekken.json and files of tiktoken, against loops that merge bytes by their ranks.
 
 The slow test compares with tiktoken itself.

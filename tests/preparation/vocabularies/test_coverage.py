@@ -1,4 +1,4 @@
-# tests: data/vocabularies/vocabulary_trainer.py
+# tests: preparation/vocabularies/vocabulary_trainer.py
 """Tests coverage by language, against counts made character by character."""
 
 import pytest

@@ -1,4 +1,4 @@
-# tests: data/cleaning/all_rules.py
+# tests: preparation/cleaning/all_rules.py
 """Tests texts in another language, and what a user reads without the detector."""
 
 import sys
