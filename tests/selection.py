@@ -40,7 +40,7 @@ def register(config: pytest.Config) -> None:
     if files is not None or revision is not None:
         config.pluginmanager.register(_Files(_files(config, files or "", revision)))
     if share := config.getoption("slow_share"):
-        config.pluginmanager.register(_SlowShare(share))
+        config.pluginmanager.register(_SlowShare(*read_share(share)))
         if config.option.markexpr == "not slow":
             config.option.markexpr = ""
 
@@ -90,14 +90,8 @@ class _SlowShare:
     of them once.
     """
 
-    def __init__(self, share: str):
-        index, slash, count = share.partition("/")
-        is_share = slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)
-        if not is_share:
-            raise pytest.UsageError(
-                f"--slow-share={share}: expected K/N with 0 <= K < N, such as 3/200"
-            )
-        self._index, self._count = int(index), int(count)
+    def __init__(self, index: int, count: int):
+        self._index, self._count = index, count
         self._failed: list[str] = []
 
     def pytest_report_header(self) -> str:
@@ -123,6 +117,18 @@ class _SlowShare:
         if self._failed:
             terminalreporter.section(f"slow tests of share {self._index} of {self._count} failed")
             terminalreporter.write_line("\n".join(self._failed))
+
+
+def read_share(text: str) -> tuple[int, int]:
+    """Returns K and N of a share "K/N".
+
+    Raises:
+      pytest.UsageError: the text is no share.
+    """
+    index, slash, count = text.partition("/")
+    if slash and index.isdecimal() and count.isdecimal() and int(index) < int(count):
+        return int(index), int(count)
+    raise pytest.UsageError(f"--slow-share={text}: expected K/N with 0 <= K < N, such as 3/200")
 
 
 def is_in_share(name: str, index: int, count: int) -> bool:
