@@ -51,7 +51,7 @@ FOLDERS = {
     "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
-    "params": (*MODEL, "training"),
+    "params": (*MODEL, "training", "open_models"),
     "keras": (*MODEL, "training", "hlo", "runtime", "planning"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),

@@ -15,8 +15,8 @@ from lingvo_gshard.inference.programs.executables import STEPS, Executables
 from lingvo_gshard.inference.programs.maker import ProgramMaker, row_parts
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.kernels.kernel import KernelUse
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.open_models.layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS

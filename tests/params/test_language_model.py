@@ -10,8 +10,8 @@ import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.open_models.layers.latent_attention import LatentAttention
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

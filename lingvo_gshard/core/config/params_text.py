@@ -73,7 +73,7 @@ RENAMED_MODULES = {
     "data.published_text_input": "data.published_inputs",
     "data.published_translation_input": "data.published_inputs",
     "data.vocabulary_trainer": "data.vocabularies.vocabulary_trainer",
-    "layers.attention.latent.latent_attention": "layers.attention.latent_attention",
+    "layers.attention.latent.latent_attention": "open_models.layers.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
@@ -88,6 +88,14 @@ RENAMED_MODULES = {
     "training.spikes.rule": "training.step.spikes",
     "training.step.loss_scale": "training.step.precision",
     "training.trainer": "training.step.trainer",
+    **{
+        f"layers.attention.{name}": f"open_models.layers.{name}"
+        for name in ("gated_delta_net", "indexed_attention", "latent_attention")
+    },
+    **{
+        f"layers.moe.routers.{name}": f"open_models.layers.routers.{name}"
+        for name in ("forced_balance", "sigmoid", "sinkhorn", "sparse_mixer")
+    },
     **{
         f"training.optim.{name}": f"training.step.{name}"
         for name in ("adafactor", "adam", "lion", "momentum", "optimizer", "schedules")

@@ -12,10 +12,11 @@ from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, SigmoidRouter
+from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
 from lingvo_gshard.layers.stacks.pipeline_operands import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
+from lingvo_gshard.open_models.layers.routers import SigmoidRouter
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector

@@ -13,9 +13,10 @@ from lingvo_gshard.core.autodiff.remat_policy import ON_DEVICE
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import MixtureOfExperts, SigmoidRouter
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.open_models.layers.routers import SigmoidRouter
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential

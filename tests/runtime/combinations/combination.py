@@ -18,11 +18,8 @@ from lingvo_gshard.layers.moe import (
     DroplessDispatch,
     EinsumDispatch,
     ExpertChoiceRouter,
-    ForcedBalanceRouter,
     GatherDispatch,
     HashRouter,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
@@ -30,6 +27,11 @@ from lingvo_gshard.layers.moe import (
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
+from lingvo_gshard.open_models.layers.routers import (
+    ForcedBalanceRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor

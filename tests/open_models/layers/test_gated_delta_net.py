@@ -8,7 +8,8 @@ from lingvo_gshard import testing
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached, delta_rule
+from lingvo_gshard.layers.attention import cached
+from lingvo_gshard.open_models.layers import delta_rule
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options
 

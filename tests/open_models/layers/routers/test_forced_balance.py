@@ -5,7 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.moe import ForcedBalanceRouter
+from lingvo_gshard.open_models.layers.routers import ForcedBalanceRouter
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops

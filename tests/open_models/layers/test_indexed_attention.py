@@ -9,9 +9,9 @@ import tensorflow as tf
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
-from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.open_models.layers.indexed_attention import IndexedAttention
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.stepwise import run_stepwise

@@ -18,11 +18,11 @@ from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
 from lingvo_gshard.layers.attention.rotary import TextPositions
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.products import multiply
+from lingvo_gshard.open_models.layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding import annotate, einsum
 
 LOCAL_LETTERS = {"q": "rank of queries"}

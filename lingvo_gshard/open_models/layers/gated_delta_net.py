@@ -12,7 +12,6 @@ from lingvo_gshard.core.layer import BIAS, SCALE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.attention import delta_rule
 from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
@@ -22,6 +21,7 @@ from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.open_models.layers import delta_rule
 from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {
