@@ -281,9 +281,8 @@ def test_ambient_state_is_defined_in_one_place():
         str(p.relative_to(ROOT / PACKAGE)) for p in _sources(PACKAGE) if _reads(_tree(p), "Scope")
     }
     settings = "planning/compiling/cache.py"
-    of_kernels = "kernels/kernel.py"
     of_sharding = ("sharding/partitioning.py", "sharding/recording.py")
-    allowed = {"core/context.py", *of_sharding, of_kernels, settings}
+    allowed = {"core/context.py", "core/kernel_use.py", *of_sharding, settings}
     assert scoping <= allowed, scoping
 
 

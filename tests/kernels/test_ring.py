@@ -6,8 +6,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax

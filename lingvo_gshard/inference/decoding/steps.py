@@ -23,13 +23,13 @@ from lingvo_gshard.inference.decoding.state import (
     record_names,
     slot_count,
 )
-from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of
+from lingvo_gshard.sharding.platforms import platform_in_use
 from lingvo_gshard.tasks.model_facts import NO_TOKEN
 
 LOCAL_LETTERS = {

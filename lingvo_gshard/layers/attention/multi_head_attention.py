@@ -10,7 +10,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import add_bias
@@ -20,6 +19,7 @@ from lingvo_gshard.layers.lora import add_adapter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.platforms import platform_in_use
 
 
 class MultiHeadAttention(Attention):

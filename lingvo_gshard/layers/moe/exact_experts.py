@@ -22,12 +22,12 @@ from lingvo_gshard.core import shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.layers.moe import grouped_products, stacked_experts
 from lingvo_gshard.layers.moe.exact_shards import ExactShards
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
 from lingvo_gshard.layers.moe.stacked_experts import Network, sort_rows
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from lingvo_gshard.core import kernel_use
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels import kernel, splicing
+from lingvo_gshard.kernels import splicing
 from lingvo_gshard.runtime.lowering.folding import (
     keep_tables_whole,
     make_constants,
@@ -51,6 +52,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE, PLATFORMS
 from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
@@ -98,7 +100,7 @@ def lower(
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
     started = time.monotonic()
-    with _tracing(partitioning, folds_constants), kernel.recording() as kernels:
+    with _tracing(partitioning, folds_constants), kernel_use.recording() as kernels:
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
@@ -141,7 +143,7 @@ def with_bodies(
       partitioning: the partitioning of `portable`.
     """
     bodies = []
-    for platform in kernel.HARDWARE:
+    for platform in HARDWARE:
         program = make(partitioning.on(platform))
         if not program.kernels:
             # A function without a layer that could use kernels has none on any platform.
@@ -225,7 +227,7 @@ def _portable(
         version = stablehlo.get_minimum_version()
         has_moves = _name_memory_kinds(parsed)
         inline_in_loops(parsed)
-        has_kernels = partitioning.platform in kernel.PLATFORMS
+        has_kernels = partitioning.platform in PLATFORMS
         if has_kernels:
             splicing.replace_markers(parsed, partitioning.platform)
         if has_kernels or has_moves:
