@@ -5,4 +5,7 @@ not list takes part once its module is imported.
 """
 
 # Modules of each seam. Features are called in this order.
-MODULES: dict[str, tuple[str, ...]] = {}
+MODULES: dict[str, tuple[str, ...]] = {
+    "kernel bodies": ("lingvo_gshard.kernels.splicing",),
+    "lowering passes": ("lingvo_gshard.spmd_passes.passes",),
+}

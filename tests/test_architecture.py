@@ -44,6 +44,7 @@ FOLDERS = {
     "open_models": (*MODEL, "training"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
+    "spmd_passes": ("core", "sharding", "runtime"),
     "agents": (*MODEL, "training", "hlo", "runtime"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
     "testing": (*MODEL, "training", "hlo", "runtime", "inference"),

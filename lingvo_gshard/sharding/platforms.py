@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.sharding.partitioning import current_sharding
 
 # The platforms whose devices have kernels, by jax's names.
@@ -10,6 +14,8 @@ HARDWARE = ("cuda", "tpu")
 # other attentions.
 _INTERPRETED = "_interpreted"
 PLATFORMS = (*HARDWARE, *(platform + _INTERPRETED for platform in HARDWARE))
+# A feature replaces its marks in a StableHLO module by code for a platform, one of PLATFORMS.
+BODIES: Seam[Callable[[ir.Module, str], object]] = Seam("kernel bodies")
 
 
 def platform_in_use() -> str:

@@ -25,7 +25,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.builders import (
+from lingvo_gshard.runtime.lowering.shardy import (
+    annotated,
+    annotation_of,
+    maker_of,
+    operations_of,
+    shape_of,
+)
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.spmd_passes.builders import (
     Axes,
     added,
     constant,
@@ -41,10 +50,7 @@ from lingvo_gshard.runtime.lowering.builders import (
     type_like,
     with_first,
 )
-from lingvo_gshard.runtime.lowering.shardy import annotated, annotation_of, operations_of
-from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.spmd_passes.value_splits import ValueSplits
 
 SLICE = "stablehlo.slice"
 # Operations that may stand between a partial sum and an addition.

@@ -22,16 +22,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.builders import split_over
 from lingvo_gshard.runtime.lowering.shardy import (
     ENTERS_REGION,
     LEAVES_REGION,
     annotated,
     call_target,
     operations_of,
+    shape_of,
 )
-from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, shape_of
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd_passes.builders import split_over
+from lingvo_gshard.spmd_passes.value_splits import ValueSplits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.shardy import annotation_of, split_of_text
+from lingvo_gshard.runtime.lowering.shardy import annotation_of, maker_of, shape_of, split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
@@ -123,16 +123,6 @@ def _kept_by_loop(value: ir.Value) -> ir.Value | None:
 def _is_broadcast(value: ir.Value) -> bool:
     maker = maker_of(value)
     return maker is not None and maker.name == "stablehlo.broadcast_in_dim"
-
-
-def maker_of(value: ir.Value) -> ir.Operation | None:
-    """Returns the operation that a value is a result of; None for an argument of a block."""
-    return None if isinstance(value.owner, ir.Block) else value.owner.operation
-
-
-def shape_of(value: ir.Value) -> list[int]:
-    """Returns the sizes of a value's dimensions."""
-    return list(ir.RankedTensorType(value.type).shape)
 
 
 def merged_dimensions(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.planning.machines import cuda, topologies
-from lingvo_gshard.runtime.lowering import uneven_sums
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import step_programs
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd_passes import uneven_sums
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop

@@ -16,7 +16,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime.lowering.builders import (
+from lingvo_gshard.runtime.lowering.shardy import annotation_of, maker_of, operations_of, shape_of
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.spmd_passes.builders import (
     constant,
     create,
     erase_unused,
@@ -26,17 +29,8 @@ from lingvo_gshard.runtime.lowering.builders import (
     type_like,
     with_first,
 )
-from lingvo_gshard.runtime.lowering.partial_operations import (
-    SLICE,
-    Partial,
-    moved,
-    partial_of,
-    passes,
-)
-from lingvo_gshard.runtime.lowering.shardy import annotation_of, operations_of
-from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.spmd_passes.partial_operations import SLICE, Partial, moved, partial_of, passes
+from lingvo_gshard.spmd_passes.value_splits import ValueSplits
 
 
 def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:

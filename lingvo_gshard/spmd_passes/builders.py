@@ -6,8 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.folding import is_all
-from lingvo_gshard.runtime.lowering.shardy import annotated, annotation_of, text_of_split
-from lingvo_gshard.runtime.lowering.value_splits import maker_of, shape_of
+from lingvo_gshard.runtime.lowering.shardy import (
+    annotated,
+    annotation_of,
+    maker_of,
+    shape_of,
+    text_of_split,
+)
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 

@@ -18,7 +18,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime.lowering.builders import (
+from lingvo_gshard.runtime.lowering.shardy import annotation_of, maker_of, shape_of
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd_passes.builders import (
     Axes,
     added,
     constant,
@@ -31,16 +33,8 @@ from lingvo_gshard.runtime.lowering.builders import (
     type_like,
     with_first,
 )
-from lingvo_gshard.runtime.lowering.partial_operations import (
-    SLICE,
-    Partial,
-    moved,
-    partial_of,
-    passes,
-)
-from lingvo_gshard.runtime.lowering.shardy import annotation_of
-from lingvo_gshard.runtime.lowering.value_splits import ValueSplits, maker_of, shape_of
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd_passes.partial_operations import SLICE, Partial, moved, partial_of, passes
+from lingvo_gshard.spmd_passes.value_splits import ValueSplits
 
 _WHILE, _ADD, _UPDATE = "stablehlo.while", "stablehlo.add", "stablehlo.dynamic_update_slice"
 _CONVERT, _BROADCAST = "stablehlo.convert", "stablehlo.broadcast_in_dim"
