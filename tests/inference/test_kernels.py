@@ -8,6 +8,7 @@ import pytest
 
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import prepared_weights
@@ -16,7 +17,7 @@ from lingvo_gshard.inference.programs.executables import STEPS, Executables
 from lingvo_gshard.inference.programs.maker import ProgramMaker, row_parts
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.open_models.layers.latent_attention import LatentAttention
+from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
@@ -61,7 +62,7 @@ def decoded(name, platform, mesh="", options=GREEDY):
       options: how to choose tokens.
     """
     model = tiny_engine.language_model(add_positions=False, **MODELS[name])
-    facts = dataclasses.replace(model.task.model_facts(256, BOS, (EOS,)), most_steps=5)
+    facts = dataclasses.replace(model_facts(model.task, 256, BOS, (EOS,)), most_steps=5)
     partitioning = Partitioning.make(mesh, "expert_tensor") if mesh else None
     maker = ProgramMaker(model.task, facts, partitioning, platform=platform)
     made = {}

@@ -34,7 +34,7 @@ from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
-from lingvo_gshard.open_models.layers.routers import (
+from lingvo_gshard.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,
     SinkhornRouter,

@@ -16,7 +16,7 @@ from lingvo_gshard.layers.moe import (
     HashRouter,
     TopKRouter,
 )
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.lowering import lowering
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
+from lingvo_gshard.spmd_passes import passes
 
 
 def array(*shape: int) -> np.ndarray:
@@ -141,5 +141,5 @@ def test_operations_in_manual_regions_stay_as_they_are(monkeypatch):
     expected = np.where(x.reshape(8, 2, 2, 2) == largest, 2 * largest, 0).reshape(x.shape)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     rewritten = partition(gradient, "a=4,b=2").lower(x).module
-    monkeypatch.setattr(lowering, "keep_whole", lambda module, mesh: None)
+    monkeypatch.setattr(passes, "keep_whole", lambda module, mesh: None)
     assert partition(gradient, "a=4,b=2").lower(x).module == rewritten

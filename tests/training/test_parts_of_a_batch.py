@@ -21,7 +21,7 @@ from lingvo_gshard.layers.moe import (
     Top2Router,
     TopKRouter,
 )
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.histories import Histories

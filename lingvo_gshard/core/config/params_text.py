@@ -66,21 +66,23 @@ _RUN_OPTIONS = "lingvo_gshard.training.run.options"
 # Module of an earlier version -> the module that has its classes today, both in the package.
 RENAMED_MODULES = {
     "core.config.experiment": "core.config.registry",
-    "data.cleaning.base": "data.cleaning.cleaner",
-    "data.cleaning.documents": "data.cleaning.leaks",
+    "data.cleaning.base": "preparation.cleaning.cleaner",
+    "data.cleaning.documents": "preparation.cleaning.leaks",
+    "data.preparation.preparation": "preparation.preparation",
     "data.prepared.mixture_plan": "data.batching.mixture_plan",
     "data.prepared.planning.shares": "data.batching.mixture_plan",
-    "data.published_text_input": "data.published_inputs",
-    "data.published_translation_input": "data.published_inputs",
-    "data.vocabulary_trainer": "data.vocabularies.vocabulary_trainer",
-    "layers.attention.latent.latent_attention": "open_models.layers.latent_attention",
+    "data.published_inputs": "preparation.published_inputs",
+    "data.published_text_input": "preparation.published_inputs",
+    "data.published_translation_input": "preparation.published_inputs",
+    "data.vocabularies.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
+    "data.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
+    "layers.attention.latent.latent_attention": "published_layers.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
     "layers.stacks.repeat": "layers.stacks.loop",
     "layers.stacks.sequential": "layers.stacks.execution",
-    "preparation.preparation": "data.preparation.preparation",
     "tasks.future_token": "tasks.token_task",
     "training.local_updates": "training.step.local_updates",
     "training.loss_scale": "training.step.precision",
@@ -89,12 +91,29 @@ RENAMED_MODULES = {
     "training.step.loss_scale": "training.step.precision",
     "training.trainer": "training.step.trainer",
     **{
-        f"layers.attention.{name}": f"open_models.layers.{name}"
+        f"layers.attention.{name}": f"published_layers.{name}"
         for name in ("gated_delta_net", "indexed_attention", "latent_attention")
     },
     **{
-        f"layers.moe.routers.{name}": f"open_models.layers.routers.{name}"
+        f"layers.moe.routers.{name}": f"published_layers.routers.{name}"
         for name in ("forced_balance", "sigmoid", "sinkhorn", "sparse_mixer")
+    },
+    **{
+        f"data.cleaning.{name}": f"preparation.cleaning.{name}"
+        for name in ("cleaner", "leaks", "near_duplicates")
+    },
+    **{f"data.streamed.{name}": f"preparation.streamed.{name}" for name in ("examples", "inputs")},
+    **{
+        f"data.prepared.{name}": f"preparation.prepared.{name}"
+        for name in ("base_input", "language_model_input", "translation_input")
+    },
+    **{
+        f"data.conversations.{name}": f"fine_tuning.conversations.{name}"
+        for name in ("conversation_input", "preference_input", "reader")
+    },
+    **{
+        f"data.sources.{name}": f"preparation.formats.{name}"
+        for name in ("gettext", "keyed", "moses", "qt", "quoted", "units")
     },
     **{
         f"training.optim.{name}": f"training.step.{name}"

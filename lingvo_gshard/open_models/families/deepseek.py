@@ -28,9 +28,9 @@ from lingvo_gshard.open_models.families.experts import (
 )
 from lingvo_gshard.open_models.families.family import Family, extra_layers
 from lingvo_gshard.open_models.families.rope import mscale, rope_config, set_rope
-from lingvo_gshard.open_models.layers.indexed_attention import IndexedAttention
-from lingvo_gshard.open_models.layers.latent_attention import LatentAttention
 from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.published_layers.latent_attention import LatentAttention
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 

@@ -18,7 +18,7 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
 from lingvo_gshard.open_models.families.family import Family, Setting
-from lingvo_gshard.open_models.layers.routers import BiasedSoftmaxRouter
+from lingvo_gshard.published_layers.routers import BiasedSoftmaxRouter
 
 # Published with a dimension of size 1 before the experts.
 _SELECTION_BIAS = layer_row(

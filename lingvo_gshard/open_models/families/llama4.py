@@ -36,7 +36,7 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
     types_of_layers,
 )
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
 _FUSED = "feed_forward.experts.gate_up_proj"

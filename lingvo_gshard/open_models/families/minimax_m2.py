@@ -24,7 +24,7 @@ from lingvo_gshard.open_models.families.experts import (
 )
 from lingvo_gshard.open_models.families.family import JITTER, Family
 from lingvo_gshard.open_models.families.rope import set_rope
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 
 # Keys of published files that the class does not read.
 _UNREAD = (

@@ -27,8 +27,8 @@ from lingvo_gshard.open_models.families.family import (
     windows_config,
 )
 from lingvo_gshard.open_models.families.rope import set_rope
-from lingvo_gshard.open_models.layers.routers import SparseMixerRouter
 from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.published_layers.routers import SparseMixerRouter
 
 _LENGTH = "original_max_position_embeddings"
 _DEFAULTS = DECODER_DEFAULTS | {

@@ -23,7 +23,7 @@ from lingvo_gshard.layers.moe import (
     MixtureOfExperts,
     Top2Router,
 )
-from lingvo_gshard.open_models.layers.routers import ForcedBalanceRouter
+from lingvo_gshard.published_layers.routers import ForcedBalanceRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array

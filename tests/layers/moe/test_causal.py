@@ -16,7 +16,7 @@ from lingvo_gshard.layers.moe import (
     Top2Router,
     TopKRouter,
 )
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 S, M, CASES = 16, 4, 40
 ROUTERS = {

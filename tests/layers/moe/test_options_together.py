@@ -11,7 +11,7 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 
 def layer_params(router=None, **values):

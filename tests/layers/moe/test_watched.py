@@ -18,7 +18,7 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import _by_part, watched_sums
-from lingvo_gshard.open_models.layers.routers import (
+from lingvo_gshard.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,
     SinkhornRouter,

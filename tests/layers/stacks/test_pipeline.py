@@ -16,7 +16,7 @@ from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExpe
 from lingvo_gshard.layers.stacks.pipeline_operands import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector

@@ -13,10 +13,12 @@ from lingvo_gshard.core.autodiff.remat_policy import ON_DEVICE
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.open_models.layers.routers import SigmoidRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential
@@ -120,10 +122,10 @@ class RepeatTest(testing.TestCase, parameterized.TestCase):
     def test_flops_and_active_parameters_equal_those_of_layers_one_by_one(self, execution):
         shape = TokenShape(rows=B, length=L, memory_length=K)
         layers, other = stack(moe_every=0), stack(moe_every=0, execution=execution)
-        self.assertEqual(other.flops(shape), layers.flops(shape))
-        self.assertGreater(layers.flops(shape), 0)
-        self.assertEqual(other.active_parameters(), layers.active_parameters())
-        self.assertGreater(layers.active_parameters(), 0)
+        self.assertEqual(flops(other, shape), flops(layers, shape))
+        self.assertGreater(flops(layers, shape), 0)
+        self.assertEqual(active_parameters(other), active_parameters(layers))
+        self.assertGreater(active_parameters(layers), 0)
 
     @parameterized.product(policy=tuple(ON_DEVICE), execution=[sequential, loop])
     def test_eager_results_are_bitwise_equal(self, execution, policy):

@@ -27,7 +27,7 @@ from lingvo_gshard.layers.moe import (
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.open_models.layers.routers import (
+from lingvo_gshard.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,
     SinkhornRouter,

@@ -33,8 +33,8 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
     types_of_layers,
 )
-from lingvo_gshard.open_models.layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.open_models.table import Table, TensorPattern
+from lingvo_gshard.published_layers.gated_delta_net import GatedDeltaNet
 
 _LINEAR = "linear_attention"
 _NET = "self_attention"
