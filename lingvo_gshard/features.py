@@ -6,8 +6,9 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
-    "kernel bodies": ("lingvo_gshard.kernels.splicing",),
-    "lowering passes": ("lingvo_gshard.spmd_passes.passes",),
+    "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
+    "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
+    "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
     "useful_flops": ("lingvo_gshard.facts.step",),
     "experiments": (
         "lingvo_gshard.params.language_model",

@@ -30,16 +30,8 @@ MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
 TRAINED = (*MODEL, "training", "hlo", "runtime")
 BELOW_API = (
     *TRAINED,
-    *(
-        "pages",
-        "published_layers",
-        "preparation",
-        "fine_tuning",
-        "open_models",
-        "facts",
-        "inference",
-        "planning",
-    ),
+    *("pages", "long_inputs", "published_layers", "spmd_passes", "preparation", "fine_tuning"),
+    *("open_models", "facts", "inference", "planning"),
     *("export", "profiling", "reporting", "params", "giants"),
 )
 FOLDERS = {
@@ -50,6 +42,7 @@ FOLDERS = {
     "pages": ("core", "sharding"),
     "preparation": ("core", "data"),
     "layers": ("core", "sharding", "kernels"),
+    "long_inputs": ("core", "sharding", "layers"),
     "published_layers": ("core", "sharding", "layers"),
     "tasks": MODEL[:5],
     "training": MODEL,

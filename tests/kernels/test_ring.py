@@ -12,8 +12,8 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.dropout import DropoutMask
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.kernels import programs

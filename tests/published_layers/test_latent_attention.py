@@ -10,9 +10,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.inference.layers import cache_shapes, decoding_weights, extend, transformer
 from lingvo_gshard.inference.layers.cached import CacheView
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
-from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options, attention_reference
 

@@ -94,6 +94,7 @@ RENAMED_MODULES = {
         f"layers.attention.{name}": f"published_layers.{name}"
         for name in ("gated_delta_net", "indexed_attention", "latent_attention")
     },
+    **{f"layers.attention.{name}": f"long_inputs.{name}" for name in ("blockwise", "ring")},
     **{
         f"layers.moe.routers.{name}": f"published_layers.routers.{name}"
         for name in ("forced_balance", "sigmoid", "sinkhorn", "sparse_mixer")

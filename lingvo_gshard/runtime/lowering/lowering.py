@@ -55,7 +55,7 @@ from lingvo_gshard.sharding.strategies import Split
 Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 
 # A feature rewrites a StableHLO module in place before XLA partitions it over a mesh.
-PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering passes")
+PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
 
 
 def lower(

@@ -9,8 +9,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.testing.layers import assert_close
 
 B, L, K, M = 2, 9, 5, 8

@@ -20,13 +20,13 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.attention import blockwise
-from lingvo_gshard.layers.attention.blockwise import RunningSums, SoftmaxStatistics
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.fused import RingOptions, attend_fused
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.layers.dropout import DropoutMask
+from lingvo_gshard.long_inputs import blockwise
+from lingvo_gshard.long_inputs.blockwise import RunningSums, SoftmaxStatistics
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import parts_of

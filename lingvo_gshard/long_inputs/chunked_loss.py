@@ -22,6 +22,7 @@ and sums over V: a few numbers for each position.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -32,7 +33,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.dense import soft_cap, soft_cap_gradient
-from lingvo_gshard.layers.losses import CrossEntropy
+from lingvo_gshard.layers.losses import LONG_LOSSES, CrossEntropy, LossOfProducts, Objective
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import parts_of
 
@@ -55,25 +56,11 @@ POSITIONS = 2048
 SMALL = 512 * 2**20
 
 
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """Labels, and how a loss is computed from products x W.
-
-    Attributes:
-      labels_BL: integer labels in [0, V).
-      mask_BL: 0 in padding.
-      label_smoothing: see `losses.cross_entropy`.
-      z_loss_weight: see `losses.cross_entropy`.
-      cap: see `dense.soft_cap`. It follows the bias.
-      bias_V: bias of the logits; None for none.
-    """
-
-    labels_BL: tf.Tensor
-    mask_BL: tf.Tensor
-    label_smoothing: float = 0.0
-    z_loss_weight: float = 0.0
-    cap: float = 0.0
-    bias_V: tf.Tensor | None = None
+@LONG_LOSSES.register("chunks")
+def chunked_loss(wanted: int, x_BLM: tf.Tensor, vocabulary_size: int) -> LossOfProducts | None:
+    """Returns a loss that has a chunk of the logits at a time; None if all are computed at once."""
+    positions = positions_at_once(wanted, x_BLM, vocabulary_size)
+    return functools.partial(chunked_cross_entropy, positions=positions) if positions else None
 
 
 def positions_at_once(wanted: int, x_BLM: tf.Tensor, vocabulary_size: int) -> int:
