@@ -5,4 +5,6 @@ not list takes part once its module is imported.
 """
 
 # Modules of each seam. Features are called in this order.
-MODULES: dict[str, tuple[str, ...]] = {}
+MODULES: dict[str, tuple[str, ...]] = {
+    "observers": ("lingvo_gshard.services.observers",),
+}

@@ -29,8 +29,8 @@ LARGEST_FOLDER = 25
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
 BELOW_API = (
     *MODEL,
-    *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
-    *("profiling", "reporting", "params"),
+    *("pages", "training", "hlo", "runtime", "services", "open_models", "inference", "planning"),
+    *("export", "profiling", "reporting", "params"),
 )
 FOLDERS = {
     "core": (),
@@ -41,16 +41,19 @@ FOLDERS = {
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
-    "open_models": (*MODEL, "training"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
-    "agents": (*MODEL, "training", "hlo", "runtime"),
+    "services": (*MODEL, "training", "hlo", "runtime"),
+    "open_models": (*MODEL, "training", "hlo", "runtime", "services"),
+    "agents": (*MODEL, "training", "hlo", "runtime", "services"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
     "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
+    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "services", "inference"),
     "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
+    "reporting": (
+        *(*MODEL, "pages", "training", "hlo", "runtime", "services", "planning", "profiling"),
+    ),
     "params": (*MODEL, "training"),
     "keras": (*MODEL, "training", "hlo", "runtime", "planning"),
     "api": BELOW_API,
@@ -386,14 +389,14 @@ def test_files_of_others_are_opened_in_one_place():
     )
     own = {
         # Linux, Python and this package.
-        *("agents/worker.py", "training/run/loop.py", "training/run/run_lock.py"),
+        *("agents/worker.py", "services/memory.py", "training/run/run_lock.py"),
         *("training/run/run_records.py", "tools/diagnosis/speed.py", "pages/html_page.py"),
         *("tools/diagnosis/environment.py", "tools/benchmarks/input/preparation.py"),
         *("tools/console/libraries.py", "tools/console/launcher.py"),
         # Caches, work folders and shared memory that the same user has written.
         *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
         *("data/preparation/duplicates.py", "data/preparation/job.py", "tools/launch/slurm.py"),
-        *("data/preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
+        *("data/preparation/row_files.py", "services/snapshots.py"),
         *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),

@@ -18,7 +18,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
-from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
+from lingvo_gshard.training.surgery.expert_use import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 
