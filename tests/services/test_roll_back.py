@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_gshard.services.display import Display
+from lingvo_gshard.services.divergence import LossWatch
 from lingvo_gshard.services.roll_back import (
     BatchesWithoutSkipped,
     RollBackLimitError,
@@ -127,7 +127,7 @@ def test_a_run_that_is_killed_during_a_roll_back_resumes_to_the_same(
             plain = RollBacks.add
             patch.setattr(RollBacks, "add", lambda *args: raise_killed(plain(*args)))
         elif where == "restored":
-            patch.setattr(Display, "go_on", lambda _, read: read and raise_killed())
+            patch.setattr(LossWatch, "go_on", lambda _, read: read and raise_killed())
         with pytest.raises(KilledError):
             run.go()
     assert (tmp_path / "roll_backs.jsonl").exists() == (where != "deleted")
