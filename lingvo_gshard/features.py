@@ -7,4 +7,21 @@ not list takes part once its module is imported.
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
     "observers": ("lingvo_gshard.services.observers",),
+    "useful_flops": ("lingvo_gshard.facts.step",),
+    "experiments": (
+        "lingvo_gshard.params.language_model",
+        "lingvo_gshard.params.translation",
+        "lingvo_gshard.giants.gshard_paper",
+        "lingvo_gshard.giants.one_gpu_language_models",
+        "lingvo_gshard.giants.prepared_translation",
+        "lingvo_gshard.giants.published_language_models",
+        "lingvo_gshard.giants.study",
+    ),
+    "input_stages": (
+        "lingvo_gshard.preparation.cleaning.cleaner",
+        "lingvo_gshard.preparation.cleaning.leaks",
+        "lingvo_gshard.preparation.vocabularies.vocabulary_trainer",
+    ),
+    "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
+    "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
 }

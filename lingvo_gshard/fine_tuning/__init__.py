@@ -1,0 +1,1 @@
+"""Fine-tuning: conversations and preferences, from their files to packed batches."""
