@@ -19,7 +19,7 @@ from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
-from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
+from lingvo_gshard.training.surgery.expert_use import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 
