@@ -6,6 +6,7 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
+    "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (
         "lingvo_gshard.params.language_model",
         "lingvo_gshard.params.translation",
@@ -21,5 +22,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.preparation.vocabularies.vocabulary_trainer",
     ),
     "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
+    "object_stores": ("lingvo_gshard.object_stores",),
+    "orbax_stores": ("lingvo_gshard.object_stores.checkpoints",),
+    "run_directories": ("lingvo_gshard.object_stores.run_directory",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
 }

@@ -29,7 +29,7 @@ LARGEST_FOLDER = 25
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
 BELOW_API = (
     *MODEL,
-    *("preparation", "pages", "training", "fine_tuning", "open_models"),
+    *("preparation", "pages", "training", "object_stores", "fine_tuning", "open_models"),
     *("hlo", "runtime", "inference", "planning", "export"),
     *("profiling", "reporting", "params", "giants"),
 )
@@ -43,16 +43,17 @@ FOLDERS = {
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
+    "object_stores": ("core", "training"),
     "fine_tuning": ("core", "data", "preparation"),
-    "open_models": (*MODEL, "preparation", "training"),
+    "open_models": (*MODEL, "preparation", "training", "object_stores"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
-    "agents": (*MODEL, "training", "hlo", "runtime"),
+    "agents": (*MODEL, "training", "object_stores", "hlo", "runtime"),
     "inference": (*MODEL, "preparation", "training", "hlo", "runtime"),
     "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
     "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
     "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
-    "export": (*MODEL, "preparation", "training", "hlo", "runtime", "inference"),
+    "export": (*MODEL, "preparation", "training", "object_stores", "hlo", "runtime", "inference"),
     "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
     "params": (*MODEL, "training"),
     "giants": (*MODEL, "preparation", "training", "params"),
@@ -397,7 +398,8 @@ def test_files_of_others_are_opened_in_one_place():
         # Caches, work folders and shared memory that the same user has written.
         *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
         *("preparation/duplicates.py", "preparation/job.py", "tools/launch/slurm.py"),
-        *("preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
+        *("preparation/row_files.py", "object_stores/synced_folder.py"),
+        "training/run/checkpoint/snapshots.py",
         *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),
