@@ -25,5 +25,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "object_stores": ("lingvo_gshard.object_stores",),
     "orbax_stores": ("lingvo_gshard.object_stores.checkpoints",),
     "run_directories": ("lingvo_gshard.object_stores.run_directory",),
+    "useful_flops": ("lingvo_gshard.facts.step",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
 }

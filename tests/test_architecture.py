@@ -27,37 +27,38 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
+TRAINED = (*MODEL, "training", "hlo", "runtime")
 BELOW_API = (
-    *MODEL,
-    *("preparation", "pages", "training", "object_stores", "fine_tuning", "open_models"),
-    *("hlo", "runtime", "inference", "planning", "export"),
-    *("profiling", "reporting", "params", "giants"),
+    *TRAINED,
+    *("pages", "object_stores", "preparation", "fine_tuning", "open_models", "facts"),
+    *("inference", "planning", "export", "profiling", "reporting", "params", "giants"),
 )
 FOLDERS = {
     "core": (),
     "data": ("core",),
-    "preparation": ("core", "data"),
     "sharding": ("core",),
     "kernels": ("core", "sharding"),
     "pages": ("core", "sharding"),
+    "preparation": ("core", "data"),
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
     "object_stores": ("core", "training"),
-    "fine_tuning": ("core", "data", "preparation"),
-    "open_models": (*MODEL, "preparation", "training", "object_stores"),
+    "fine_tuning": (*MODEL, "preparation", "training"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
-    "agents": (*MODEL, "training", "object_stores", "hlo", "runtime"),
-    "inference": (*MODEL, "preparation", "training", "hlo", "runtime"),
-    "testing": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
-    "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
-    "export": (*MODEL, "preparation", "training", "object_stores", "hlo", "runtime", "inference"),
-    "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
+    "agents": (*TRAINED, "object_stores"),
+    "facts": TRAINED,
+    "inference": (*TRAINED, "preparation", "facts"),
+    "open_models": (*TRAINED, "object_stores", "preparation", "facts", "inference"),
+    "testing": (*TRAINED, "inference"),
+    "planning": (*TRAINED, "pages", "facts", "inference"),
+    "profiling": (*TRAINED, "facts", "planning"),
+    "export": (*TRAINED, "object_stores", "preparation", "inference"),
+    "reporting": (*TRAINED, "pages", "planning", "profiling"),
     "params": (*MODEL, "training"),
     "giants": (*MODEL, "preparation", "training", "params"),
-    "keras": (*MODEL, "training", "hlo", "runtime", "planning"),
+    "keras": (*TRAINED, "planning"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),
     "tools": (*BELOW_API, "agents", "api", "serving"),
@@ -205,6 +206,20 @@ def test_only_tools_spell_flags():
         if _folder(path) != "tools"
         for node in _texts(_tree(path))
         if re.search(r"(^|[\s(`'])--(?!xla)[a-z{]", command.sub("", _words(node)))
+    ]
+    assert not spelling, spelling
+
+
+def test_docstrings_of_the_library_name_options_and_no_flags():
+    """Examples of commands may have flags, and so may lines for a gin file."""
+    command = re.compile(r"((gshard-|python -m )\w+)([^;.]|[;.](?=\S))*|--gin_param=")
+    spelling = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+        for path in _sources(PACKAGE)
+        if _folder(path) != "tools"
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if re.search(r"(^|[\s(`'])--(?!xla)[a-z{]", command.sub("", ast.get_docstring(node) or ""))
     ]
     assert not spelling, spelling
 

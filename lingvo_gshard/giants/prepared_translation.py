@@ -24,7 +24,7 @@ def large() -> Params:
 
     Time: 49 minutes of processor time. Result: a third of an epoch, test perplexity 50, and chrF 24
     and BLEU 6 averaged over the 80 languages with 20 test rows or more; docs/results.md has the
-    table by language. The dev loss still falls, so a larger --steps is worth its time.
+    table by language. The dev loss still falls, so a larger run.steps is worth its time.
 
         gshard-train --experiment=translation.large --logdir=runs/large
         gshard-evaluate --logdir=runs/large

@@ -10,94 +10,25 @@ every strategy splits both as it splits W:
 A layer with adapted weights has a child `lora` that holds the factors. B starts at 0, so that the
 first step computes what the model without adapters does.
 
-A pattern is the path of a layer or a weight, such as `encoder.layers[1].feed_forward`. "*" matches
-any text and "?" any character. A pattern also matches everything below the path, as in
-`sharding.overrides`. A weight of repeated layers also has the paths it would have without the
-repetition.
+Patterns of paths choose the weights; see sharding/weight_patterns.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context, initializers, letters
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.products import multiply, unrounded
-from lingvo_gshard.sharding.partitioning import matches_path
-
-
-def layer_of(path: str) -> str:
-    """Returns the layer that a weight or moment belongs to.
-
-    It is the path up to the first index. Without an index, it is the path without its last name.
-
-    Args:
-      path: path of the weight or moment, such as `decoder.layers[1].feed_forward.w_in`.
-    """
-    path = path.partition("/")[0]
-    first, bracket, _ = path.partition("]")
-    return first + bracket if bracket else path.rpartition(".")[0] or path
-
-
-def matches(pattern: str, spec: VariableSpec) -> bool:
-    """Returns whether a pattern matches a weight.
-
-    Raises:
-      UserError: the pattern matches some of the repeated layers that share the weight's array, but
-        not all.
-    """
-    if matches_path(pattern, spec.path):
-        return True
-    found = [matches_path(pattern, path) for path in spec.slices]
-    if any(found) and not all(found):
-        path = spec.slices[found.index(False)]
-        raise UserError(
-            f"the pattern {pattern!r} matches some of the repeated layers of {spec.path}, but not "
-            f"{path}; a pattern must match all of them or none"
-        )
-    return any(found)
-
-
-def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
-    """Raises ValueError, naming `where`, for a pattern that is no string or matches no weight."""
-    weights = specs.flatten()
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise UserError(f"{where}: {pattern!r}; a pattern of paths such as '*.bias' expected")
-        try:
-            found = [spec for spec in weights if matches(pattern, spec)]
-        except ValueError as error:
-            raise UserError(f"{where}: {error}") from None
-        if not found:
-            paths = [spec.path for spec in weights]
-            raise UserError(
-                f"{where}: no layer or weight is named {pattern!r}. {nearest(pattern, paths)}"
-            )
-
-
-def nearest(pattern: str, paths: Sequence[str]) -> str:
-    """Returns a sentence that suggests the path, or the end of one, that is nearest to a pattern.
-
-    Args:
-      pattern: a pattern that matches none of the paths.
-      paths: paths of weights.
-    """
-    name = pattern.removeprefix("task.").strip("*.")
-    count = name.count(".") + 1
-    ends = {".".join(path.split(".")[-count:]) for path in paths}
-    suggested = names.nearest(name, {*paths, *ends} if "*" in pattern else paths)
-    return suggested if suggested.startswith("Did you mean") else names.nearest(name, paths)
-
+from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
 
 LOCAL_LETTERS = {"z": "rank of an adapter"}
 
@@ -215,10 +146,6 @@ class Adapters(Layer):
             x = self.dropout.fprop(theta.dropout, x)
             x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
             return x_low * tf.constant(self.p.scale, x_low.dtype), low
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the adapters' products for each token."""
-        return 2 * shape.tokens * self.active_parameters()
 
 
 def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:

@@ -106,7 +106,7 @@ def from_files() -> Params:
     Purpose: the quickstart's model on any languages and any text. Dev and test are held out of the
     training files unless you give files for them.
 
-    Time: 10 minutes on 2 CPU cores, as the quickstart; set --steps for more text. Result: depends
+    Time: 10 minutes on 2 CPU cores, as the quickstart; set run.steps for more text. Result: depends
     on the text. Below a few thousand pairs per language there is little to learn.
 
     Tab-separated rows of language, source, target (plain, .gz or .xz; globs work):

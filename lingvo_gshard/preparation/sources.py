@@ -152,7 +152,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Returns the source that a flag describes, such as "data/train,format=moses".
+        """Returns the source that a text describes, such as "data/train,format=moses".
 
         Args:
           text: the path, then field=value for fields that differ from the defaults.

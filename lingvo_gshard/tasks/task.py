@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -198,22 +198,6 @@ class Task(Layer):
     def target_tokens(self, batch: BatchSpecs) -> int:
         """Returns the number of positions in a batch that the loss is computed at."""
         return self.token_shape(batch).tokens
-
-    def step_flops(self, batch: BatchSpecs) -> int:
-        """Returns the useful floating-point operations of a training step on a batch.
-
-        With adapters, the gradients of the frozen weights do not count: they are not needed.
-        """
-        shape = self.token_shape(batch)
-        whole = FORWARD_AND_BACKWARD * self.flops(shape)
-        if not self.p.lora.rank:
-            return whole
-        # Products with weights grow linearly with the length, products of attention quadratically.
-        double = TokenShape(shape.rows, 2 * shape.length, 2 * shape.memory_length)
-        with_weights = 2 * self.flops(shape) - self.flops(double) // 2
-        self.variable_specs()
-        factors = self.active_parameters() - self.plain.active_parameters()
-        return whole - with_weights + FORWARD_AND_BACKWARD * 2 * shape.tokens * factors
 
     def id_ranges(self) -> Mapping[str, int]:
         """Returns the number of valid ids of each integer array of a batch: name -> size.

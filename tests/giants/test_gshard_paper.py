@@ -8,6 +8,7 @@ import pytest
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
@@ -142,7 +143,7 @@ def test_a_token_uses_two_experts_of_each_layer(name):
     experts, layers, _, _ = MIXTURES[name]
     unused = layers // 2 * (experts - 2) * 2 * M * H
     trainer = trainer_of(name)
-    assert trainer.task.active_parameters() == size(trainer.theta_specs.flatten()) - unused
+    assert active_parameters(trainer.task) == size(trainer.theta_specs.flatten()) - unused
 
 
 @each

@@ -19,7 +19,6 @@ from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.kernels import kernel
 from lingvo_gshard.kernels.kernel import KernelUse
-from lingvo_gshard.layers import lora
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.planning.planned_program import layer_names
 from lingvo_gshard.runtime.devices import devices_for, platform_of
@@ -33,7 +32,7 @@ from lingvo_gshard.runtime.propagation.propagated import (
     compile_with_shardings,
     reshardings,
 )
-from lingvo_gshard.sharding import sharding_tables
+from lingvo_gshard.sharding import sharding_tables, weight_patterns
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.recording import Recorded
@@ -192,10 +191,10 @@ def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> li
       UserError: the pattern matches no weight.
     """
     specs = trainer.theta_specs
-    lora.check("--placement", [pattern], specs)
+    weight_patterns.check("--placement", [pattern], specs)
     found = []
     for spec in specs.flatten():
-        if not lora.matches(pattern, spec):
+        if not weight_patterns.matches(pattern, spec):
             continue
         split = partitioning.spec_storage_split(spec, trainer.sharded_parts["theta"])
         parts = weight_parts(spec.shape, split, partitioning.mesh)

@@ -13,7 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import lora
+from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step.optimizer import (
     BFLOAT16,
     DTYPES,
@@ -95,7 +95,7 @@ class MomentOptimizer(Optimizer):
     def check(self, specs: NestedMap) -> None:
         super().check(specs)
         where = "step.optimizer.weight_decay_exclude"
-        lora.check(where, self.p.weight_decay_exclude, specs)
+        weight_patterns.check(where, self.p.weight_decay_exclude, specs)
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
         layouts = {name: spec.layout for name in self.moment_names}
@@ -145,7 +145,7 @@ class MomentOptimizer(Optimizer):
         decay, spec = self.p.weight_decay, step.spec
         if not decay or spec.role not in _DECAYING:
             return change
-        if any(lora.matches(p, spec) for p in self.p.weight_decay_exclude):
+        if any(weight_patterns.matches(p, spec) for p in self.p.weight_decay_exclude):
             return change
         return change + step.learning_rate * decay * step.weight
 

@@ -12,7 +12,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.kernel import HARDWARE, platform_in_use
-from lingvo_gshard.layers import lora
+from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer, decayed_mean
 from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32, Moments, WeightStep
@@ -105,11 +105,11 @@ class Muon(MomentOptimizer):
 
     def check(self, specs: NestedMap) -> None:
         super().check(specs)
-        lora.check("step.optimizer.adam_weights", self.p.adam_weights, specs)
+        weight_patterns.check("step.optimizer.adam_weights", self.p.adam_weights, specs)
 
     def matrices(self, spec: VariableSpec) -> Matrices | None:
         """Returns the matrices of a weight; None if AdamW updates it."""
-        if any(lora.matches(pattern, spec) for pattern in self.p.adam_weights):
+        if any(weight_patterns.matches(pattern, spec) for pattern in self.p.adam_weights):
             return None
         return matrices_of(spec, self.p.per_head)
 

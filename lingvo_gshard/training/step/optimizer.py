@@ -33,7 +33,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import lora
+from lingvo_gshard.sharding import weight_patterns
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 DTYPES = (FLOAT32, BFLOAT16, INT8)
@@ -183,7 +183,7 @@ class Optimizer(Configurable):
         Raises:
           UserError: a pattern matches no weight, or all weights are frozen.
         """
-        lora.check(_FACTORS, self.p.learning_rate_factors, specs)
+        weight_patterns.check(_FACTORS, self.p.learning_rate_factors, specs)
         if not any(self.moves(spec) for spec in specs.flatten()):
             raise UserError(f"{_FACTORS}: {self.p.learning_rate_factors} leaves no weight to train")
 
@@ -206,7 +206,7 @@ class Optimizer(Configurable):
     def learning_rate_factor(self, spec: VariableSpec) -> float:
         """Returns the factor of a weight's learning rate."""
         for pattern, factor in self.p.learning_rate_factors.items():
-            if lora.matches(pattern, spec):
+            if weight_patterns.matches(pattern, spec):
                 return float(factor)
         return 0.0 if spec.is_frozen else 1.0
 

@@ -19,7 +19,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.layers.lora import layer_of
+from lingvo_gshard.sharding.weight_patterns import layer_of
 from lingvo_gshard.training.step.optimizer import Optimizer
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import lora
+from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.lion import Lion
@@ -70,12 +70,12 @@ def test_stacked_weights_match_the_paths_of_their_layers():
         one_weight.spec("MH"), path="encoder.layers.body[0].w", layout="RMH", slices=paths
     )
     for pattern in ("encoder", "*.body[0].w", "encoder.layers[?].w", "task.encoder.layers[?]"):
-        assert lora.matches(pattern, spec), pattern
-    assert not lora.matches("decoder", spec)
+        assert weight_patterns.matches(pattern, spec), pattern
+    assert not weight_patterns.matches("decoder", spec)
     with pytest.raises(
         ValueError, match=r"\[f\]: the pattern '.*layers\[2\].*some of the repeated"
     ):
-        lora.check("[f]", ["encoder.layers[2]"], NestedMap(w=spec))
+        weight_patterns.check("[f]", ["encoder.layers[2]"], NestedMap(w=spec))
 
 
 @pytest.mark.parametrize(

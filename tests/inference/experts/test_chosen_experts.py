@@ -17,14 +17,11 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.inference.decoding.precision import stored_weights
+from lingvo_gshard.inference.experts import split_experts, stacked_experts
+from lingvo_gshard.inference.experts.split_experts import SplitExperts
+from lingvo_gshard.inference.layers import infer
 from lingvo_gshard.layers import products
-from lingvo_gshard.layers.moe import (
-    MixtureOfExperts,
-    TopKRouter,
-    exact_shards,
-    stacked_experts,
-)
-from lingvo_gshard.layers.moe.exact_shards import ExactShards
+from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
@@ -76,7 +73,7 @@ def program(layer, rows, length, partitioning=ONE_DEVICE, precision="trained") -
     def run(x_BLM, mask_BL, *weights):
         theta = stored_weights(layer, specs.pack(weights), precision)
         with context.scope(training=False):
-            return [("y", layer.infer(theta, x_BLM, mask_BL), None)]
+            return [("y", infer(layer, theta, x_BLM, mask_BL), None)]
 
     arrays = [
         Array("x", (rows, length, M), "float32", ((),) * 3),
@@ -98,7 +95,7 @@ def instructions(computation: Computation) -> Iterator[Instruction]:
             yield from instructions(called)
 
 
-class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
+class ChosenExpertsTest(testing.TestCase, parameterized.TestCase):
     def run_program(self, made, x_BLM, mask_BL, theta):
         executable = Executable(made, self.devices(made.mesh.size))
         arrays = [x_BLM, mask_BL, *(w.numpy() for w in theta.flatten())]
@@ -151,7 +148,7 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
     def test_devices_with_the_same_tokens_send_a_part_of_the_columns_each(self):
         partitioning = Partitioning.make("data=4,model=2", "expert_tensor")
         whole = self.check(80, 8, 2, partitioning)
-        self.enter_context(mock.patch.object(exact_shards, "_DEVICES_OF_A_HOST", 4))
+        self.enter_context(mock.patch.object(split_experts, "_DEVICES_OF_A_HOST", 4))
         parts = self.check(80, 8, 2, partitioning)
 
         def gathered(executable, axis):
@@ -183,7 +180,7 @@ class ExactExpertsTest(testing.TestCase, parameterized.TestCase):
         partitioning = Partitioning.make("model=8", "tensor")
         self.check(16, 2, 1, partitioning, hidden_dim=12)
         with use_partitioning(partitioning):
-            shards = ExactShards.for_experts(mixture(16, 12).experts)
+            shards = SplitExperts.for_experts(mixture(16, 12).experts)
         self.assertEqual((shards.expert_axes, shards.hidden_axes), (("model",), ()))
 
     def test_a_step_moves_tokens_and_no_weights(self):

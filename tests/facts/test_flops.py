@@ -8,7 +8,10 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
+from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -42,12 +45,12 @@ def task_of(moe_every: int, head_dim: int = 0) -> TranslationTask:
     return params.instantiate()
 
 
-def step_flops(task: TranslationTask) -> int:
-    return FORWARD_AND_BACKWARD * task.flops(TokenShape(B, K, memory_length=L))
+def flops_of_step(task: TranslationTask) -> int:
+    return FORWARD_AND_BACKWARD * flops(task, TokenShape(B, K, memory_length=L))
 
 
 def stack_step(stack) -> int:
-    return FORWARD_AND_BACKWARD * stack.instantiate().flops(TokenShape(16, 256))
+    return FORWARD_AND_BACKWARD * flops(stack.instantiate(), TokenShape(16, 256))
 
 
 def products_in_step(task: TranslationTask) -> int:
@@ -89,13 +92,13 @@ class FlopsTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(0, 3)
     def test_flops_of_a_dense_step_equal_those_of_its_dots(self, head_dim):
         task = task_of(moe_every=0, head_dim=head_dim)
-        self.assertEqual(step_flops(task) + NORMS, products_in_step(task))
+        self.assertEqual(flops_of_step(task) + NORMS, products_in_step(task))
 
     def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled(self):
         """Gives each expert 2S/E capacity slots: exactly the two choices of every token."""
         task = task_of(moe_every=2)
         counting_load = 2 * 2 * B * (L + K) * E
-        counted = step_flops(task) + NORMS + counting_load
+        counted = flops_of_step(task) + NORMS + counting_load
         self.assertEqual(counted, products_in_step(task))
 
     def test_flops_match_the_count_by_hand(self):
@@ -134,9 +137,9 @@ class FlopsTest(testing.TestCase, parameterized.TestCase):
 
     def test_a_loop_counts_every_iteration(self):
         looped, layers = (task_of_four_layers(repeat) for repeat in (True, False))
-        self.assertEqual(step_flops(looped), step_flops(layers))
-        self.assertGreater(step_flops(looped), step_flops(task_of(2)))
-        self.assertEqual(looped.active_parameters(), layers.active_parameters())
+        self.assertEqual(flops_of_step(looped), flops_of_step(layers))
+        self.assertGreater(flops_of_step(looped), flops_of_step(task_of(2)))
+        self.assertEqual(active_parameters(looped), active_parameters(layers))
 
     def test_grouped_query_attention_needs_fewer_flops(self):
         """Counts a layer with M=512 and 8 heads, with a fourth as many key and value heads."""
@@ -160,14 +163,14 @@ class ActiveParametersTest(testing.TestCase, parameterized.TestCase):
         decoder = 2 * (2 * (3 * norm + 2 * projections) + dense + mixture) + norm
         active = encoder + decoder + 2 * V * M
         task = task_of_four_layers(repeat)
-        self.assertEqual(task.active_parameters(), active)
+        self.assertEqual(active_parameters(task), active)
         total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
         self.assertEqual(total, active + 4 * (E - 2) * 2 * M * H)
 
     def test_all_parameters_of_a_dense_model_are_active(self):
         task = task_of(moe_every=0)
         total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
-        self.assertEqual(task.active_parameters(), total)
+        self.assertEqual(active_parameters(task), total)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Splits the work of exact experts over a mesh, in a manual region.
+"""Splits the work of experts in inference over a mesh, in a manual region.
 
 A device has a part of the experts, a part of the hidden units of each, or both. The tokens of all
 devices that share an expert's weights are gathered: tokens of a step of decoding are few, and take
@@ -38,7 +38,7 @@ Compute: TypeAlias = "Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactShards:
+class SplitExperts:
     """The part of each device.
 
     Attributes:
@@ -54,7 +54,7 @@ class ExactShards:
     hidden_axes: Axes = ()
 
     @classmethod
-    def for_experts(cls, experts: Experts) -> ExactShards:
+    def for_experts(cls, experts: Experts) -> SplitExperts:
         """Returns the parts under the current partitioning."""
         current = current_partitioning()
         if current is None or current.mesh.size == 1:

@@ -10,9 +10,9 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.inference.layers.cached import Ring, Visible
 from lingvo_gshard.kernels.cache_call import CacheCall
 from lingvo_gshard.kernels.kernel import platform_in_use
-from lingvo_gshard.layers.attention.cached import Ring, Visible
 from lingvo_gshard.layers.attention.fused import attend_fused
 from lingvo_gshard.layers.attention.kernel import Softmax, heads_first
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve

@@ -1,4 +1,4 @@
-"""Runs experts on exactly the tokens routed to them, for inference.
+"""Runs experts on all tokens that chose them, for inference.
 
 A step reads the weights of the experts that its tokens chose, and no others. There are two forms:
 
@@ -10,7 +10,7 @@ A step reads the weights of the experts that its tokens chose, and no others. Th
   multiplies by it. If there are few rows, each row branches to its experts. More rows are sorted by
   expert, and each expert computes its own rows block by block.
 
-On a mesh each device has a part of every weight; see `exact_shards`.
+On a mesh each device has a part of every weight; see `split_experts`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import functools
 from collections.abc import Sequence
 
 from lingvo_gshard.core import shapes
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
+from lingvo_gshard.inference.experts import stacked_experts
+from lingvo_gshard.inference.experts.split_experts import SplitExperts
+from lingvo_gshard.inference.experts.stacked_experts import Network, sort_rows
 from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
-from lingvo_gshard.layers.moe import grouped_products, stacked_experts
-from lingvo_gshard.layers.moe.exact_shards import ExactShards
+from lingvo_gshard.layers.moe import grouped_products
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
-from lingvo_gshard.layers.moe.stacked_experts import Network, sort_rows
+from lingvo_gshard.layers.products import store
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
 
@@ -46,14 +49,30 @@ def prepare(experts: Experts, theta: NestedMap) -> NestedMap | list[NestedMap]:
       experts: the experts.
       theta: their weights, stacked.
     """
-    region = ExactShards.for_experts(experts)
+    region = SplitExperts.for_experts(experts)
     is_many = experts.p.num_experts > _MOST_SEPARATE
     if platform_in_use() or region.expert_axes or is_many:
-        return region.place(experts.decoding_weights(theta))
+        return region.place(stored(experts, theta))
     return [
-        region.place(experts.decoding_weights(theta.transform(lambda w, i=i: w[i]), is_one=True))
+        region.place(stored(experts, theta.transform(lambda w, i=i: w[i]), is_one=True))
         for i in range(experts.p.num_experts)
     ]
+
+
+@layer_method
+def stored(experts: Experts, theta: NestedMap, is_one: bool = False) -> NestedMap:
+    """Returns the weights of experts as inference stores them.
+
+    Args:
+      experts: the experts.
+      theta: their weights.
+      is_one: whether the weights belong to one expert and have no dimension E.
+    """
+    first = "" if is_one else "E"
+    weights = NestedMap(theta, w_out=store(theta.w_out, f"{first}HM", "H"))
+    for name in experts.input_products:
+        weights[f"w_{name}"] = store(theta[f"w_{name}"], f"{first}MH", "M")
+    return weights
 
 
 def run_routing(
@@ -70,7 +89,7 @@ def run_routing(
       routing: the experts of each token.
       x_GSM: the tokens.
     """
-    region = ExactShards.for_experts(experts)
+    region = SplitExperts.for_experts(experts)
     compute = functools.partial(run_experts, experts, even_experts=routing.num_experts)
     return region.run(compute, weights, routing, x_GSM)
 
