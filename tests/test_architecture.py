@@ -1,3 +1,4 @@
+# tests: /lingvo_gshard/, /tests/, /benchmarks/, /studies/, /setup.py, /constraints.txt
 """Tests rules of the code base: imports, file sizes, ambient state, and packaging."""
 
 import ast
