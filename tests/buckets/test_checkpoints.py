@@ -4,7 +4,8 @@
 
 import pytest
 
-from lingvo_gshard.core.files import objects, problems, stores
+from lingvo_gshard.core.files import objects, stores
+from lingvo_gshard.object_stores import problems
 from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, steps_in
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state, save, write_extras
