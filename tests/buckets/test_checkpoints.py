@@ -1,5 +1,6 @@
 # tests: training/run/checkpoint/orbax_storage.py, training/run/checkpoint/store.py
-# tests: core/files/objects.py, core/files/problems.py
+# tests: core/files/objects.py, object_stores/problems.py, object_stores/checkpoints.py
+# tests: object_stores/run_handler.py
 """Tests that checkpoints in a bucket are complete with their marker, and survive trouble."""
 
 import pytest

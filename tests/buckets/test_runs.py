@@ -1,4 +1,5 @@
-# tests: core/files/objects.py, core/files/local_copies.py, training/run/checkpoint/orbax_storage.py
+# tests: core/files/objects.py, object_stores/synced_folder.py
+# tests: training/run/checkpoint/orbax_storage.py
 """Tests commands whose --logdir is in a bucket, as users type them."""
 
 import json

@@ -1,4 +1,4 @@
-# tests: training/run/monitoring/divergence.py
+# tests: services/expert_balance.py, services/divergence.py
 """Tests a run's report on the load of its experts: a digest of each step, and a summary."""
 
 import pytest

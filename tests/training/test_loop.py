@@ -1,6 +1,7 @@
-# tests: training/run/loop.py, api/training.py, training/run/options.py
-# tests: training/run/monitoring/run_log.py, training/run/monitoring/step_reporter.py
-# tests: training/run/checkpoint/storage.py
+# tests: training/run/loop.py, api/training.py, training/run/options.py, services/step_reporter.py
+# tests: training/run/checkpoint/storage.py, services/observers.py, services/display.py
+# tests: training/run/saving.py, training/run/dev_evaluation.py
+# tests: training/run/monitoring/metrics_log.py
 """Tests complete runs: resuming equals no interruption, and every ending leaves a usable run."""
 
 import errno
