@@ -6,6 +6,13 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
+    "step_parts": (
+        "lingvo_gshard.optimizers.averages",
+        "lingvo_gshard.optimizers.spikes",
+        "lingvo_gshard.optimizers.local_updates",
+        "lingvo_gshard.optimizers.update_ratios",
+        "lingvo_gshard.optimizers.offload",
+    ),
     "observers": ("lingvo_gshard.services.observers",),
     "useful_flops": ("lingvo_gshard.facts.step",),
     "experiments": (

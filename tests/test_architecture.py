@@ -27,7 +27,7 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
-TRAINED = (*MODEL, "training", "hlo", "runtime")
+TRAINED = (*MODEL, "training", "optimizers", "hlo", "runtime")
 BELOW_API = (
     *TRAINED,
     *("pages", "preparation", "fine_tuning", "services", "open_models", "facts", "inference"),
@@ -43,9 +43,10 @@ FOLDERS = {
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
+    "optimizers": (*MODEL, "training"),
     "fine_tuning": (*MODEL, "preparation", "training"),
     "hlo": ("core", "sharding", "kernels"),
-    "runtime": (*MODEL, "training", "hlo"),
+    "runtime": (*MODEL, "training", "optimizers", "hlo"),
     "services": TRAINED,
     "agents": (*TRAINED, "services"),
     "facts": TRAINED,
@@ -53,7 +54,7 @@ FOLDERS = {
     "open_models": (*TRAINED, "preparation", "services", "facts", "inference"),
     "testing": (*TRAINED, "inference"),
     "planning": (*TRAINED, "pages", "services", "facts", "inference"),
-    "profiling": (*TRAINED, "facts", "planning"),
+    "profiling": (*TRAINED, "services", "facts", "planning"),
     "export": (*TRAINED, "preparation", "inference"),
     "reporting": (*TRAINED, "pages", "services", "planning", "profiling"),
     "params": (*MODEL, "training"),
