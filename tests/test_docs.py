@@ -118,7 +118,7 @@ ELSEWHERE = {
     r"gshard-serve .*": "tests/serving/test_process.py",
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
-    r"gshard-train .* --writer=.*": "tests/training/trackers/test_trackers.py",
+    r"gshard-train .* --writer=.*": "tests/services/test_trackers.py",
     # These need a bucket.
     r".*(?:gs|s3)://my-bucket/.*": "tests/buckets/test_page.py",
     # These need a published model, or transformers.

@@ -15,7 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import local_copies, objects
 from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.core.files.stores import GivenPath, is_bucket, split
-from lingvo_gshard.training.run.signals import called_before_abrupt_end
+from lingvo_gshard.core.signals import called_before_abrupt_end
 
 # Name of a file that is written and deleted, to find out whether files can be written.
 _PROBE = ".gshard-probe"

@@ -2,7 +2,7 @@
 
 from lingvo_gshard.agents.records import Beat, Member, Record
 from lingvo_gshard.agents.stragglers import Stragglers
-from lingvo_gshard.training.run.monitoring.step_reporter import probe_seconds
+from lingvo_gshard.services.step_reporter import probe_seconds
 
 
 def signs(probes: dict[str, float | None], waits: dict[str, float]) -> dict[str, Beat]:

@@ -14,7 +14,7 @@ from lingvo_gshard.tools import plan
 from lingvo_gshard.training.experiments import make_trainer
 from tests.test_docs import ROOT, write_files
 
-MODULES = ("my_router", "my_optimizer", "my_reader", "my_task", "my_chip")
+MODULES = ("my_router", "my_optimizer", "my_reader", "my_task", "my_service", "my_chip")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,11 +13,12 @@ import pytest
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.reporting import run as reporting
-from lingvo_gshard.training.run import roll_back, run_lock, run_records
+from lingvo_gshard.services import roll_back, trackers
+from lingvo_gshard.services.routers import router_records
+from lingvo_gshard.training.run import run_lock, run_records
 from lingvo_gshard.training.run.checkpoint import inventory, run_item
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring import metrics, trackers
-from lingvo_gshard.training.run.routers import router_records
+from lingvo_gshard.training.run.monitoring import metrics
 from tests import tiny
 from tests.fuzz.odd_files import ODD
 from tests.fuzz.test_readers import changed

@@ -8,8 +8,8 @@ from absl.testing import parameterized
 from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.hlo.operations import collective_calls
-from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.products import ProductContext
 from lingvo_gshard.layers.rounding import ROUNDINGS

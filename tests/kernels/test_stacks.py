@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline

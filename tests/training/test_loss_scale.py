@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run.monitoring.divergence import NonFiniteError
+from lingvo_gshard.services.divergence import NonFiniteError
 from lingvo_gshard.training.step.precision import LossScale
 from tests import tiny
 from tests.training import mixed_task

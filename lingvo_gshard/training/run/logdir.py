@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
@@ -24,11 +25,10 @@ from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.local_copies import SyncedFolder
 from lingvo_gshard.core.files.problems import BucketError
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.run_lock import BucketLock, LockedError, RunLock
-from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
 Say = Callable[[str], None]
 

@@ -12,12 +12,11 @@ from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     GatherDispatch,
     MixtureOfExperts,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
 )
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 S, M, CASES = 16, 4, 40
 ROUTERS = {

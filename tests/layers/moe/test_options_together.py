@@ -8,11 +8,10 @@ from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     HashRouter,
     MixtureOfExperts,
-    SigmoidRouter,
-    SinkhornRouter,
     TopKRouter,
 )
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 
 def layer_params(router=None, **values):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.training.run.signals import REPEAT_SECONDS, handled_signals
+from lingvo_gshard.core.signals import REPEAT_SECONDS, handled_signals
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 BUSY = """
 import ctypes, sys
 from lingvo_gshard.tools.console.process_start import SignalWatch
-from lingvo_gshard.training.run.signals import State, called_before_abrupt_end
+from lingvo_gshard.core.signals import State, called_before_abrupt_end
 
 class Training:
     finishing = {finishing}

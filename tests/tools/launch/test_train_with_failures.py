@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.services.snapshot_parts import Part
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.agents.test_agents import children
 from tests.tools import tiny_translation

@@ -25,7 +25,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import PREFIXES, is_bucket, key_value_store
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training.run.processes import SharedError
+from lingvo_gshard.core.processes import SharedError
 
 # Orbax's name of the commit marker: with this file, a checkpoint in a bucket is complete.
 COMMIT_MARKER = "commit_success.txt"

@@ -9,11 +9,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.problems import BucketError, problem_of
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.orbax_storage import (
     delete,
     reason_of,

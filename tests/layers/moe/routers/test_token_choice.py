@@ -6,7 +6,8 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import ForcedBalanceRouter, HashRouter, TopKRouter
+from lingvo_gshard.layers.moe import HashRouter, TopKRouter
+from lingvo_gshard.published_layers.routers import ForcedBalanceRouter
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.routers import loops
 
