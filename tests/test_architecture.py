@@ -1,3 +1,4 @@
+# tests: /lingvo_gshard/, /tests/, /benchmarks/, /studies/, /setup.py, /constraints.txt
 """Tests rules of the code base: imports, file sizes, ambient state, and packaging."""
 
 import ast
@@ -43,20 +44,23 @@ HEART = {
 # Wings may import the heart, and the other wings that are named.
 WINGS_OF = {
     "pages": (),
+    "object_stores": (),
     "preparation": (),
     "services": (),
     "long_inputs": (),
     "published_layers": (),
     "spmd_passes": (),
-    "agents": ("services",),
+    "agents": ("object_stores", "services"),
     "fine_tuning": ("preparation",),
     "facts": ("published_layers",),
     "inference": ("published_layers", "preparation", "facts"),
-    "open_models": ("published_layers", "preparation", "services", "facts", "inference"),
+    "open_models": (
+        *("object_stores", "published_layers", "preparation", "services", "facts", "inference"),
+    ),
     "testing": ("inference",),
     "planning": ("pages", "services", "facts", "inference"),
     "profiling": ("facts", "planning"),
-    "export": ("preparation", "inference"),
+    "export": ("object_stores", "preparation", "inference"),
     "reporting": ("pages", "services", "planning", "profiling"),
     "giants": ("published_layers", "preparation"),
     "keras": ("planning",),
@@ -418,7 +422,8 @@ def test_files_of_others_are_opened_in_one_place():
         # Caches, work folders and shared memory that the same user has written.
         *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
         *("preparation/duplicates.py", "preparation/job.py", "tools/launch/slurm.py"),
-        *("preparation/row_files.py", "services/snapshots.py"),
+        *("preparation/row_files.py", "object_stores/synced_folder.py"),
+        "services/snapshots.py",
         *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),

@@ -1,3 +1,4 @@
+# tests: layers/moe/grouped_products.py, kernels/grouped.py, layers/moe/dispatches/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
 import numpy as np

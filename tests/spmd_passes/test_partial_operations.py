@@ -1,3 +1,5 @@
+# tests: runtime/lowering/partial_operations.py, runtime/lowering/value_splits.py
+# tests: runtime/lowering/loop_sums.py
 """Checks that terms of a sum are added before they are reduced over devices, by compiled HLO."""
 
 import functools

@@ -1,3 +1,5 @@
+# tests: runtime/lowering/uneven_sums.py, runtime/lowering/builders.py
+# tests: runtime/lowering/value_splits.py
 """Checks that sums which are split in unequal shards are reduced to these shards only."""
 
 import numpy as np

@@ -1,3 +1,5 @@
+# tests: runtime/lowering/whole_dimensions.py, runtime/lowering/builders.py
+# tests: runtime/lowering/value_splits.py
 """Checks values of operations along dimensions that XLA's partitioner cannot split."""
 
 import numpy as np

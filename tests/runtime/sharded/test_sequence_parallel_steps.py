@@ -1,3 +1,4 @@
+# tests: layers/attention/ring.py, layers/attention/blockwise.py, sharding/strategies.py
 """Checks that steps sharded over positions equal one device and need less memory."""
 
 import functools

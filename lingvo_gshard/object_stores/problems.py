@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files.stores import BucketError
 
 # Answers that may be better next time: too many requests, timeouts and errors of the service.
 _TRANSIENT_CODES = {408, 429, 499, 500, 502, 503, 504}
@@ -51,23 +52,6 @@ _LOGIN = {
     "gs": "`gcloud auth application-default login` or GOOGLE_APPLICATION_CREDENTIALS",
     "s3": "`aws sts get-caller-identity`, AWS_PROFILE or AWS_ACCESS_KEY_ID",
 }
-
-
-class BucketError(OSError):
-    """A bucket is missing, refuses access, or does not answer.
-
-    `strerror` says what happened and what to check; `filename` is the path.
-
-    Attributes:
-      is_transient: whether the same request may succeed later.
-    """
-
-    def __init__(self, code: int, words: str, path: str, is_transient: bool = False):
-        super().__init__(code, words, path)
-        self.is_transient = is_transient
-
-    def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}"
 
 
 def problem_of(error: Exception, path: str, writes: bool = False) -> OSError:

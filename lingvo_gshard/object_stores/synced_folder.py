@@ -1,18 +1,12 @@
-"""Local copies of files and folders in buckets, and SyncedFolder, whose changes go back there.
+"""SyncedFolder: a local copy of a folder in a bucket, whose changes go back there.
 
 Code that appends to files, maps them into memory or lets libraries write them works on the local
 folder. A thread copies what changed to the bucket, and `push` does so at once.
-
-What a process keeps locally lies in one folder of the temporary directory ($TMPDIR) that is removed
-when the process ends. The folder of a process that was killed is removed by the next one.
 """
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures
 import contextlib
-import fcntl
 import os
 import pathlib
 import shutil
@@ -21,125 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import NEW
-from lingvo_gshard.core.files.stores import GivenPath, is_bucket
-
-_PREFIX = f"gshard-copies-{os.getuid()}-"
-_LOCK = ".in-use"
-# Requests at a time. Each waits for the network most of its time.
-_REQUESTS = 16
-
-
-class _Scratch:
-    """The folder of this process; made when it is first needed."""
-
-    place: pathlib.Path | None = None
-    owner = 0
-    lock: int | None = None
-    count = 0
-
-
-def new_folder(name: str) -> pathlib.Path:
-    """Returns a new local folder that is removed when the process ends.
-
-    Args:
-      name: ends the name of the folder, for people who look at the disk.
-    """
-    place = _scratch()
-    _Scratch.count += 1
-    folder = place / f"{_Scratch.count}-{name}"
-    folder.mkdir()
-    return folder
-
-
-def local_file(path: GivenPath) -> pathlib.Path:
-    """Returns a file as it is on a local disk: itself, or a copy of a bucket's file.
-
-    Raises:
-      OSError: it cannot be read, or the disk is full.
-    """
-    if not is_bucket(path):
-        return pathlib.Path(path)
-    name = os.fspath(path).rpartition("/")[2]
-    target = new_folder("file") / name
-    objects.download(path, target)
-    return target
-
-
-def local_folder(path: GivenPath) -> pathlib.Path:
-    """Returns a folder as it is on a local disk: itself, or a copy of a bucket's folder.
-
-    Raises:
-      OSError: it cannot be read, or the disk is full.
-    """
-    if not is_bucket(path):
-        return pathlib.Path(path)
-    target = new_folder(os.fspath(path).rstrip("/").rpartition("/")[2])
-    download_all(path, target, list(objects.find(path)))
-    return target
-
-
-def download_all(path: GivenPath, target: pathlib.Path, names: list[str]) -> None:
-    """Copies files below a folder of a bucket to a local folder, several at a time.
-
-    Args:
-      path: the folder in the bucket.
-      target: the local folder.
-      names: the files, as paths below the folder.
-    """
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-    _several(lambda name: objects.download(f"{os.fspath(path)}/{name}", target / name), names)
-
-
-def upload_folder(source: pathlib.Path, path: GivenPath) -> None:
-    """Copies all files below a local folder to a folder of a bucket, several at a time.
-
-    Args:
-      source: the local folder.
-      path: the folder in the bucket.
-    """
-    names = list(objects.find(source))
-    _several(lambda name: objects.upload(source / name, f"{os.fspath(path)}/{name}"), names)
-
-
-def _several(function, names: list[str]) -> None:
-    """Calls a function with each name; raises the first error after all calls have ended."""
-    with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
-        for _ in pool.map(function, names):
-            pass
-
-
-def _scratch() -> pathlib.Path:
-    """Returns this process's folder."""
-    # A forked process has a folder of its own: both would remove it.
-    if _Scratch.place is None or _Scratch.owner != os.getpid():
-        _remove_abandoned()
-        _Scratch.place = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX))
-        _Scratch.owner = os.getpid()
-        _Scratch.lock = os.open(_Scratch.place / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-        fcntl.flock(_Scratch.lock, fcntl.LOCK_EX)
-        atexit.register(_remove_own, os.getpid())
-    return _Scratch.place
-
-
-def _remove_own(owner: int) -> None:
-    if _Scratch.place is not None and os.getpid() == owner:
-        shutil.rmtree(_Scratch.place, ignore_errors=True)
-
-
-def _remove_abandoned() -> None:
-    """Removes the folders of processes that ended without removing them: no lock holds them."""
-    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
-
+from lingvo_gshard.core.files.stores import Entry, GivenPath
+from lingvo_gshard.object_stores import buckets, scratch
 
 # Changed files are copied at this interval.
 _PERIOD_SECONDS = 30.0
@@ -150,7 +28,7 @@ _UNFINISHED = (".partial-", ".shared-")
 
 
 class SyncedFolder:
-    """The local folder.
+    """A local folder whose changes go to a folder of a bucket.
 
     Attributes:
       folder: the local folder; empty before `pull`.
@@ -164,7 +42,7 @@ class SyncedFolder:
           left_out: whether a file or folder at the top, by name, stays in the bucket alone.
         """
         self._place, self._left_out = os.fspath(place), left_out
-        self.folder = new_folder("synced") / (self._place.rpartition("/")[2] or "run")
+        self.folder = scratch.new_folder("synced") / (self._place.rpartition("/")[2] or "run")
         self.folder.mkdir()
         # Name -> size and time of change of the local file when it was last copied.
         self._copied: dict[str, tuple[int, int]] = {}
@@ -181,17 +59,17 @@ class SyncedFolder:
         Raises:
           OSError: it cannot be read, or the disk is full.
         """
-        found: dict[str, objects.Entry] = {}
-        for name, entry in objects.children(self._place).items():
+        found: dict[str, Entry] = {}
+        for name, entry in buckets.children(self._place).items():
             if self._left_out(name):
                 continue
             if entry is not None:
                 found[name] = entry
                 continue
-            inside = objects.find(f"{self._place}/{name}")
+            inside = buckets.find(f"{self._place}/{name}")
             found |= {f"{name}/{below}": one for below, one in inside.items()}
         new = [name for name, entry in found.items() if self._tags.get(name) != entry.tag]
-        download_all(self._place, self.folder, new)
+        buckets.download_all(self._place, self.folder, new)
         for name in new:
             self._tags[name] = found[name].tag
             self._copied[name] = _state(self.folder / name)
@@ -224,12 +102,12 @@ class SyncedFolder:
                 began = time.monotonic()
                 # A file that grows meanwhile is copied as it was: the rest follows.
                 with open(self.folder / name, "rb") as file:
-                    objects.write_bytes(f"{self._place}/{name}", file.read(state[0]))
+                    buckets.write_bytes(f"{self._place}/{name}", file.read(state[0]))
                 self._copied[name] = state
                 ended = time.monotonic()
                 self._due[name] = ended + max(_PERIOD_SECONDS, (ended - began) / _SHARE)
             for name in self._copied.keys() - local.keys() if names is None else ():
-                objects.remove(f"{self._place}/{name}")
+                buckets.remove(f"{self._place}/{name}")
                 del self._copied[name]
 
     def stop(self, say: Callable[[str], None]) -> None:
