@@ -3,6 +3,9 @@
 # PYTHON   the interpreter that creates the environment (Python 3.11 to 3.13)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
+# FILES    `make test` runs the tests of these files and folders alone; CHANGED names a revision of git
+#          instead, and means the files that differ from it
+# SLOW_SHARE   K/N: `make test` also runs each slow test whose name has the checksum K modulo N
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
 
 PYTHON ?= python3
@@ -18,6 +21,8 @@ INSTALLED_TEST := $(VENV)/.lingvo_gshard_test
 INSTALLED_DOCS := $(VENV)/.lingvo_gshard_docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)") \
+  $(if $(SLOW_SHARE),--slow-share=$(SLOW_SHARE))
 
 # Debian's bazel-bootstrap works offline: the packages bazel-platforms, bazel-rules-java and
 # bazel-rules-proto, and two stand-ins in bazel/debian, replace what bazel would download.
@@ -37,7 +42,9 @@ help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
 	@echo "make install      install into $(VENV), with the versions of constraints.txt"
 	@echo "make install-dev  the same, with what tests, linting and committing need"
-	@echo "make test         lint, then every test that takes seconds"
+	@echo "make test         lint, then every test that takes seconds; FILES=\"lingvo_gshard/layers ...\": the"
+	@echo "                  tests of these files; CHANGED=main: those of files that differ from main;"
+	@echo "                  SLOW_SHARE=3/200: also one of 200 parts of the slow tests"
 	@echo "make test-all     lint, then every test"
 	@echo "make soak         trains under $(FAULTS) random faults, an hour; compares with a run without"
 	@echo "make soak-serve   serves honest and hostile clients for 10 minutes; compares every answer"
@@ -66,7 +73,7 @@ install-dev: $(INSTALLED_TEST)
 	@$(PIP_INSTALL) -e ".[dev]"
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) $(SELECTION)
 
 # One process per file of slow tests: TensorFlow never frees what it has lowered.
 test-all: test

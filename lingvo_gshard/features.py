@@ -6,6 +6,10 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
+    "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
+    "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
+    "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
+    "observers": ("lingvo_gshard.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (
         "lingvo_gshard.params.language_model",

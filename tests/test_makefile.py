@@ -1,3 +1,4 @@
+# tests: /Makefile
 """Tests the commands of the Makefile's targets by `make -n`."""
 
 import os
@@ -56,6 +57,14 @@ def test_help_lists_every_target():
     declared = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     described = set(re.findall(r"^make ([\w-]+)", _make("help"), re.MULTILINE))
     assert described == set(declared.group(1).split()) - {"help"}
+
+
+def test_variables_select_tests():
+    text = _make("-n", "test", "FILES=lingvo_gshard/layers tests/tiny.py", "SLOW_SHARE=3/200")
+    selection = '--belongs-to="lingvo_gshard/layers tests/tiny.py" --slow-share=3/200'
+    assert f"pytest -n 2 --dist loadgroup {selection}" in " ".join(text.split())
+    assert '--changed-since="main"' in _make("-n", "test", "CHANGED=main")
+    assert "--belongs-to" not in _make("-n", "test") and "--slow" not in _make("-n", "test")
 
 
 def test_variables_choose_environment_and_folder():

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import BucketError, GivenPath, is_bucket
+from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.object_stores import buckets, scratch
 from lingvo_gshard.object_stores.connections import split
-from lingvo_gshard.training.run.signals import called_before_abrupt_end
 
 # Name of a file that is written and deleted, to find out whether files can be written.
 _PROBE = ".gshard-probe"

@@ -11,8 +11,8 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.object_stores import buckets, scratch
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.run_handler import RunSave
 
 

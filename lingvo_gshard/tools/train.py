@@ -71,8 +71,10 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
@@ -85,10 +87,8 @@ from lingvo_gshard.tools.flags.run import (
     runtime_flags,
     runtime_options,
 )
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome
-from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
 
 if TYPE_CHECKING:
     from lingvo_gshard.planning.planned_training import PlannedTraining
@@ -251,7 +251,7 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
         # A run that starts from nothing does not wait for published models.
         from lingvo_gshard.api.importing import open_model
         from lingvo_gshard.open_models.starting import is_published
-        from lingvo_gshard.training.run.starting import params_of
+        from lingvo_gshard.services.starting import params_of
 
         published = is_published(values.init_from)
         saved = open_model(values.init_from) if published else params_of(values.init_from)

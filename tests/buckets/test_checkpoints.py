@@ -1,3 +1,5 @@
+# tests: training/run/checkpoint/orbax_storage.py, training/run/checkpoint/store.py
+# tests: core/files/objects.py, core/files/problems.py
 """Tests that checkpoints in a bucket are complete with their marker, and survive trouble."""
 
 import pytest

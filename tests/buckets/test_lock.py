@@ -1,3 +1,4 @@
+# tests: training/run/run_lock.py, core/files/objects.py
 """Tests that one run at a time holds a lock in a bucket."""
 
 import concurrent.futures

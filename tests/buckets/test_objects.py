@@ -1,3 +1,4 @@
+# tests: core/files/objects.py, core/files/problems.py, core/files/stores.py
 """Tests that files of buckets are read and written as those of a disk are."""
 
 import gzip

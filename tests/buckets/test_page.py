@@ -1,3 +1,4 @@
+# tests: /docs/buckets.md, core/files/objects.py, training/run/checkpoint/orbax_storage.py
 """Runs the commands of docs/buckets.md against emulators."""
 
 import os

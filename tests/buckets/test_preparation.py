@@ -1,3 +1,4 @@
+# tests: preparation/pipeline.py, core/files/objects.py
 """Tests preparation from a bucket into a bucket, against emulators."""
 
 import pytest

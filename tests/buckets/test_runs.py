@@ -1,3 +1,4 @@
+# tests: core/files/objects.py, core/files/local_copies.py, training/run/checkpoint/orbax_storage.py
 """Tests commands whose --logdir is in a bucket, as users type them."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: /docs/extending.md
 """Tests the examples of docs/extending.md: each builds, computes and is selected by gin."""
 
 import importlib
@@ -14,7 +15,7 @@ from lingvo_gshard.tools import plan
 from lingvo_gshard.training.experiments import make_trainer
 from tests.test_docs import ROOT, write_files
 
-MODULES = ("my_router", "my_optimizer", "my_reader", "my_task", "my_chip")
+MODULES = ("my_router", "my_optimizer", "my_reader", "my_task", "my_service", "my_chip")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.orbax_storage import prepare_orbax
 from lingvo_gshard.training.step import local_updates
 

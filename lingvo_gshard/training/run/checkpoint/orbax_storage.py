@@ -18,8 +18,8 @@ from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket, scheme_of
+from lingvo_gshard.core.processes import SharedError
 from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.training.run.processes import SharedError
 
 # Orbax's name of the commit marker: with this file, a checkpoint in a store is complete.
 COMMIT_MARKER = "commit_success.txt"

@@ -11,7 +11,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.core import processes
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
 

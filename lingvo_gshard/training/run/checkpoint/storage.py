@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import is_bucket, scheme_of
 from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.orbax_storage import reason_of
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
 
