@@ -1,5 +1,4 @@
-# tests: object_stores/synced_folder.py, core/files/objects.py, object_stores/scratch.py
-# tests: object_stores/run_directory.py
+# tests: object_stores/synced_folder.py, object_stores/scratch.py
 """Tests that files which are appended to locally are in the bucket soon, and before a push ends."""
 
 import os
