@@ -21,6 +21,13 @@ INSTALLED_TEST := $(VENV)/.lingvo_gshard_test
 INSTALLED_DOCS := $(VENV)/.lingvo_gshard_docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# All tests in one process would fill its memory: TensorFlow never frees what it has lowered.
+MODEL_TESTS := $(wildcard $(addprefix tests/,core fine_tuning kernels layers long_inputs low_precision \
+  optimizers published_layers sharding tasks training))
+STEP_TESTS := $(wildcard $(addprefix tests/,hlo inference planning profiling runtime services serving \
+  spmd_passes))
+OTHER_TESTS := tests $(addprefix --ignore=,$(MODEL_TESTS) $(STEP_TESTS))
+PARTS := "$(MODEL_TESTS)" "$(STEP_TESTS)" "$(OTHER_TESTS)"
 SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)") \
   $(if $(SLOW_SHARE),--slow-share=$(SLOW_SHARE))
 
@@ -73,9 +80,11 @@ install-dev: $(INSTALLED_TEST)
 	@$(PIP_INSTALL) -e ".[dev]"
 
 test: lint
-	$(PYTEST) $(SELECTION)
+	@failed=; for part in $(if $(FILES)$(CHANGED),"",$(PARTS)); do \
+	  $(PYTEST) $$part $(SELECTION) || failed=1; \
+	done; test -z "$$failed"
 
-# One process per file of slow tests: TensorFlow never frees what it has lowered.
+# One process per file of slow tests.
 test-all: test
 	@$(PIP_INSTALL) -e ".[datasets]"
 	@failed=; for file in $$(grep -rl slow tests --include='test_*.py'); do \

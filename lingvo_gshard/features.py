@@ -9,6 +9,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
     "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
     "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
+    "step_parts": (
+        "lingvo_gshard.optimizers.averages",
+        "lingvo_gshard.optimizers.spikes",
+        "lingvo_gshard.optimizers.local_updates",
+        "lingvo_gshard.optimizers.update_ratios",
+        "lingvo_gshard.optimizers.offload",
+    ),
     "observers": ("lingvo_gshard.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (

@@ -13,7 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers import delayed_scales, products
 from lingvo_gshard.layers.delayed_scales import STEPS
 from lingvo_gshard.layers.rounding import DelayedScales
-from lingvo_gshard.training.step.local_updates import LocalUpdates
+from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.training.step.precision import Fp8
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.test_rounding import E4M3, E5M2, LARGEST, power_of_two

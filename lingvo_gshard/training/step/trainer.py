@@ -21,20 +21,35 @@ from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import micro_batches, offload, precision, spikes, update_ratios
+from lingvo_gshard.training.step import micro_batches, precision
 from lingvo_gshard.training.step.adafactor import Adafactor
-from lingvo_gshard.training.step.averages import Averages
+from lingvo_gshard.training.step.clipping import Clipping, global_norm
 from lingvo_gshard.training.step.gradients import Gradients
 from lingvo_gshard.training.step.histories import Histories
-from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import Fp8, LossScale
+from lingvo_gshard.training.step.precision import Fp8
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
-from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
-from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
+from lingvo_gshard.training.step.state_part import (
+    STEP_PARTS,
+    Ingredients,
+    Outcome,
+    Seen,
+    StatePart,
+    StepPart,
+    Update,
+    Verdict,
+)
 
-# The parts of a state whose tensors are split over devices.
-SHARDED_PARTS = ("theta", "moments", Averages.name)
+
+def is_sharded(path: str) -> bool:
+    """Returns whether an array of a state belongs to a part whose tensors are split over devices.
+
+    Args:
+      path: the array's path, such as "theta.output.w".
+    """
+    part = path.partition(".")[0]
+    parts = [p for p in STEP_PARTS if issubclass(p, StatePart)]
+    return part in ("theta", "moments", *(p.name for p in parts if p.split_as))
 
 
 class Trainer(Configurable):
@@ -74,7 +89,6 @@ class Trainer(Configurable):
             "Type in which devices add up gradients that are summed over micro-batches: "
             f"{' or '.join(micro_batches.REDUCE_DTYPES)}.",
         )
-        p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
         p.define(
             "precision",
             "float32",
@@ -82,38 +96,11 @@ class Trainer(Configurable):
             changes_results=False,
         )
         p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
-        scaling = "How the loss is scaled, with float16."
-        p.define("loss_scale", LossScale.params(), scaling, changes_results=False)
-        p.define(
-            "spikes",
-            spikes.Spikes.params(),
-            "How spikes of loss and gradient are handled.",
-            changes_results=False,
-        )
-        p.define(
-            "average_decay",
-            0.0,
-            "Decay of the averages of the weights; 0 keeps none.",
-            minimum=0,
-            below=1,
-            changes_results=False,
-        )
         p.define(
             "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
         )
-        p.define(
-            "update_ratios_every",
-            0,
-            "Steps between update-to-weight ratios; 0: none.",
-            minimum=0,
-            changes_results=False,
-        )
-        p.define(
-            "offload_moments",
-            False,
-            "Whether the optimizer's moments stay in host memory between updates.",
-            changes_results=False,
-        )
+        for part in STEP_PARTS:
+            part.define(p)
         return p
 
     def __init__(self, params: Params, task: Task | Params, steps: int = 1000):
@@ -135,7 +122,6 @@ class Trainer(Configurable):
         dtypes.check(self.task)
         self.precision = dtypes
         self.steps = steps
-        self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = self.task.variable_specs()
@@ -146,10 +132,10 @@ class Trainer(Configurable):
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
-        averages = params.average_decay and Averages(self.theta_specs, params.average_decay)
-        loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
-        parts = (averages, loss_scale, spikes.from_params(params.spikes), histories)
-        self.parts: dict[str, StatePart] = {part.name: part for part in parts if part}
+        made = Ingredients(params, self.optimizer, self.theta_specs, dtypes)
+        parts = [*(part.of(made) for part in STEP_PARTS), histories]
+        self.step_parts: list[StepPart] = [part for part in parts if part]
+        self.parts = {part.name: part for part in self.step_parts if isinstance(part, StatePart)}
         self.gradients = Gradients(
             self.task,
             dtypes,
@@ -159,13 +145,6 @@ class Trainer(Configurable):
             params.micro_batches,
             params.reduce_dtype,
         )
-        if params.offload_moments and params.update_ratios_every:
-            raise UserError(
-                f"step.update_ratios_every is {params.update_ratios_every}, but update-to-weight "
-                "ratios need all moments on the device, which step.offload_moments keeps in host "
-                "memory. Set step.update_ratios_every = 0 or step.offload_moments = False"
-            )
-        self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
 
     def _make_histories(self) -> Histories | None:
         """Returns what delayed scales are made of, if the Params choose them."""
@@ -182,18 +161,19 @@ class Trainer(Configurable):
     @property
     def evaluated_part(self) -> str:
         """The part of the state that is evaluated and decoded with: `averages` or `theta`."""
-        return Averages.name if Averages.name in self.parts else "theta"
+        return next((name for name, part in self.parts.items() if part.is_evaluated), "theta")
 
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
-        averages = self.parts.get(Averages.name)
-        return averages.to_weights(part) if isinstance(averages, Averages) else part
+        evaluated = self.parts.get(self.evaluated_part)
+        return evaluated.to_weights(part) if evaluated else part
 
     @property
     def sharded_parts(self) -> dict[str, str]:
         """The sharded parts of the state, and the kind of tensor that each is split as."""
         weights = MASTERS if self.precision.has_master_weights else "weights"
-        return dict(zip(SHARDED_PARTS, (weights, "moments", "moments"), strict=True))
+        split = {name: part.split_as for name, part in self.parts.items() if part.split_as}
+        return {"theta": weights, "moments": "moments", **split}
 
     def layer_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights that layers compute with, made of the state's weights."""
@@ -235,7 +215,9 @@ class Trainer(Configurable):
           step: number of the step, from 1.
           metrics: its metrics.
         """
-        return update_ratios.only_if_due(step, metrics, self.p.update_ratios_every)
+        for part in self.step_parts:
+            metrics = part.shown_metrics(step, metrics)
+        return metrics
 
     def should_stop(self, metrics: dict[str, float]) -> bool:
         """Returns whether the step with these metrics ended the training, as `stopped` says."""
@@ -291,30 +273,31 @@ class Trainer(Configurable):
         with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
             specs = self.theta_specs
             moves = [*map(self.optimizer.moves, specs.flatten())]
-            norm = update_ratios.global_norm(gradients, moves)
+            norm = global_norm(gradients, moves)
             learning_rate = self.schedule(state.step)
             clipped = Clipping(gradients, specs, norm, self.p.clip_norm)
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
         seen = Seen(loss, norm, finite, measured)
         verdicts = {name: part.judge(state[name], seen) for name, part in self.parts.items()}
-        new_state, outcome = self._next_state(state, clipped, learning_rate, seen, verdicts)
+        update = self._update(state, clipped, learning_rate, seen, verdicts)
+        new_state = self._next_state(update, seen, verdicts)
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
-        rest = (outcome.updates, learning_rate, outcome.is_skipped)
-        values.update(self._ratios.metrics(new_state, clipped, *rest))
+        for part in self.step_parts:
+            values.update(part.measure(update, new_state))
         for name, part in self.parts.items():
             values.update(part.metrics(state[name], new_state[name], verdicts[name]))
         return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
 
-    def _next_state(
+    def _update(
         self,
         state: NestedMap,
         clipped: Clipping,
         learning_rate: tf.Tensor,
         seen: Seen,
         verdicts: dict[str, Verdict],
-    ) -> tuple[NestedMap, Outcome]:
-        """Returns the state after a step, and how it was updated.
+    ) -> Update:
+        """Returns the update of a step. A training that stops skips it.
 
         Args:
           state: the state before the step.
@@ -330,32 +313,32 @@ class Trainer(Configurable):
         stopped = is_skipped = state.stopped | tf.logical_not(goes_on)
         for verdict in verdicts.values():
             is_skipped |= verdict.is_skipped
-        theta, moments = self._updated(state, clipped, updates, learning_rate, is_skipped)
+        return Update(state, clipped, updates, learning_rate, is_skipped, stopped)
+
+    def _next_state(self, update: Update, seen: Seen, verdicts: dict[str, Verdict]) -> NestedMap:
+        """Returns the state after a step."""
+        state, stopped = update.state, update.stopped
+        found = [part.update_weights(update) for part in self.step_parts]
+        theta, moments = next(filter(None, found), None) or self.optimizer.update(
+            self.theta_specs,
+            state.theta,
+            update.clipped(),
+            state.moments,
+            update.updates,
+            update.learning_rate,
+            update.is_skipped,
+        )
         step = tf.where(stopped, state.step, state.step + 1)
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
-        outcome = Outcome(theta, updates, is_skipped, stopped)
+        outcome = Outcome(theta, update.updates, update.is_skipped, stopped)
         for name, part in self.parts.items():
             new_state[name] = part.after(state[name], seen, verdicts[name], outcome)
-        return new_state, outcome
-
-    def _updated(
-        self,
-        state: NestedMap,
-        clipped: Clipping,
-        updates: tf.Tensor,
-        learning_rate: tf.Tensor,
-        is_skipped: tf.Tensor,
-    ) -> tuple[NestedMap, NestedMap]:
-        """Returns the weights and the moments after a step."""
-        specs, rest = self.theta_specs, (updates, learning_rate, is_skipped)
-        if self.p.offload_moments:
-            return offload.update(self.optimizer, specs, state, clipped, *rest)
-        return self.optimizer.update(specs, state.theta, clipped(), state.moments, *rest)
+        return new_state
 
     @property
     def offload_settings(self) -> list[str]:
         """The Params that keep arrays in host memory, such as `step.offload_moments = True`."""
-        found = ["step.offload_moments = True"] if self.p.offload_moments else []
+        found = [setting for part in self.step_parts for setting in part.host_settings]
         for layer in self.task.all_layers():
             if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
                 found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
@@ -368,7 +351,7 @@ class Trainer(Configurable):
           part: the part of the state, such as "moments".
           spec: the array's spec.
         """
-        return part == "moments" and self.p.offload_moments and offload.is_offloaded(spec)
+        return any(each.is_on_host(part, spec) for each in self.step_parts)
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         """Returns the metrics of one batch, name -> (value, weight), without training."""

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.optimizers.spikes import Spikes
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.spikes import Spikes
 from lingvo_gshard.training.step.state_part import Seen
 from tests import tiny
 from tests.training import mixed_task

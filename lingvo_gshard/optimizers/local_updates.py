@@ -10,6 +10,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart
 
 # The axis of the mesh over the workers, and the parts that they add to the state.
 AXIS = "worker"
@@ -18,7 +19,8 @@ WORKERS, OUTER = "workers", "outer"
 _PARAM = "step.local_updates"
 
 
-class LocalUpdates(Configurable):
+@STEP_PARTS.register("local updates")
+class LocalUpdates(Configurable, StepPart):
     """The outer step, which makes the workers' weights equal after every `every` inner steps.
 
     All workers start from the same weights w. Each takes inner steps on its own rows with its own
@@ -36,6 +38,18 @@ class LocalUpdates(Configurable):
 
     Weights with an update rule of their own, such as routers' biases, become the mean.
     """
+
+    titles = {WORKERS: "states of the workers", OUTER: "moments of the outer optimizer"}
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `local_updates` to the trainer's Params."""
+        p.define("local_updates", cls.params(), "How workers train alone and synchronize.")
+
+    @classmethod
+    def of(cls, made: Ingredients) -> LocalUpdates:
+        """Returns the outer step of a trainer, which its runtime takes."""
+        return made.params.local_updates.instantiate()
 
     @classmethod
     def params(cls) -> Params:

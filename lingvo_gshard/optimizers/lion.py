@@ -17,7 +17,7 @@ class Lion(MomentOptimizer):
     Every element moves by the learning rate. Choose one that is 3 to 10 times smaller than Adam's,
     and a weight decay that is 3 to 10 times larger (section 5). On a command line:
 
-        --gin_param='step.optimizer = @lingvo_gshard.training.step.lion.Lion'
+        --gin_param='step.optimizer = @lingvo_gshard.optimizers.lion.Lion'
     """
 
     @classmethod

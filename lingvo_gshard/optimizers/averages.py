@@ -18,20 +18,50 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
+from lingvo_gshard.training.step.state_part import (
+    STEP_PARTS,
+    Ingredients,
+    Outcome,
+    Seen,
+    StatePart,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     import jax
 
 
+@STEP_PARTS.register("averages")
 class Averages(StatePart):
     """Keeps the averages of a trainer's weights."""
 
     name = "averages"
+    titles = {name: "averages of weights"}
+    split_as = "moments"
+    is_evaluated = True
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `average_decay` to the trainer's Params."""
+        p.define(
+            "average_decay",
+            0.0,
+            "Decay of the averages of the weights; 0 keeps none.",
+            minimum=0,
+            below=1,
+            changes_results=False,
+        )
+
+    @classmethod
+    def of(cls, made: Ingredients) -> Averages | None:
+        """Returns the averages of a trainer, if its Params ask for them."""
+        decay = made.params.average_decay
+        return cls(made.theta_specs, decay) if decay else None
 
     def __init__(self, theta: NestedMap, decay: float):
         """Takes the weights' tree of VariableSpec, and the decay after many updates."""

@@ -14,6 +14,8 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.optimizers.muon import Muon
+from lingvo_gshard.optimizers.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.runtime.devices import devices_for
@@ -26,8 +28,6 @@ from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.muon import Muon
-from lingvo_gshard.training.step.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.runtime import tiny_translation
 

@@ -7,15 +7,15 @@ import tensorflow as tf
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step import update_ratios
+from lingvo_gshard.optimizers.lion import Lion
+from lingvo_gshard.optimizers.muon import Muon
+from lingvo_gshard.optimizers.spikes import Spikes
+from lingvo_gshard.optimizers.update_ratios import UpdateRatios
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.lion import Lion
 from lingvo_gshard.training.step.momentum import Momentum
-from lingvo_gshard.training.step.muon import Muon
 from lingvo_gshard.training.step.optimizer import Optimizer
-from lingvo_gshard.training.step.spikes import Spikes
-from lingvo_gshard.training.step.update_ratios import UpdateRatios
+from lingvo_gshard.training.step.state_part import Update
 from tests import tiny
 from tests.training import mixed_task
 
@@ -73,13 +73,12 @@ def test_weights_of_a_layer_count_together_and_stacked_layers_apart():
         moments=optimizer.moment_specs(specs),
         step=tf.constant(7),
     )
-    found = UpdateRatios(1, optimizer, specs).metrics(
+    update = Update(
         state,
         lambda: specs.pack(map(tf.constant, gradients)),
-        tf.constant(0),
-        tf.constant(0.5),
-        tf.constant(False),
+        *(tf.constant(0), tf.constant(0.5), tf.constant(False), tf.constant(False)),
     )
+    found = UpdateRatios(1, optimizer, specs).measure(update, state)
 
     def expected(*parts):
         old = [weight + 0.5 * gradient for weight, gradient in parts]
@@ -105,8 +104,9 @@ def test_a_skipped_step_moves_nothing():
 
 def test_only_logged_steps_have_ratios_in_their_rows():
     row = {"loss": 1.0, "encoder.layers[0]/update_ratio": 0.0}
-    assert update_ratios.only_if_due(50, row, 50) == update_ratios.only_if_due(3, row, 0) == row
-    assert update_ratios.only_if_due(49, row, 50) == {"loss": 1.0}
+    trainer = mixed_task.trainer(update_ratios_every=50)
+    assert trainer.shown_metrics(50, row) == row == mixed_task.trainer().shown_metrics(3, row)
+    assert trainer.shown_metrics(49, row) == {"loss": 1.0}
 
 
 def test_an_optimizer_without_changes_has_no_ratios():
@@ -115,4 +115,4 @@ def test_an_optimizer_without_changes_has_no_ratios():
 
     optimizer = Plain.params().instantiate()
     assert not optimizer.has_changes
-    assert UpdateRatios(1, optimizer, NestedMap()).metrics(*[None] * 5) == {}
+    assert UpdateRatios(1, optimizer, NestedMap()).measure(None, None) == {}

@@ -11,12 +11,12 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.optimizers.orthogonalization import Matrices, matrices_of, orthogonalize
 from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.sharding.platforms import HARDWARE, platform_in_use
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer, decayed_mean
 from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32, Moments, WeightStep
-from lingvo_gshard.training.step.orthogonalization import Matrices, matrices_of, orthogonalize
 
 MATCH_RMS_ADAMW, ORIGINAL = "match_rms_adamw", "original"
 _CHOICES = {
@@ -49,7 +49,7 @@ class Muon(MomentOptimizer):
     sources. With `per_head` each head of queries, keys and values has its own, as in Muon Split
     (GLM-5 team 2026, arXiv 2602.15763). On a command line:
 
-        --gin_param='step.optimizer = @lingvo_gshard.training.step.muon.Muon'
+        --gin_param='step.optimizer = @lingvo_gshard.optimizers.muon.Muon'
     """
 
     @classmethod

@@ -26,7 +26,13 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.state_part import Seen, StatePart, Verdict
+from lingvo_gshard.training.step.state_part import (
+    STEP_PARTS,
+    Ingredients,
+    Seen,
+    StatePart,
+    Verdict,
+)
 
 ROLL_BACK = "roll_back"
 POLICIES = ("off", "warn", "skip", ROLL_BACK)
@@ -37,6 +43,7 @@ _WATCHED = ("loss", "gradient_norm")
 _COUNTS = ("accepted", "in_a_row", "found", "skipped")
 
 
+@STEP_PARTS.register("spikes")
 class Spikes(Configurable, StatePart):
     """Judges steps. Its state is a NestedMap with these scalars:
 
@@ -49,6 +56,19 @@ class Spikes(Configurable, StatePart):
     """
 
     name = "spikes"
+    titles = {name: "statistics of spikes"}
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `spikes` to the trainer's Params."""
+        about = "How spikes of loss and gradient are handled."
+        p.define("spikes", cls.params(), about, changes_results=False)
+
+    @classmethod
+    def of(cls, made: Ingredients) -> Spikes | None:
+        """Returns what judges the steps; None if the policy is off."""
+        found: Spikes = made.params.spikes.instantiate()
+        return None if found.p.policy == "off" else found
 
     @classmethod
     def params(cls) -> Params:
@@ -164,12 +184,6 @@ class Spikes(Configurable, StatePart):
             new[f"{name}_mean"] = mean + share * delta
             new[f"{name}_variance"] = (1.0 - share) * (variance + share * tf.square(delta))
         return new
-
-
-def from_params(params: Params) -> Spikes | None:
-    """Returns what judges the steps; None if the policy is off."""
-    found: Spikes = params.instantiate()
-    return None if found.p.policy == "off" else found
 
 
 def _height(state: NestedMap, name: str, value: tf.Tensor) -> tf.Tensor:

@@ -12,18 +12,18 @@ from lingvo_gshard.core import initializers, random_numbers
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.optimizers import offload
+from lingvo_gshard.optimizers.muon import Muon
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step import offload
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.muon import Muon
+from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import WeightStep
-from lingvo_gshard.training.step.update_ratios import Clipping
 from tests import tiny
 
 SIZES = {"R": 3, "M": 8, "H": 16, "V": 24}
@@ -86,7 +86,7 @@ def updated(
         clipped = Clipping(packed.gradients, specs, tf.constant(2.0), CLIP_NORM)
         rest = (tf.constant(STEP), tf.constant(RATE), tf.constant(is_skipped))
         if is_offloaded:
-            theta, moments = offload.update(optimizer, specs, packed, clipped, *rest)
+            theta, moments = offload.update_all(optimizer, specs, packed, clipped, *rest)
         else:
             theta, moments = optimizer.update(specs, packed.theta, clipped(), packed.moments, *rest)
         results = [*moments.flatten(), *theta.flatten()]

@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec, is_vector, scope_name
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.memory_kinds import to_device, to_host
@@ -24,19 +26,68 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
-from lingvo_gshard.training.step.update_ratios import Clipping
+from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart, Update
 
 # The letter of stacked layers, whose weights are updated one after the other.
 _LAYERS = "R"
 
 # Returns a weight, in its own dtype, and its moments after a step.
-Update: TypeAlias = "Callable[[WeightStep], tuple[tf.Tensor, Moments]]"
+UpdateWeight: TypeAlias = "Callable[[WeightStep], tuple[tf.Tensor, Moments]]"
 
 
 def is_offloaded(moment: VariableSpec) -> bool:
     """Returns whether a moment is kept in host memory. Vectors are not, since they are small."""
     return not is_vector(moment.layout)
+
+
+@STEP_PARTS.register("offloading")
+class OffloadedMoments(StepPart):
+    """Keeps the moments of a trainer's optimizer in host memory."""
+
+    host_settings = ("step.offload_moments = True",)
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `offload_moments` to the trainer's Params."""
+        p.define(
+            "offload_moments",
+            False,
+            "Whether the optimizer's moments stay in host memory between updates.",
+            changes_results=False,
+        )
+
+    @classmethod
+    def of(cls, made: Ingredients) -> OffloadedMoments | None:
+        """Returns what keeps the moments, if the Params ask for it.
+
+        Raises:
+          UserError: update-to-weight ratios are wanted, too.
+        """
+        p = made.params
+        if not p.offload_moments:
+            return None
+        if p.update_ratios_every:
+            raise UserError(
+                f"step.update_ratios_every is {p.update_ratios_every}, but update-to-weight "
+                "ratios need all moments on the device, which step.offload_moments keeps in host "
+                "memory. Set step.update_ratios_every = 0 or step.offload_moments = False"
+            )
+        return cls(made.optimizer, made.theta_specs)
+
+    def __init__(self, optimizer: Optimizer, specs: NestedMap):
+        """Takes the optimizer, and the weights' tree of VariableSpec."""
+        self._optimizer, self._specs = optimizer, specs
+
+    def is_on_host(self, part: str, spec: VariableSpec) -> bool:
+        """Returns whether an array of the state is an offloaded moment."""
+        return part == "moments" and is_offloaded(spec)
+
+    def update_weights(self, update: Update) -> tuple[NestedMap, NestedMap]:
+        """Returns the weights and moments after a step."""
+        rest = (update.updates, update.learning_rate, update.is_skipped)
+        return update_all(self._optimizer, self._specs, update.state, update.clipped, *rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +118,7 @@ class _OffloadedStep:
         return partitioning is None or not any(partitioning.spec_split(*s)[0] for s in specs)
 
 
-def update(
+def update_all(
     optimizer: Optimizer,
     specs: NestedMap,
     state: NestedMap,
@@ -120,7 +171,7 @@ def _narrow(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _update(
-    steps: Sequence[_OffloadedStep], update_weight: Update
+    steps: Sequence[_OffloadedStep], update_weight: UpdateWeight
 ) -> list[tuple[tf.Tensor, Moments]]:
     """Returns the weights and the moments after a step, in the order of `steps`."""
     results: dict[int, tuple[tf.Tensor, Moments]] = {}
@@ -136,7 +187,9 @@ def _update(
     return [results[index] for index in range(len(steps))]
 
 
-def _update_whole(offloaded: _OffloadedStep, update_weight: Update) -> tuple[tf.Tensor, Moments]:
+def _update_whole(
+    offloaded: _OffloadedStep, update_weight: UpdateWeight
+) -> tuple[tf.Tensor, Moments]:
     """Updates a weight whose moments come to the device together."""
     step = offloaded.step
     moments = dict(step.moments)
@@ -147,7 +200,7 @@ def _update_whole(offloaded: _OffloadedStep, update_weight: Update) -> tuple[tf.
 
 
 def _update_layers(
-    steps: Sequence[_OffloadedStep], layers: int, update_weight: Update
+    steps: Sequence[_OffloadedStep], layers: int, update_weight: UpdateWeight
 ) -> list[tuple[tf.Tensor, Moments]]:
     """Updates stacked weights in a loop over their layers."""
 
@@ -172,7 +225,7 @@ def _update_layer(
     offloaded: _OffloadedStep,
     layer: tf.Tensor,
     stacks: tuple[tf.Tensor, Moments],
-    update_weight: Update,
+    update_weight: UpdateWeight,
 ) -> tuple[tf.Tensor, Moments]:
     """Returns stacks of weights and moments with one layer updated.
 
