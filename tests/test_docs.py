@@ -1,3 +1,4 @@
+# tests: /docs/, /README.md
 """Runs every command in README.md and docs/, or names the test that covers it.
 
 A page's `bash` and `console` blocks (in the latter, the lines after `$ `) are run in order in one

@@ -1,3 +1,4 @@
+# tests: /docs/pictures/
 """Tests the pictures of the documentation: drawn ones are up to date, all are shown and exist."""
 
 import itertools

@@ -26,11 +26,14 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import local_copies, objects
-from lingvo_gshard.core.files.stores import is_bucket, key_value_store
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.object_stores import buckets, scratch
+from lingvo_gshard.object_stores.checkpoints import checkpointer
+from lingvo_gshard.object_stores.connections import key_value_store
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
-from lingvo_gshard.training.run.checkpoint.orbax_storage import checkpointer, marker, quiet_orbax
+from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, quiet_orbax
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord, WriteExtras
 from lingvo_gshard.training.run.checkpoint.trainer_state import contiguous
 
@@ -198,9 +201,9 @@ def write_checkpoint(
             run_item.write_run(unfinished / run_item.ITEM, record, params_text, write_extras)
             os.replace(unfinished, directory / str(step))
         else:
-            local = local_copies.new_folder("run-item")
+            local = scratch.new_folder("run-item")
             run_item.write_run(local, record, params_text, write_extras)
-            local_copies.upload_folder(local, unfinished / run_item.ITEM)
+            buckets.upload_folder(local, unfinished / run_item.ITEM)
             objects.write_bytes(marker(directory, step), b"")
     except BaseException:
         objects.remove_tree(unfinished)

@@ -1,3 +1,4 @@
+# tests: agents/keeper.py, agents/border.py, training/run/checkpoint/snapshot_parts.py
 """Checks that parts of snapshots go from host to host, and to no stranger."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: agents/leader.py, agents/records.py
 """Checks what a leader decides, with a clock and signs made up by the test."""
 
 import pytest

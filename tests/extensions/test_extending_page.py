@@ -1,3 +1,4 @@
+# tests: /docs/extending.md
 """Tests the examples of docs/extending.md: each builds, computes and is selected by gin."""
 
 import importlib

@@ -1,3 +1,4 @@
+# tests: optimizers/muon.py, optimizers/orthogonalization.py
 """Compares Muon with the formulas of its papers, in NumPy and float64."""
 
 import dataclasses

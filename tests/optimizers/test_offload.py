@@ -14,7 +14,6 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optimizers import offload
 from lingvo_gshard.optimizers.muon import Muon
-from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -23,6 +22,7 @@ from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import WeightStep
 from tests import tiny
 

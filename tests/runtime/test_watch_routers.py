@@ -1,3 +1,4 @@
+# tests: training/run/routers/counts.py
 """Tests that every runtime watches the routers of a step as the step itself routes."""
 
 import functools
@@ -14,11 +15,10 @@ from lingvo_gshard.layers.moe import (
     EinsumDispatch,
     ExpertChoiceRouter,
     HashRouter,
-    SigmoidRouter,
-    SinkhornRouter,
     TopKRouter,
 )
 from lingvo_gshard.optimizers.local_updates import LocalUpdates
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime

@@ -1,3 +1,4 @@
+# tests: training/run/monitoring/divergence.py, core/tracing/non_finite.py
 """Checks that a diagnosis names the layer at which a step became non-finite."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: tools/evaluate.py, tasks/evaluation/translation_scores.py
 """Tests gshard-evaluate through its command line."""
 
 import json

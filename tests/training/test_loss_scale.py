@@ -1,3 +1,4 @@
+# tests: training/step/precision.py
 """Tests loss scaling: changes of the scale, skipped steps, and failed runs."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: training/run/monitoring/expert_use.py
 """Checks that the metric vector names stacked layers like separate layers."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: planning/loads/layers.py, planning/loads/file.py
 """Tests the rows that a plan says are dropped against those that a step drops on a mesh."""
 
 import pytest

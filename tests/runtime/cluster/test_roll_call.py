@@ -1,3 +1,4 @@
+# tests: runtime/cluster/peer_monitor.py
 """Tests which process a roll call calls stuck."""
 
 from lingvo_gshard.runtime.cluster import peer_monitor

@@ -1,3 +1,4 @@
+# tests: training/run/determinism.py
 """Tests that a flipped bit in a weight is found, with its device and tensor."""
 
 import jax

@@ -1,3 +1,4 @@
+# tests: training/run/routers/watch.py
 """Tests the pictures of routers."""
 
 import numpy as np

@@ -21,9 +21,9 @@ import numpy as np
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.run.checkpoint.orbax_storage import prepare_orbax
 
 MODULUS = 2**64
 _BLOCK = 2**16  # Words summed at once, few enough to stay in a core's cache.
@@ -229,11 +229,7 @@ def bytes_to_write(arrays: Arrays) -> int:
 
 def _handler(directory: pathlib.Path) -> Any:
     """Returns a handler of Orbax, whose types allow no pathlib.Path."""
-    if is_bucket(directory):
-        # Imports Orbax, which a start from the cache does not need.
-        from lingvo_gshard.training.run.checkpoint.orbax_storage import teach_orbax
-
-        teach_orbax()
+    prepare_orbax(directory)
     return ocp.PyTreeCheckpointHandler()
 
 

@@ -118,7 +118,6 @@ class CheckpointStore:
           best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
         # Imports Orbax, which reading and writing need but the command line's help does not.
-        from lingvo_gshard.training.run.checkpoint import run_handler
 
         self.finish()
         arrays = {
@@ -136,9 +135,7 @@ class CheckpointStore:
             items: dict[str, Any] = {
                 part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays
             }
-            is_remote = stores.is_bucket(self._directory)
-            kind = run_handler.RunInBucketSave if is_remote else run_handler.RunSave
-            items[run_item.ITEM] = kind(record, params_text, write_extras)
+            items[run_item.ITEM] = self._storage.run_save(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
             processes.together(lambda: manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.
