@@ -1,4 +1,3 @@
-# tests: services/expert_balance.py, services/divergence.py
 """Tests a run's report on the load of its experts: a digest of each step, and a summary."""
 
 import pytest

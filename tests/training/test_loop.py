@@ -1,7 +1,6 @@
-# tests: training/run/loop.py, api/training.py, training/run/options.py, services/step_reporter.py
-# tests: training/run/checkpoint/storage.py, services/observers.py, services/display.py
-# tests: training/run/saving.py, training/run/dev_evaluation.py
-# tests: training/run/monitoring/metrics_log.py
+# tests: training/run/loop.py, api/training.py, training/run/options.py
+# tests: training/run/dev_evaluation.py, training/run/saving.py
+# tests: training/run/checkpoint/storage.py
 """Tests complete runs: resuming equals no interruption, and every ending leaves a usable run."""
 
 import errno

@@ -1,4 +1,3 @@
-# tests: training/step/metric_vectors.py, training/surgery/expert_use.py
 """Checks that the metric vector names stacked layers like separate layers."""
 
 import numpy as np
