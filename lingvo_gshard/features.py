@@ -6,6 +6,9 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
+    "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
+    "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
+    "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
     "step_parts": (
         "lingvo_gshard.optimizers.averages",
         "lingvo_gshard.optimizers.spikes",
@@ -13,9 +16,6 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.optimizers.update_ratios",
         "lingvo_gshard.optimizers.offload",
     ),
-    "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
-    "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
-    "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
     "observers": ("lingvo_gshard.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (

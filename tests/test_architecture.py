@@ -28,7 +28,6 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
-TRAINED = (*MODEL, "training", "optimizers", "hlo", "runtime")
 HEART = {
     "core": (),
     "data": ("core",),
@@ -37,8 +36,8 @@ HEART = {
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
-    "optimizers": (*MODEL, "training"),
     "hlo": ("core", "sharding", "kernels"),
+    "optimizers": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "optimizers", "hlo"),
     "params": (*MODEL, "training"),
 }
@@ -52,11 +51,12 @@ WINGS_OF = {
     "published_layers": (),
     "spmd_passes": (),
     "agents": ("object_stores", "services"),
-    "fine_tuning": ("preparation",),
-    "facts": ("published_layers",),
-    "inference": ("published_layers", "preparation", "facts"),
+    "fine_tuning": ("preparation", "services"),
+    "facts": ("published_layers", "fine_tuning"),
+    "inference": ("published_layers", "preparation", "facts", "fine_tuning"),
     "open_models": (
         *("object_stores", "published_layers", "preparation", "services", "facts", "inference"),
+        *("fine_tuning",),
     ),
     "testing": ("inference",),
     "planning": ("pages", "services", "facts", "inference"),

@@ -1,4 +1,4 @@
-# tests: training/run/run_lock.py, core/files/objects.py
+# tests: object_stores/run_directory.py, object_stores/buckets.py
 """Tests that one run at a time holds a lock in a bucket."""
 
 import concurrent.futures

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-from tests.buckets.front import Faults, Front
+from tests.object_stores.front import Faults, Front
 
 BUCKET = "runs"
 _START_SECONDS = 60

@@ -1,4 +1,4 @@
-# tests: core/files/local_copies.py, core/files/objects.py
+# tests: object_stores/synced_folder.py, object_stores/scratch.py
 """Tests that files which are appended to locally are in the bucket soon, and before a push ends."""
 
 import os

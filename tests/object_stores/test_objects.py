@@ -1,4 +1,5 @@
-# tests: core/files/objects.py, core/files/problems.py, core/files/stores.py
+# tests: core/files/objects.py, core/files/stores.py, object_stores/buckets.py
+# tests: object_stores/connections.py, object_stores/problems.py
 """Tests that files of buckets are read and written as those of a disk are."""
 
 import gzip

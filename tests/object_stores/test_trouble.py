@@ -1,4 +1,5 @@
-# tests: core/files/problems.py, core/files/stores.py, training/run/checkpoint/orbax_storage.py
+# tests: object_stores/problems.py, object_stores/connections.py
+# tests: object_stores/checkpoints.py
 """Tests the one sentence that a command says when a bucket is in trouble."""
 
 import os
@@ -11,7 +12,7 @@ import pytest
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from tests.buckets.emulators import environment_with
+from tests.object_stores.emulators import environment_with
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,5 @@
-# tests: training/run/checkpoint/orbax_storage.py, training/run/checkpoint/store.py
-# tests: core/files/objects.py, core/files/problems.py
+# tests: object_stores/checkpoints.py, object_stores/run_handler.py, object_stores/problems.py
+# tests: training/run/checkpoint/store.py
 """Tests that checkpoints in a bucket are complete with their marker, and survive trouble."""
 
 import pytest

@@ -1,4 +1,4 @@
-# tests: preparation/pipeline.py, core/files/objects.py
+# tests: preparation/pipeline.py, preparation/job.py, object_stores/buckets.py
 """Tests preparation from a bucket into a bucket, against emulators."""
 
 import pytest

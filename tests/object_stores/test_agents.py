@@ -1,4 +1,4 @@
-# tests: agents/meeting.py, core/files/objects.py, core/files/stores.py
+# tests: agents/meeting.py, object_stores/buckets.py
 """Checks that agents meet in a bucket, by conditional writes alone."""
 
 import threading

@@ -1,4 +1,5 @@
-# tests: core/files/objects.py, core/files/local_copies.py, training/run/checkpoint/orbax_storage.py
+# tests: object_stores/synced_folder.py, object_stores/run_directory.py
+# tests: object_stores/checkpoints.py, training/run/logdir.py
 """Tests commands whose --logdir is in a bucket, as users type them."""
 
 import json
@@ -17,7 +18,7 @@ from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.object_stores import buckets
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
-from tests.buckets.emulators import environment_with
+from tests.object_stores.emulators import environment_with
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.buckets.emulators import running
+from tests.object_stores.emulators import running
 from tests.tools import tiny_translation
 
 _number = itertools.count(1)

@@ -1,4 +1,5 @@
-# tests: /docs/buckets.md, core/files/objects.py, training/run/checkpoint/orbax_storage.py
+# tests: /docs/buckets.md, object_stores/problems.py
+# tests: training/run/checkpoint/orbax_storage.py
 """Runs the commands of docs/buckets.md against emulators."""
 
 import os
@@ -6,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.buckets.emulators import environment_with
+from tests.object_stores.emulators import environment_with
 from tests.test_docs import ROOT, commands, environment, with_tiny_flags  # noqa: F401
 
 _PAGE = (ROOT / "docs" / "buckets.md").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-# tests: training/run/checkpoint/orbax_storage.py, training/run/checkpoint/store.py
-# tests: core/files/local_copies.py
+# tests: object_stores/checkpoints.py, object_stores/synced_folder.py
+# tests: training/run/checkpoint/store.py
 """Tests that two processes train in one bucket, each writing its shards, and go on there."""
 
 import pytest
