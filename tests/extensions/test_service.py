@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-# tests: training/run/monitoring/step_observer.py, /docs/extending.md
-=======
 # tests: training/run/monitoring/step_observer.py, services/observers.py
->>>>>>> room-loop
 """Tests a service of the training loop, written in one file as docs/extending.md says."""
 
 import importlib

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-# tests: training/run/run_records.py, services/memory.py
-=======
 # tests: training/run/run_records.py, services/memory.py, services/runtime.py
->>>>>>> room-loop
 """Checks what a run records about itself: launches, sharding, evaluations, memory."""
 
 import json
