@@ -30,7 +30,7 @@ MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
 BELOW_API = (
     *MODEL,
     *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
-    *("profiling", "reporting", "params"),
+    *("low_precision", "fine_tuning", "profiling", "reporting", "params"),
 )
 FOLDERS = {
     "core": (),
@@ -41,7 +41,9 @@ FOLDERS = {
     "layers": ("core", "sharding", "kernels"),
     "tasks": MODEL[:5],
     "training": MODEL,
-    "open_models": (*MODEL, "training"),
+    "low_precision": (*MODEL, "training"),
+    "fine_tuning": (*MODEL, "training"),
+    "open_models": (*MODEL, "training", "fine_tuning"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
     "agents": (*MODEL, "training", "hlo", "runtime"),

@@ -17,11 +17,12 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.chunked_loss import Objective, chunked_cross_entropy
-from lingvo_gshard.layers.lora import concatenated, product
 from lingvo_gshard.layers.losses import CrossEntropy
 from lingvo_gshard.layers.products import (
+    factors,
     look_up,
     multiply,
+    product,
     store,
     table_dtype,
     unrounded,
@@ -219,7 +220,7 @@ class Softmax(Layer):
         self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, positions: int
     ) -> CrossEntropy:
         """Returns the loss of the logits, which are computed in chunks; see `chunked_loss`."""
-        x_BLM, w_MV = concatenated(self, theta, "w", "BLM,MV->BLV", x_BLM)
+        x_BLM, w_MV = factors(self, theta, "w", "BLM,MV->BLV", x_BLM)
         return chunked_cross_entropy(x_BLM, w_MV, "MV", objective, positions)
 
     @layer_method

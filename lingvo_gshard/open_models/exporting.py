@@ -28,7 +28,9 @@ from lingvo_gshard.data.vocabularies.published_vocabulary import (
     SCALES_FILE,
     copy_files,
 )
-from lingvo_gshard.layers.lora import RANK, LoRA, factors_of, is_factor, without_factors
+from lingvo_gshard.fine_tuning.adapters import RANK, factors_of, is_factor, without_factors
+from lingvo_gshard.fine_tuning.lora import LoRA
+from lingvo_gshard.fine_tuning.preferences import without_reference
 from lingvo_gshard.open_models.config import CONFIG_FILE, PACKING, PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.open_models.importing import PublishedRecord, read_record, write_config
@@ -45,7 +47,7 @@ from lingvo_gshard.open_models.shards import (
 )
 from lingvo_gshard.open_models.table import Rearrangement
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
-from lingvo_gshard.tasks.language_model import LanguageModelTask, without_reference
+from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer

@@ -26,7 +26,8 @@ from lingvo_gshard.data.vocabularies.published_vocabulary import (
     SCALES_FILE,
     copy_files,
 )
-from lingvo_gshard.layers.lora import is_factor, without_factors
+from lingvo_gshard.fine_tuning.adapters import is_factor, without_factors
+from lingvo_gshard.fine_tuning.preferences import without_reference
 from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.fused import split_experts
@@ -41,7 +42,6 @@ from lingvo_gshard.open_models.shards import (
 )
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.open_models.wrappers import text_name
-from lingvo_gshard.tasks.language_model import without_reference
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step import precision

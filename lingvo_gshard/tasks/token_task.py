@@ -18,10 +18,9 @@ from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
 from lingvo_gshard.layers.chunked_loss import Objective, positions_at_once
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
-from lingvo_gshard.layers.lora import product
 from lingvo_gshard.layers.losses import CrossEntropy, cross_entropy
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import unrounded
+from lingvo_gshard.layers.products import product, unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
 from lingvo_gshard.tasks.model_facts import ModelFacts

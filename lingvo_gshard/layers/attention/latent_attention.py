@@ -18,10 +18,8 @@ from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
-from lingvo_gshard.layers.delayed_scales import history_of
-from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.layers.products import joined_product, product, store
 from lingvo_gshard.sharding import annotate, einsum
 
 LOCAL_LETTERS = {
@@ -261,13 +259,15 @@ class LatentAttention(Attention):
         p = self.p
         w_Md = theta.get("w_down")
         w_Md = self._join_down(theta, "w") if w_Md is None else w_Md
-        down_BLd = multiply("BLM,Md->BLd", x_BLM, w_Md, history_of(theta, "w_latent"))
-        if p.use_bias:
-            down_BLd = add_bias(down_BLd, self._join_down(theta, "b"))
-        parts = tf.split(down_BLd, list(self._down.values()), -1)
-        *query_BLq, latent_BLr, key_BLD = (
-            add_adapter(self, theta, f"w_{name}", f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}", x_BLM, y)
-            for name, y in zip(self._down, parts, strict=True)
+
+        def split(down_BLd: tf.Tensor) -> list[tf.Tensor]:
+            if p.use_bias:
+                down_BLd = add_bias(down_BLd, self._join_down(theta, "b"))
+            return tf.split(down_BLd, list(self._down.values()), -1)
+
+        equations = {f"w_{name}": f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}" for name in self._down}
+        *query_BLq, latent_BLr, key_BLD = joined_product(
+            self, theta, equations, "BLM,Md->BLd", x_BLM, w_Md, split
         )
         low_BLq = x_BLM
         if p.query_rank:
@@ -290,11 +290,14 @@ class LatentAttention(Attention):
         p = self.p
         w_rND = tf.concat([theta.w_key, theta.w_value], -1)
         equation = "BLr,rND->BLND"
-        both_BLND = multiply(equation, latent_BLr, w_rND, history_of(theta, "w_key"))
-        parts = tf.split(both_BLND, [p.plain_dim, p.value_dim], -1)
-        plain_BLND, values_BLND = (
-            add_adapter(self, theta, name, equation, latent_BLr, y_BLND)
-            for name, y_BLND in zip(("w_key", "w_value"), parts, strict=True)
+        plain_BLND, values_BLND = joined_product(
+            self,
+            theta,
+            dict.fromkeys(("w_key", "w_value"), equation),
+            equation,
+            latent_BLr,
+            w_rND,
+            lambda both_BLND: tf.split(both_BLND, [p.plain_dim, p.value_dim], -1),
         )
         shape = [*plain_BLND.shape[:-1], p.rotary_dim]
         rotated_BLND = annotate(tf.broadcast_to(rotated_BLD[:, :, None], shape), "BLND")

@@ -1,0 +1,1 @@
+"""Fine-tuning: adapters of trained weights, and preferences between answers."""
