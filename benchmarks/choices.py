@@ -18,7 +18,6 @@ import rich.console
 from absl import flags
 
 from benchmarks import common
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params

@@ -1,11 +1,28 @@
-"""Names the modules of the package's features, by the seam at which they take part.
+"""Lists the modules of the package's features. Each module takes part at one seam.
 
-A seam imports its features when it is first used; see core/seams.py. A feature that is not named
-here takes part once its module is imported.
+A seam imports its features when it is first used; see core/seams.py. A feature that this table does
+not list takes part once its module is imported.
 """
 
-# Name of a seam -> modules, in the order in which their features are called.
+# Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
+    "useful_flops": ("lingvo_gshard.facts.step",),
+    "experiments": (
+        "lingvo_gshard.params.language_model",
+        "lingvo_gshard.params.translation",
+        "lingvo_gshard.giants.gshard_paper",
+        "lingvo_gshard.giants.one_gpu_language_models",
+        "lingvo_gshard.giants.prepared_translation",
+        "lingvo_gshard.giants.published_language_models",
+        "lingvo_gshard.giants.study",
+    ),
+    "input_stages": (
+        "lingvo_gshard.preparation.cleaning.cleaner",
+        "lingvo_gshard.preparation.cleaning.leaks",
+        "lingvo_gshard.preparation.vocabularies.vocabulary_trainer",
+    ),
+    "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
+    "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
     "products": (
         "lingvo_gshard.low_precision.delayed_scales",
         "lingvo_gshard.fine_tuning.adapters",

@@ -7,6 +7,7 @@ import pytest
 import lingvo_gshard
 from docs.size import __main__ as page
 from docs.size.count import Size, executed_by_a_step, folders
+from docs.size.house import House, Import
 
 
 def test_files_and_lines_of_a_tree_are_counted(tmp_path):
@@ -27,6 +28,34 @@ def test_the_page_has_one_table_between_its_marks():
     again = page.with_tables(text, tables)
     assert text.count(page.BEGIN) == text.count(page.END) == 1
     assert again.count("| core/ |") == 1 and page.with_tables(again, tables) == again
+
+
+def test_imports_between_the_heart_and_its_wings_are_counted(tmp_path):
+    package = tmp_path / "toy"
+    for path, text in {
+        "__init__.py": "",
+        "core.py": "import numpy\nA = B = 1\n",
+        "layer.py": "from toy.core import A\nfrom toy.kernels import fused\n",
+        "kernels/__init__.py": "",
+        "kernels/fused.py": "from toy.core import A, B\nfrom toy import layer\n",
+        "late.py": "def f():\n    import toy.plans\n    from toy.plans import C\n",
+        "plans.py": "from toy.kernels.fused import A\nfrom toy.core import A\nC = 1\n",
+    }.items():
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text(text)
+    house = House(package, "kernels ^kernels/\n\nplanning ^plans\\.py\n")
+    assert house.sizes() == [
+        Size("heart", 4, 7, 2),
+        Size("kernels", 2, 2, 1),
+        Size("planning", 1, 3, 3),
+    ]
+    assert house.breaches == [
+        Import("late.py", "toy.plans", ""),
+        Import("late.py", "toy.plans", "C"),
+        Import("layer.py", "toy.kernels.fused", ""),
+    ]
+    assert house.taken() == {("toy.core", "A"), ("toy.core", "B"), ("toy.layer", "")}
+    assert house.taken("planning") == {("toy.core", "A")}
 
 
 @pytest.mark.slow

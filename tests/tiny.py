@@ -14,6 +14,7 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
+from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
@@ -39,9 +40,6 @@ class TinyDense(Layer):
         self.create_variable("w", "MH", sizes, initializers.fan_in(params.sizes[0]))
         self.create_variable("b", "H", sizes, initializers.constant(0.0))
 
-    def flops(self, shape):
-        return 2 * shape.tokens * self.p.sizes[0] * self.p.sizes[1]
-
     @layer_method
     def fprop(self, theta, x_BM, training):
         y_BH = tf.matmul(x_BM, theta.w) + theta.b
@@ -50,6 +48,11 @@ class TinyDense(Layer):
             kept = random_numbers.uniform(y_BH.shape, key) >= self.p.dropout
             y_BH = tf.where(kept, y_BH, 0.0)
         return self.observe(y_BH)
+
+
+@flops.register(TinyDense)
+def dense_flops(layer, shape):
+    return 2 * shape.tokens * layer.p.sizes[0] * layer.p.sizes[1]
 
 
 class TinyTask(Task):

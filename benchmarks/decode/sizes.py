@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 
@@ -62,5 +63,5 @@ def dense_sizes(task: TokenTask, facts: ModelFacts) -> DenseSizes:
 def _hidden(stack: TransformerStack) -> int:
     """Returns the mean hidden dimension of a stack's active feed-forward layers."""
     layers = stack.layers_in_order()
-    flops = sum(layer.feed_forward.flops(TokenShape(1, 1)) for layer in layers)
-    return max(round(flops / len(layers) / (4 * stack.p.model_dim)), 1)
+    count = sum(flops(layer.feed_forward, TokenShape(1, 1)) for layer in layers)
+    return max(round(count / len(layers) / (4 * stack.p.model_dim)), 1)

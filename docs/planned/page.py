@@ -11,6 +11,7 @@ from docs.planned import cells, setups
 from docs.planned.cells import LORA, TRAINING, Cell
 from docs.planned.machines import MACHINES
 from docs.planned.models import MODELS, Model
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.importing import weight_specs
@@ -57,7 +58,7 @@ def counts(model: Model) -> tuple[int, int]:
     """Returns the number of weights of a model, and of those that one token uses."""
     params = experiment_of(PublishedConfig.load(model.config))
     total = sum(math.prod(spec.shape) for spec in weight_specs(params).flatten())
-    return total, params.task.copy().instantiate().active_parameters()
+    return total, active_parameters(params.task.copy().instantiate())
 
 
 def _parameters(models: Iterable[Model]) -> str:

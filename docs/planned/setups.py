@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import lingvo_gshard
 from docs.planned.models import Model
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.inference.layers import transformer
 from lingvo_gshard.inference.programs.maker import decoding_partitioning
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -106,7 +107,7 @@ def generation(model: Model, topology: Topology, batch: int) -> list[Setup]:
     task = make_trainer(params).task
     shapes = [
         shape
-        for layer in task.decoder.cache_shapes(1, GENERATED_LENGTH)
+        for layer in transformer.stack_cache_shapes(task.decoder, 1, GENERATED_LENGTH)
         for shape in layer.values()
     ]
     found = []

@@ -2,8 +2,9 @@
 
     python -m docs.size
 
-counts files and lines of each folder, trains translation.quickstart for two steps in a process of
-its own, which takes a minute, and counts the files that it executes.
+counts files and lines of each folder and of the heart and its wings, and the imports between them.
+It trains translation.quickstart for two steps in a process of its own, which takes a minute, and
+counts the files that it executes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pathlib
 
 import lingvo_gshard
 from docs.size.count import Size, executed_by_a_step, folders
+from docs.size.house import HEART, WINGS, House
 
 PAGE = pathlib.Path(__file__).parents[1] / "architecture.md"
 BEGIN, END = "<!-- size: python -m docs.size -->", "<!-- end of size -->"
@@ -22,6 +24,23 @@ def table(sizes: list[Size]) -> str:
     """Returns sizes as a table in Markdown."""
     rows = ["| | files | lines | median file |", "|---|---|---|---|"]
     rows += [f"| {s.name} | {s.files:,} | {s.lines:,} | {s.median:,} |" for s in sizes]
+    return "\n".join(rows)
+
+
+def rooms_table(house: House) -> str:
+    """Returns the heart and its wings as a table in Markdown."""
+    rows = ["| | files | lines | names of the heart that it imports |", "|---|---|---|---|"]
+    for size in house.sizes():
+        taken = "" if size.name == HEART else f"{len(house.taken(size.name)):,}"
+        rows.append(
+            f"| {size.name.replace('_', ' ')} | {size.files:,} | {size.lines:,} | {taken} |"
+        )
+    taken = house.taken()
+    rows.append("")
+    rows.append(
+        f"The heart imports its wings in {len(house.breaches):,} places. They import "
+        f"{len(taken):,} names of {len({module for module, _ in taken}):,} of its modules."
+    )
     return "\n".join(rows)
 
 
@@ -41,7 +60,9 @@ def main() -> None:
     )
     parser.parse_args()
     package = pathlib.Path(lingvo_gshard.__file__).parent
-    tables = f"{table(folders(package))}\n\n{table(executed_by_a_step(package))}"
+    house = House(package, WINGS.read_text(encoding="utf-8"))
+    parts = (rooms_table(house), table(executed_by_a_step(package)), table(folders(package)))
+    tables = "\n\n".join(parts)
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
     print(tables)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard import params as _experiments  # noqa: F401
-
-# Registers the experiments that come with the package.
 from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -38,15 +35,13 @@ def experiment(
     if plan is not None:
         return apply_settings(_planned(name, plan), settings, gin_files)
     saved = [path for path in gin_files if params_text.is_params_text(path)]
-    if not name and not saved:
+    if saved:
+        params = params_text.read(saved[-1])
+        _check_name(name, params.name, f"gin_files={os.fspath(saved[-1])}")
+        return apply_settings(params, settings, [path for path in gin_files if path not in saved])
+    if not name:
         raise UserError("`experiment` is missing; gshard-train --list shows the experiments")
-    params = params_text.read(saved[-1]) if saved else registry.get(name)
-    if name and params.name != name:
-        raise UserError(
-            f"`gin_files={os.fspath(saved[-1])}` is of the experiment {params.name}, not {name}; "
-            "leave out `experiment`"
-        )
-    return apply_settings(params, settings, [path for path in gin_files if path not in saved])
+    return apply_settings(registry.get(name), settings, gin_files)
 
 
 def _planned(name: str, plan: str | os.PathLike) -> Params:
@@ -58,12 +53,22 @@ def _planned(name: str, plan: str | os.PathLike) -> Params:
         # A file may name classes of the user's module only if the user has named the module.
         registry.get(name)
     found = load(plan)
-    if name and found.name != name:
-        raise UserError(
-            f"`plan={os.fspath(plan)}` is of the experiment {found.name}, not {name}; leave out "
-            "`experiment`"
-        )
+    _check_name(name, found.name, f"plan={os.fspath(plan)}")
     return found.params
+
+
+def _check_name(asked: str, found: str, source: str) -> None:
+    """Raises UserError if a file is of another experiment than the one that was asked for.
+
+    Args:
+      asked: name of the experiment; empty for any.
+      found: name of the file's experiment.
+      source: the option that named the file, with its value.
+    """
+    if asked and found != asked:
+        raise UserError(
+            f"`{source}` is of the experiment {found}, not {asked}; leave out `experiment`"
+        )
 
 
 def describe(params: Params, pattern: str = "") -> str:

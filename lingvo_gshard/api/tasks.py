@@ -18,9 +18,9 @@ import numpy as np
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.conversations.chat_template import ChatTemplate
-from lingvo_gshard.data.conversations.conversation_input import chat_template_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.fine_tuning.conversations.conversation_input import chat_template_of
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request

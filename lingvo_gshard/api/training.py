@@ -23,6 +23,7 @@ from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import processes, run_records
@@ -51,7 +52,7 @@ def print_summary(
 ) -> None:
     """Prints the experiment, the model's size, the devices, and how the corpus was cleaned."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
-    active = trainer.task.active_parameters()
+    active = active_parameters(trainer.task)
     table = rich.table.Table.grid(padding=(0, 2))
     table.add_row("experiment", params.name)
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
@@ -339,7 +340,7 @@ def record_launch(
         runtime=backend.kind,
         devices=runtime.device_summary,
         parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
-        active_parameters=trainer.task.active_parameters(),
+        active_parameters=active_parameters(trainer.task),
         versions=run_records.versions(),
         environment=run_records.settings(run_records.environment_at_start()),
     )

@@ -1,18 +1,8 @@
-"""Rules for the useful floating-point operations (FLOPs) that layers count in a step.
-
-- A multiply-add counts as two operations.
-- Only matrix products count. Embeddings, norms, activations, dropout, losses and the optimizer do
-  not.
-- Attention counts full rows, even if it is causal, packed or limited to a window.
-- Avoidable work does not count: MoE dispatch, empty capacity slots and rematerialization.
-"""
+"""TokenShape: the positions that one forward pass computes."""
 
 from __future__ import annotations
 
 import dataclasses
-
-# The gradient of a matrix product is two products of the same size.
-FORWARD_AND_BACKWARD = 3
 
 
 @dataclasses.dataclass(frozen=True)

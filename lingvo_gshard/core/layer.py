@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
@@ -13,7 +12,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 from lingvo_gshard.core import context, letters, random_numbers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -321,16 +319,6 @@ class Layer(Configurable):
         del params
         return ""
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights as `infer` reads them. The default returns the training weights."""
-        return theta
-
-    @layer_method
-    def infer(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
-        """Returns `fprop` for inference, from `decoding_weights`. The default calls `fprop`."""
-        return self.fprop(theta, *args, **kwargs)
-
     def child_layers(self) -> list[Layer]:
         """Returns the direct children in the order of creation, with lists flattened."""
         return [
@@ -338,26 +326,6 @@ class Layer(Configurable):
             for child in self._children.values()
             for layer in (child if isinstance(child, list) else [child])
         ]
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the number of useful floating-point operations of one forward pass.
-
-        The default sums over the children. Override it in a layer with matrix products of its own,
-        or whose children do not run exactly once each.
-
-        Args:
-          shape: The positions that the pass computes.
-        """
-        return sum(child.flops(shape) for child in self.child_layers())
-
-    def active_parameters(self) -> int:
-        """Returns the number of weights that take part in computing one token.
-
-        The default counts all weights. A mixture of experts counts only as many experts as each
-        token is sent to.
-        """
-        own = sum(math.prod(spec.shape) for spec in self._variables.values())
-        return own + sum(child.active_parameters() for child in self.child_layers())
 
     def observe(self, output: tf.Tensor) -> tf.Tensor:
         """Reports the layer's output to `on_output` of the context, and returns it."""

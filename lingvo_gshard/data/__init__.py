@@ -1,1 +1,1 @@
-"""Data: turns text into batches. Readers, cleaning, vocabularies, mixing, packing, a corpus."""
+"""Data: turns text into batches. Readers, vocabularies, mixing, packing, a corpus."""

@@ -13,12 +13,12 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, Shares
 from lingvo_gshard.data.batching.table import Group, MemoryTable
 from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies import vocabulary_trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +57,15 @@ class CorpusInput(PackedInput):
         p = super().params()
         p.define("corpus", None, "Params of the reader of the corpus.")
         p.define("cleaning", None, "Params of the cleaner.")
-        p.define(
-            "vocabulary",
-            vocabulary_trainer.VocabularyTrainer.params(),
-            "Params of the vocabularies.",
-        )
+        vocabularies = stages.STAGES[stages.VOCABULARIES].params()
+        p.define("vocabulary", vocabularies, "Params of the vocabularies.")
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
         self._reader = self.p.corpus.instantiate()
-        self._cleaner = self.p.cleaning.instantiate()
-        self._trainer = self.p.vocabulary.instantiate()
+        self._cleaner: stages.RowCleaner = self.p.cleaning.instantiate()
+        self._trainer: stages.VocabularyMaker = self.p.vocabulary.instantiate()
         self._trainer.unicode_form = self._cleaner.unicode_form
         self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
         self._tokenized: dict[str, TokenizedRows] = {}

@@ -4,7 +4,7 @@ Several languages share one target sentence, and many messages are near copies o
 is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
 Afterwards dev and test lose the rows whose source also occurs in train (same language, same
 folding) and the rows whose target shares half or more of its word 4-grams with train. These rows
-are counted. `cleaning/leaks.py` finds them.
+are counted. Features at the seam LEAKS find them, such as `preparation/cleaning/leaks.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,27 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
-from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
-from lingvo_gshard.data.cleaning.near_duplicates import fold
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
+
+# A feature takes the rows of train and the held-out rows, and returns why each held-out row is
+# dropped; "" if it is kept.
+LEAKS: Seam[Callable[[Sequence[Row], Sequence[Row]], list[str]]] = Seam("leaks")
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def fold(text: str) -> str:
+    """Returns the words of a text in lower case, without digits and punctuation.
+
+    If a text has no words, its digits and punctuation stay.
+    """
+    folded = text.casefold()
+    return " ".join(_WORD.findall(folded) or folded.split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +63,17 @@ def divide(rows: Sequence[Row], per_mille: int) -> Split:
     splits = {target: split_of(target, per_mille) for target in {row.target for row in rows}}
     for row in rows:
         divided[splits[row.target]].append(row)
-    seen = SeenInTrain(Wanted.of([*divided["dev"], *divided["test"]]))
-    seen.look_through(divided["train"])
+    held_out = [*divided["dev"], *divided["test"]]
+    reasons = [""] * len(held_out)
+    for leaks in LEAKS:
+        found = leaks(divided["train"], held_out)
+        reasons = [before or now for before, now in zip(reasons, found, strict=True)]
+    left = iter(reasons)
     dropped = {split: collections.Counter() for split in divided}
     examples: dict[str, dict[str, str]] = {split: {} for split in divided}
     for split in ("dev", "test"):
         kept = []
-        for row, reason in zip(divided[split], seen.reasons(divided[split]), strict=True):
+        for row, reason in zip(divided[split], left, strict=False):
             if not reason:
                 kept.append(row)
                 continue

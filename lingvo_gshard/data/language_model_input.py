@@ -6,7 +6,7 @@ import functools
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.cleaning.leaks import DocumentCleaner
+from lingvo_gshard.data import stages
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.packed_input import TextInput
@@ -14,7 +14,6 @@ from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary_trainer import lines_of
 
 
 class LanguageModelInput(TextInput, CorpusInput):
@@ -25,7 +24,7 @@ class LanguageModelInput(TextInput, CorpusInput):
         p = super().params()
         p.set(
             corpus=text.EmbeddedEnglish.params(),
-            cleaning=DocumentCleaner.params(),
+            cleaning=stages.STAGES[stages.DOCUMENTS].params(),
         )
         return p
 
@@ -43,7 +42,7 @@ class LanguageModelInput(TextInput, CorpusInput):
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The vocabulary, trained on the lines of the training documents."""
-        return self._trainer.train_on({"": lines_of(self.rows("train"))}, self.temperature)
+        return self._trainer.train_on_documents(self.rows("train"), self.temperature)
 
     @property
     def text_ids(self) -> TextIds:

@@ -33,7 +33,7 @@ from lingvo_gshard.data.batching.table import MemoryTable, Table
 from lingvo_gshard.data.input import Input, TextIds, TrainBatches
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
-from lingvo_gshard.data.vocabularies import files, vocabulary_trainer
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class PairInput(PackedInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the vocabulary sizes that the Params ask for."""
-        source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
+        source, target = params.vocabulary.cls.configured_sizes(params.vocabulary)
         return {"source": source, "target": target}
 
     def vocabulary_sizes(self) -> dict[str, int]:
@@ -349,7 +349,7 @@ class TextInput(PackedInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the vocabulary size that the Params ask for."""
-        return {"text": vocabulary_trainer.configured_sizes(params.vocabulary)[0]}
+        return {"text": params.vocabulary.cls.configured_sizes(params.vocabulary)[0]}
 
     def vocabulary_sizes(self) -> dict[str, int]:
         """Returns the size of the vocabulary."""

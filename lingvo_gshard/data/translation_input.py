@@ -13,9 +13,9 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.batching.table import MemoryTable
-from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.packed_input import EncodeBatch, PairInput, encode
@@ -23,7 +23,6 @@ from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary_trainer import of_rows, to_note
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +35,8 @@ class TranslationInput(PairInput, CorpusInput):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=Cleaner.params())
+        cleaner = stages.STAGES[stages.PAIRS]
+        p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaner.params())
         p.define("languages", (), "Source languages to use; empty: all.")
         p.define(
             "temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).", minimum=1
@@ -74,12 +74,8 @@ class TranslationInput(PairInput, CorpusInput):
     @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
-        covered = of_rows(self.rows("train"), *self._vocabularies)
-        described = (
-            to_note({language: one.to_json() for language, one in languages.items()})
-            for languages in covered.values()
-        )
-        return [*super().notes, *filter(None, described)]
+        covered = self._trainer.coverage_notes(self.rows("train"), *self._vocabularies)
+        return [*super().notes, *covered]
 
     @property
     def text_ids(self) -> TextIds:

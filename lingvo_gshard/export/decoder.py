@@ -26,8 +26,8 @@ from lingvo_gshard.inference.decoding.selection import top_few
 from lingvo_gshard.inference.decoding.state import IMPOSSIBLE, SearchKind, StateShape, state_specs
 from lingvo_gshard.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
 from lingvo_gshard.inference.loading import facts_of
+from lingvo_gshard.inference.model_facts import NO_TOKEN, ModelFacts, usual_tokens
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts, usual_tokens
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 

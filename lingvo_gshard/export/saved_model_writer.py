@@ -21,10 +21,10 @@ from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
-from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.export.decoder import TRANSLATION, PortableDecoder
 from lingvo_gshard.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
+from lingvo_gshard.preparation.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.runtime import standard_error
 
 if TYPE_CHECKING:

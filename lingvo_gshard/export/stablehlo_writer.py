@@ -25,12 +25,12 @@ import msgspec
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.lazy import tf, tf_text
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabularies.files import save_pair
-from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.export.decoder import PortableDecoder
 from lingvo_gshard.export.safetensors_writer import save
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
+from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program

@@ -1,1 +1,1 @@
-"""Fine-tuning: adapters of trained weights, and preferences between answers."""
+"""Fine-tuning: adapters, preferences, and conversations from their files to packed batches."""

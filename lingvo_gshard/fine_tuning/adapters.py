@@ -19,7 +19,6 @@ from typing import Any
 
 from lingvo_gshard.core import context, initializers, letters
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -107,10 +106,6 @@ class Adapters(Layer):
             x = self.dropout.fprop(theta.dropout, x)
             x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
             return x_low * tf.constant(self.p.scale, x_low.dtype), low
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the adapters' products for each token."""
-        return 2 * shape.tokens * self.active_parameters()
 
 
 class _Rule(ProductRule):

@@ -6,7 +6,6 @@ import dataclasses
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -86,15 +85,6 @@ class LoRA(TaskFeature):
             return annotate_like(tf.cast(total, spec.dtype), spec)
 
         return merged(task.variable_specs(), theta, merge)
-
-    def step_flops(self, task: Task, shape: TokenShape, flops: int) -> int:
-        """Returns the operations without gradients of the frozen weights, which are not needed."""
-        # Products with weights grow linearly with the length, products of attention quadratically.
-        double = TokenShape(shape.rows, 2 * shape.length, 2 * shape.memory_length)
-        with_weights = 2 * task.flops(shape) - task.flops(double) // 2
-        task.variable_specs()
-        factors = task.active_parameters() - task.plain.active_parameters()
-        return flops - with_weights + FORWARD_AND_BACKWARD * 2 * shape.tokens * factors
 
 
 def adapt(model: Layer, params: Params, where: str) -> None:

@@ -13,16 +13,17 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import TextIds
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import PREPARE, Executables, ProgramKey
 from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker, row_parts
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 
@@ -50,7 +51,7 @@ def facts_of(
         input_class: Any = input_params.cls
         length = task.token_shape(input_class.batch_specs(input_params)).length
     ids = text_ids or TextIds()
-    facts = task.model_facts(length, ids.before[0], ids.ends)
+    facts = model_facts(task, length, ids.before[0], ids.ends)
     # A tokenizer may have more ids than the model predicts.
     ends = tuple(end for end in facts.end_ids if end < facts.vocabulary_size)
     if not ends:

@@ -10,8 +10,8 @@ import numpy as np
 from lingvo_gshard.inference.decoding.state import StateShape
 from lingvo_gshard.inference.engine import shapes
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.inference.programs.executables import SCORES, ProgramKey
-from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)

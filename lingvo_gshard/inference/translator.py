@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request
 from lingvo_gshard.inference.text import continuation, stop_check
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -23,7 +22,6 @@ from lingvo_gshard.layers.products import (
     look_up,
     multiply,
     product,
-    store,
     table_dtype,
     unrounded,
     whole_rows,
@@ -119,19 +117,6 @@ class TokenEmbedding(Layer):
         table_VM = whole_rows(theta.table, "VM")
         return chunked_cross_entropy(x_BLM, table_VM, "VM", objective, positions)
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference. An id has a scale of its own in both uses."""
-        return NestedMap(table=store(theta.table, "VM", "M"))
-
-    @layer_method
-    def with_softmax(self, theta: NestedMap) -> NestedMap:
-        """Returns `decoding_weights` with a transposed table for `logits`.
-
-        XLA for CPU would transpose the table in every step.
-        """
-        return NestedMap(theta, softmax=tf.nest.map_structure(_transposed, theta.table))
-
 
 def are_few(tokens: int, rows: int) -> bool:
     """Returns whether parts of the rows of a device's tokens are fewer bytes than the table.
@@ -187,12 +172,6 @@ def _exchanged_rows(
     return cast(tf.Tensor, compute(xla.tile(table_VM, ((), axes), mesh)))
 
 
-def _transposed(x_VM: tf.Tensor) -> tf.Tensor:
-    """Returns a table, or the scales [V,1] of its rows, as [M,V]."""
-    unsplit = "M" if x_VM.shape[1] == 1 else ""
-    return annotate(tf.transpose(x_VM), "MV", "weights", unsplit=unsplit)
-
-
 class Softmax(Layer):
     """Computes logits over the vocabulary with a weight of its own."""
 
@@ -222,15 +201,6 @@ class Softmax(Layer):
         """Returns the loss of the logits, which are computed in chunks; see `chunked_loss`."""
         x_BLM, w_MV = factors(self, theta, "w", "BLM,MV->BLV", x_BLM)
         return chunked_cross_entropy(x_BLM, w_MV, "MV", objective, positions)
-
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference."""
-        return NestedMap(w=store(theta.w, "MV", "M"))
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the product with the weight."""
-        return 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
 
 
 class SinusoidalPositions(Layer):

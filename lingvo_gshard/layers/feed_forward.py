@@ -9,13 +9,12 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import CLAMPED, GATES
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.products import product, store
+from lingvo_gshard.layers.products import product
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu": lambda h: tf.nn.relu(h),
@@ -157,20 +156,6 @@ class FeedForward(Layer):
         if self.p.use_bias:
             y_BLM = add_bias(y_BLM, tf.cast(theta.b_out, y_BLM.dtype))
         return self.observe(y_BLM)
-
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights as `infer` reads them."""
-        weights = NestedMap(theta)
-        for name in ("in", "factor") if self.activation.is_gated else ("in",):
-            weights[f"w_{name}"] = store(theta[f"w_{name}"], "MH", "M")
-        weights.w_out = store(theta.w_out, "HM", "H")
-        return weights
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the two products, or three if the activation is gated."""
-        products = 3 if self.activation.is_gated else 2
-        return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
     @layer_method
     def _project_in(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:

@@ -23,11 +23,6 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.vocabularies.published_vocabulary import (
-    RECORD_FILE,
-    SCALES_FILE,
-    copy_files,
-)
 from lingvo_gshard.fine_tuning.adapters import RANK, factors_of, is_factor, without_factors
 from lingvo_gshard.fine_tuning.lora import LoRA
 from lingvo_gshard.fine_tuning.preferences import without_reference
@@ -47,6 +42,11 @@ from lingvo_gshard.open_models.shards import (
 )
 from lingvo_gshard.open_models.table import Rearrangement
 from lingvo_gshard.open_models.weight_mapping import Piece, WeightMapping
+from lingvo_gshard.preparation.vocabularies.published_vocabulary import (
+    RECORD_FILE,
+    SCALES_FILE,
+    copy_files,
+)
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run

@@ -59,7 +59,7 @@ def from_files() -> Params:
     input.corpus.document chooses. Dev and test are held out of the training files unless you give
     files for them.
 
-    Time: 4 minutes on 2 CPU cores, as the quickstart; set --steps for more text. Result: depends
+    Time: 4 minutes on 2 CPU cores, as the quickstart; set run.steps for more text. Result: depends
     on the text. Below some hundred thousand words there is little to learn.
 
         gshard-train --experiment=language_model.from_files --logdir=runs/mine \\

@@ -5,7 +5,6 @@ from __future__ import annotations
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.feed_forward import FeedForward
@@ -100,45 +99,6 @@ def hundred_languages() -> Params:
     return _experiment(input_, task, step, run)
 
 
-@registry.register("translation.large")
-def large() -> Params:
-    """Prepared data: 1.8 million pairs of 244 languages to English.
-
-    Purpose: to train on what gshard-prepare has written, of any size. Records are read from disk as
-    they are needed, so the memory does not grow with the text. docs/data.md says how to fetch and
-    prepare the text; your own, prepared, takes its place. Languages are unbalanced, with 160
-    thousand to 500 pairs each, and are sampled with temperature 2. Rows have the data's ratio of
-    source to target tokens.
-
-    Time: 49 minutes of processor time. Result: a third of an epoch, test perplexity 50, and chrF 24
-    and BLEU 6 averaged over the 80 languages with 20 test rows or more; docs/results.md has the
-    table by language. The dev loss still falls, so a larger --steps is worth its time.
-
-        gshard-train --experiment=translation.large --logdir=runs/large
-        gshard-evaluate --logdir=runs/large
-    """
-    input_ = PreparedTranslationInput.params().set(
-        directory="prepared/large",
-        batch_rows=32,
-        source_length=128,
-        target_length=64,
-        source_vocabulary_size=16000,
-        target_vocabulary_size=8000,
-    )
-    input_.mixing.temperature = 2.0
-    task = _task(model_dim=192, hidden_dim=768, num_heads=6, num_layers=2, num_experts=16)
-    task.share_embeddings = False
-    for stack in (task.encoder, task.decoder):
-        stack.moe.dispatch = DroplessDispatch.params()
-        stack.moe.router.set(
-            second_expert="all", capacity_factor=0.0, evaluation_capacity_factor=0.0
-        )
-    step, run = _step(), _run(steps=4_000)
-    step.schedule = WarmupStableDecay.params().set(learning_rate=2e-3, warmup_steps=500)
-    run.set(evaluate_every_steps=500, keep_best="dev/loss")
-    return _experiment(input_, task, step, run)
-
-
 @registry.register("translation.from_files")
 def from_files() -> Params:
     """Your own parallel text: TSV files, Moses pairs or gettext catalogs.
@@ -146,7 +106,7 @@ def from_files() -> Params:
     Purpose: the quickstart's model on any languages and any text. Dev and test are held out of the
     training files unless you give files for them.
 
-    Time: 10 minutes on 2 CPU cores, as the quickstart; set --steps for more text. Result: depends
+    Time: 10 minutes on 2 CPU cores, as the quickstart; set run.steps for more text. Result: depends
     on the text. Below a few thousand pairs per language there is little to learn.
 
     Tab-separated rows of language, source, target (plain, .gz or .xz; globs work):
@@ -157,7 +117,7 @@ def from_files() -> Params:
     Moses pairs, here data/train.de and data/train.fr, each with data/train.en:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.data.sources.moses.MosesReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.preparation.formats.moses.MosesReader' \\
             --gin_param='input.corpus.train = ("data/train",)' \\
             --gin_param='input.corpus.dev = ("data/dev",)' \\
             --gin_param='input.corpus.test = ("data/test",)'
@@ -165,7 +125,7 @@ def from_files() -> Params:
     A tree of gettext catalogs, whose messages are in English:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.data.sources.gettext.GettextReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.preparation.formats.gettext.GettextReader' \\
             --gin_param='input.corpus.train = ("locale/",)'
 
     The same settings can be lines of a file for --gin_file. input.corpus.on_bad_row = "skip" leaves

@@ -23,6 +23,8 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.loading import facts_of
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, ProgramKey
@@ -398,7 +400,7 @@ class _Programs:
         scopes = {scope_name(path) for path in self._task.layer_paths()}
         is_weight = [array.path.startswith(_WEIGHTS) for array in program.inputs]
         # Attention counts full rows, so every token of a row costs the same.
-        row = self._task.flops(TokenShape(rows=1, length=length))
+        row = flops(self._task, TokenShape(rows=1, length=length))
         planned = PlannedProgram(
             program=program,
             name=program.name,
@@ -411,7 +413,7 @@ class _Programs:
                     for array, own in zip(program.inputs, is_weight, strict=True)
                     if own
                 ),
-                active=self._task.active_parameters(),
+                active=active_parameters(self._task),
             ),
             useful_flops=row * tokens // length,
             tokens=tokens,

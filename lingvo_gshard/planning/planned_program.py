@@ -10,6 +10,8 @@ from typing import Any
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.core.tracing.source_lines import GraphLines
+from lingvo_gshard.facts.parameters import active_parameters
+from lingvo_gshard.facts.step import step_flops
 from lingvo_gshard.planning import memory
 from lingvo_gshard.planning.operation_rows import kinds_of_layers
 from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
@@ -126,9 +128,9 @@ def lower_step(
         tensors=tuple(_tensor_row(row, kind) for row, kind in tensors),
         parameters=ParameterCounts(
             total=sum(math.prod(spec.shape) for spec in weights),
-            active=trainer.task.active_parameters(),
+            active=active_parameters(trainer.task),
         ),
-        useful_flops=trainer.task.step_flops(batch),
+        useful_flops=step_flops(trainer.task, batch),
         tokens=trainer.task.target_tokens(batch),
         lines=GraphLines(recorded.graphs),
     )

@@ -20,6 +20,7 @@ from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.tracing.source_lines import line_of_operation, shown
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.facts.step import step_flops
 from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.planning.calibration import Calibration
 from lingvo_gshard.planning.machines import chips
@@ -386,7 +387,7 @@ def write_profile(
         seconds_per_step=recorder.seconds / recorder.recorded.count,
         busy_cores=recorder.core_seconds / recorder.seconds,
         cores=len(os.sched_getaffinity(0)),
-        useful_flops=task.step_flops(specs),
+        useful_flops=step_flops(task, specs),
         tokens_per_step=task.target_tokens(specs),
         attainable=attainable(tracer, len(trace.devices)),
         source_of=lines.of,

@@ -11,9 +11,9 @@ from typing import Any
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.conversations.chat_template import ChatTemplate
-from lingvo_gshard.data.conversations.conversation_input import chat_template_of
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.fine_tuning.conversations.conversation_input import chat_template_of
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.published_settings import PublishedSettings

@@ -115,7 +115,7 @@ def get(text: str, mesh: Mesh, where: str = "strategy") -> Strategy:
     Args:
       text: Base strategies or a table, as described at the top of this module.
       mesh: The mesh whose axes the strategy uses.
-      where: Flag or Params path that gives the text, for messages.
+      where: Option or Params path that gives the text, for messages.
 
     Raises:
       UserError: A base strategy, letter, kind or axis is unknown.

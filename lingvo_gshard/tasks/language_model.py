@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from lingvo_gshard.core import context
@@ -21,7 +21,6 @@ from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, EvaluationRuntime
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding, TaskFeature
 from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, loss_of_sums
 
@@ -158,13 +157,13 @@ class LanguageModelTask(TokenTask):
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns logits [B,L,V] of each position, given the tokens before it in its document."""
-        return self._logits(theta, self._states(theta, batch))
+        return self.output_logits(theta, self._states(theta, batch))
 
     @layer_method
     def _states(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns the decoder's output [B,L,M]."""
         ids_BL, segments_BL = batch["target_inputs"], batch["target_segments"]
-        x_BLM = self._embed("embedding", theta, ids_BL, batch["target_positions"])
+        x_BLM = self.embed("embedding", theta, ids_BL, batch["target_positions"])
         with token_context.tokens(ids_BL, batch.get(f"target{KINDS}")):
             return self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
 
@@ -190,7 +189,7 @@ class LanguageModelTask(TokenTask):
             inside_BL = tf.where(is_inside_BL, segments_BL, 0)
             counted_BL = _counted(inside_BL, ahead.get("target_marks"))
             ids_BL, positions_BL = ahead["target_inputs"], ahead["target_positions"]
-            token_BLM = self._embed("embedding", theta, ids_BL, positions_BL)
+            token_BLM = self.embed("embedding", theta, ids_BL, positions_BL)
             ahead_kinds_BL = None if kinds_BL is None else _shifted(kinds_BL, index + 1)
             with token_context.tokens(ids_BL, ahead_kinds_BL):
                 state_BLM, output_BLM = module.fprop(weights, state_BLM, token_BLM, inside_BL)
@@ -201,31 +200,6 @@ class LanguageModelTask(TokenTask):
             loss = sums.smoothed / tokens * (p.future_weight / p.future_tokens)
             module.add_loss("loss", loss, sums.tokens)
             module.add_metric("cross_entropy", sums.exact / tokens, sums.tokens)
-
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference, which predicts only the next token."""
-        weights = super().decoding_weights(theta)
-        weights.pop("future", None)
-        return weights
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of one forward pass in training."""
-        softmax = 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
-        future = self.future if self.p.future_tokens else []
-        return super().flops(shape) + sum(module.flops(shape) + softmax for module in future)
-
-    def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
-        """Returns what a decoder must know of the model. Texts are as long as rows at most."""
-        return ModelFacts(
-            vocabulary_size=self.p.vocabulary_size,
-            bos_id=bos_id,
-            end_ids=tuple(sorted(set(end_ids))),
-            has_source=False,
-            most_source=0,
-            most_positions=min(length, self.most_positions or length),
-            has_states=any(self.state_shapes(1)),
-        )
 
     def evaluate(
         self,

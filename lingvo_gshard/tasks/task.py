@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -83,17 +83,6 @@ class TaskFeature(Configurable):
         """Returns the weights of a task without the feature that compute what these do."""
         del task
         return theta
-
-    def step_flops(self, task: Task, shape: TokenShape, flops: int) -> int:
-        """Returns the useful floating-point operations of a training step.
-
-        Args:
-          task: the task.
-          shape: the positions of a batch.
-          flops: the operations without the feature.
-        """
-        del task, shape
-        return flops
 
     def loss(
         self, task: Task, theta: NestedMap, batch: Mapping[str, tf.Tensor]
@@ -251,14 +240,6 @@ class Task(Layer):
     def target_tokens(self, batch: BatchSpecs) -> int:
         """Returns the number of positions in a batch that the loss is computed at."""
         return self.token_shape(batch).tokens
-
-    def step_flops(self, batch: BatchSpecs) -> int:
-        """Returns the useful floating-point operations of a training step on a batch."""
-        shape = self.token_shape(batch)
-        flops = FORWARD_AND_BACKWARD * self.flops(shape)
-        for feature in self.features.values():
-            flops = feature.step_flops(self, shape, flops)
-        return flops
 
     def id_ranges(self) -> Mapping[str, int]:
         """Returns the number of valid ids of each integer array of a batch: name -> size.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
 from lingvo_gshard.layers.chunked_loss import Objective, positions_at_once
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
@@ -23,7 +20,6 @@ from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import product, unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.task import Task
 
 
@@ -144,10 +140,6 @@ class FutureToken(Layer):
         x_BLM = self.layer.fprop(theta.layer, x_BLM, [mask])
         return x_BLM, self.output_norm.fprop(theta.output_norm, x_BLM)
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the two products and of the layer."""
-        return super().flops(shape) + 2 * 2 * shape.tokens * self.p.model_dim**2
-
 
 class TokenTask(Task):
     """Embeds tokens and their positions, runs a causal decoder, and predicts the next token.
@@ -229,84 +221,15 @@ class TokenTask(Task):
 
     def guessing_loss(self) -> float | None:
         """Returns log V, the cross-entropy of a token that is guessed evenly."""
-        return math.log(self._shared_embedding().p.vocabulary_size)
+        return math.log(self.shared_embedding.p.vocabulary_size)
 
     @property
     def activation_dtype(self) -> tf.DType:
         """The type of the activations."""
         return tf.as_dtype(self.p.fprop_dtype or "float32")
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the decoder and the softmax in one forward pass."""
-        vocabulary_size = self._shared_embedding().p.vocabulary_size
-        softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
-        return self.decoder.flops(shape) + softmax
-
-    def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
-        """Returns what a decoder must know of the model. A task with a DECODING defines it.
-
-        Args:
-          length: positions of a row in training.
-          bos_id: id before the first token.
-          end_ids: ids that end a text.
-        """
-        raise NotImplementedError(f"{type(self).__name__} defines no model_facts")
-
-    @property
-    def most_positions(self) -> int | None:
-        """The largest number of positions in a text; None if any number is possible."""
-        return self.p.positions.max_length if "positions" in self.children else None
-
     @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference; see `decoding.models`."""
-        children: dict[str, Any] = self.children
-        names = [name for name in self._with_products if name in children]
-        weights = {n: children[n].decoding_weights(theta[n]) for n in names}
-        if self.p.tie_softmax:
-            embedding = self._shared_embedding()
-            weights[self.EMBEDDING] = embedding.with_softmax(weights[self.EMBEDDING])
-        return NestedMap(theta, **weights)
-
-    @property
-    def _with_products(self) -> tuple[str, ...]:
-        """Names of the children whose weights decoding reads in another form, if there are such."""
-        return (self.EMBEDDING, "decoder", "softmax")
-
-    @layer_method
-    def extend(
-        self,
-        theta: NestedMap,
-        ids_BL: tf.Tensor,
-        mask_BL: tf.Tensor,
-        view: CacheView,
-        caches: Sequence[NestedMap] | None = None,
-        memory: NestedMap | None = None,
-    ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
-        """Computes new tokens of each row; see `decoding.models`."""
-        x_BLM = self._embed(self.EMBEDDING, theta, ids_BL, view.positions_BL)
-        with token_context.tokens(ids_BL):
-            return self.decoder.extend(theta.decoder, x_BLM, mask_BL, view, caches, memory)
-
-    @layer_method
-    def next_logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
-        """Returns the float32 logits [B,L,V] of the token after each position."""
-        return tf.cast(self._logits(theta, x_BLM), tf.float32)
-
-    def cache_shapes(self, rows: int, slots: int) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of each layer's cache by name."""
-        return self.decoder.cache_shapes(rows, slots)
-
-    def state_shapes(self, rows: int) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the arrays in each layer's cache that have no slots, by name."""
-        return self.decoder.state_shapes(rows)
-
-    def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of each layer's encoded memory by name; empty without a memory."""
-        return self.decoder.memory_shapes(rows, positions)
-
-    @layer_method
-    def _embed(
+    def embed(
         self,
         name: str,
         theta: NestedMap,
@@ -330,11 +253,11 @@ class TokenTask(Task):
         return tf.cast(x_BLM, self.activation_dtype)
 
     @layer_method
-    def _logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+    def output_logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V] of the decoder's output."""
         p, x_BLM = self.p, self._scaled(x_BLM)
         if p.tie_softmax:
-            logits_BLV = self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
+            logits_BLV = self.shared_embedding.logits(theta[self.EMBEDDING], x_BLM)
         else:
             logits_BLV = self.softmax.fprop(theta.softmax, x_BLM)
         if p.use_logit_bias:
@@ -360,10 +283,10 @@ class TokenTask(Task):
           z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
         """
         p = self.p
-        vocabulary_size = self._shared_embedding().p.vocabulary_size
+        vocabulary_size = self.shared_embedding.p.vocabulary_size
         positions = positions_at_once(p.logits_positions, x_BLM, vocabulary_size)
         if not positions:
-            logits_BLV = self._logits(theta, x_BLM)
+            logits_BLV = self.output_logits(theta, x_BLM)
             with tf.name_scope(f"{LOSS_SCOPE}/"):
                 return cross_entropy(
                     logits_BLV, labels_BL, segments_BL, p.label_smoothing, z_loss_weight
@@ -372,7 +295,7 @@ class TokenTask(Task):
         objective = Objective(
             labels_BL, segments_BL, p.label_smoothing, z_loss_weight, p.logit_cap, bias_V
         )
-        softmax = self._shared_embedding() if p.tie_softmax else self.softmax
+        softmax = self.shared_embedding if p.tie_softmax else self.softmax
         weights = theta[self.EMBEDDING] if p.tie_softmax else theta.softmax
         return softmax.cross_entropy(weights, self._scaled(x_BLM), objective, positions)
 
@@ -381,6 +304,7 @@ class TokenTask(Task):
         scale = self.p.logit_scale
         return x_BLM if scale == 1.0 else x_BLM * tf.constant(scale, x_BLM.dtype)
 
-    def _shared_embedding(self) -> TokenEmbedding:
-        """Returns the child whose table the softmax may share."""
+    @property
+    def shared_embedding(self) -> TokenEmbedding:
+        """The child whose table the softmax may share."""
         return getattr(self, self.EMBEDDING)

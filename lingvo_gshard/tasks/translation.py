@@ -16,13 +16,11 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
 from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
-from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
 from lingvo_gshard.tasks.token_task import TokenTask, loss_of_sums
 
@@ -110,11 +108,6 @@ class TranslationTask(TokenTask):
         _, length = known_sizes(batch["target_labels"].shape)
         return TokenShape(rows, length, memory_length=source_length)
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the encoder, the decoder and the softmax."""
-        encoder = self.encoder.flops(TokenShape(shape.rows, shape.memory_length))
-        return encoder + super().flops(shape)
-
     def id_ranges(self) -> dict[str, int]:
         """Returns the vocabulary size for each array of ids."""
         target = self.p.target_vocabulary_size
@@ -127,7 +120,7 @@ class TranslationTask(TokenTask):
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns logits [B,L,V] of each target position, given the source and prior tokens."""
-        return self._logits(theta, self._states(theta, batch))
+        return self.output_logits(theta, self._states(theta, batch))
 
     @layer_method
     def _states(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -141,7 +134,7 @@ class TranslationTask(TokenTask):
             kinds_BK,
         )
         ids_BL, positions_BL = batch["target_inputs"], batch["target_positions"]
-        x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
+        x_BLM = self.embed("target_embedding", theta, ids_BL, positions_BL)
         with token_context.tokens(ids_BL, batch.get(f"target{KINDS}")):
             return self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
 
@@ -163,48 +156,19 @@ class TranslationTask(TokenTask):
           positions_BK: the position of each token in its sentence.
           kinds_BK: what watched routers count the tokens by; see `token_context.tokens`.
         """
-        x_BKM = self._embed_source(theta, ids_BK, positions_BK)
+        x_BKM = self.embed_source(theta, ids_BK, positions_BK)
         with token_context.tokens(ids_BK, kinds_BK):
             output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 
     @layer_method
-    def _embed_source(
+    def embed_source(
         self, theta: NestedMap, ids_BK: tf.Tensor, positions_BK: tf.Tensor
     ) -> tf.Tensor:
         """Returns the encoder's input [B,K,M]."""
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         positions = "positions" if self.p.share_positions else "source_positions"
-        return self._embed(name, theta, ids_BK, positions_BK, positions)
-
-    @property
-    def _with_products(self) -> tuple[str, ...]:
-        return (*super()._with_products, "source_embedding", "encoder")
-
-    @layer_method
-    def encode_memory(self, theta: NestedMap, ids_BK: tf.Tensor) -> NestedMap:
-        """Returns what `extend` needs of source sentences; see `decoding.models`."""
-        is_token_BK = tf.not_equal(ids_BK, NO_TOKEN)
-        ids_BK = tf.maximum(ids_BK, 0)
-        view = cached.row_view(is_token_BK, is_causal=False)
-        segments_BK = tf.cast(is_token_BK, tf.int32)
-        x_BKM = self._embed_source(theta, ids_BK, view.positions_BL)
-        with token_context.tokens(ids_BK):
-            output_BKM, _, _ = self.encoder.extend(theta.encoder, x_BKM, segments_BK, view)
-        return self.decoder.cache_memory(theta.decoder, Memory(output_BKM, segments_BK))
-
-    def model_facts(self, length: int, bos_id: int, end_ids: Sequence[int]) -> ModelFacts:
-        """Returns what a decoder must know of the model. Rows of training hold many sentences."""
-        del length
-        positions = self.most_positions or self.p.most_source
-        return ModelFacts(
-            vocabulary_size=self.p.target_vocabulary_size,
-            bos_id=bos_id,
-            end_ids=tuple(sorted(set(end_ids))),
-            has_source=True,
-            most_source=min(self.p.most_source, positions),
-            most_positions=positions,
-        )
+        return self.embed(name, theta, ids_BK, positions_BK, positions)
 
     def evaluate(
         self,

@@ -21,6 +21,7 @@ from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
@@ -54,7 +55,7 @@ def greedy_texts(feed_forward: Params) -> Iterator[tuple[str, list[int], list[in
     params.decoder.layer.feed_forward = feed_forward
     task = params.instantiate()
     theta = task.init(3).transform(lambda weight: weight * 3.0)
-    facts = dataclasses.replace(task.model_facts(32, _BOS, (_EOS,)), most_steps=_TOKENS)
+    facts = dataclasses.replace(model_facts(task, 32, _BOS, (_EOS,)), most_steps=_TOKENS)
     options = DecodingOptions(beam_size=1, most_tokens=_TOKENS)
     with make_engine(task, theta, facts, options=EngineOptions(workers=1)) as engine:
         for beginning in _BEGINNINGS:

@@ -79,6 +79,20 @@ def define_flags() -> flags.FlagValues:
         logdir=LOGDIR,
         checkpoint=CHECKPOINT,
         split=string("Split to score: train, dev or test.", "test"),
+        **_task_flags(),
+        **_harness_flags(),
+        json=output.json_flag("all scores"),
+        output="File to write to, tab-separated: language, source, reference, translation. For "
+        "translation.",
+        **option_flags(DecodingOptions(), _SEARCH_FLAGS, notes),
+        precision=precision_flag(),
+        **runtime_flags(),
+    )
+
+
+def _task_flags() -> Flags:
+    """Returns the flags of `_TASK_FLAGS`."""
+    return dict(
         languages=comma_list(
             "Source languages to score, such as es,de; by default all. For translation.", []
         ),
@@ -92,17 +106,10 @@ def define_flags() -> flags.FlagValues:
         by_source=switch(
             "Also scores the texts of each source of the prepared data. For language models."
         ),
-        **_task_flags(),
-        json=output.json_flag("all scores"),
-        output="File to write to, tab-separated: language, source, reference, translation. For "
-        "translation.",
-        **option_flags(DecodingOptions(), _SEARCH_FLAGS, notes),
-        precision=precision_flag(),
-        **runtime_flags(),
     )
 
 
-def _task_flags() -> Flags:
+def _harness_flags() -> Flags:
     """Returns the flags of an evaluation on tasks of lm-evaluation-harness."""
     return dict(
         tasks=comma_list(
@@ -191,7 +198,7 @@ def _evaluate_on_tasks(
 
 
 def _refuse(values: flags.FlagValues, names: Sequence[str], why: str) -> None:
-    """Raises ValueError if one of some flags is given."""
+    """Raises UserError if one of some flags is given."""
     for flag in names:
         if values[flag].present:
             raise UserError(f"--{flag} {why}")
@@ -200,7 +207,8 @@ def _refuse(values: flags.FlagValues, names: Sequence[str], why: str) -> None:
 def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dict[str, Any]:
     """Returns the options of the task's evaluation that have a flag.
 
-    Raises ValueError if a flag is given that does not apply to the task.
+    Raises:
+      UserError: a flag is given that does not apply to the task.
     """
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
     decodes = task.DECODING is not None and task.DECODING.is_evaluated

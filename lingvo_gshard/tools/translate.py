@@ -29,9 +29,9 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.published_inputs import PublishedTranslationInput
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
+from lingvo_gshard.preparation.published_inputs import PublishedTranslationInput
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines

@@ -32,7 +32,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.prepared import manifest as manifests
+from lingvo_gshard.preparation.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
 from studies.command import check, completed, define_study_flags, folder_of, seeds_of
 from studies.experts import results

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.decode import peers, sizes
 from benchmarks.peer_python import find_python
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.tools.benchmarks.decode import measure
 from tests.tools.benchmarks.decode.test_decode import tiny_cases, tiny_models

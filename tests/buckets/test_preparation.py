@@ -3,8 +3,8 @@
 import pytest
 
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.data.preparation.pipeline import PrepareOptions, prepare
-from tests.data.preparation import raw
+from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from tests.preparation import raw
 
 pytestmark = pytest.mark.slow
 

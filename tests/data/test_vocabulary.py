@@ -6,9 +6,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 from tests.data import corpora
 
 

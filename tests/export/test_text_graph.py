@@ -6,8 +6,8 @@ import unicodedata
 
 import pytest
 
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 from tests.data import corpora
 
 

@@ -10,6 +10,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.testing.passes import M
 
@@ -38,9 +40,11 @@ class Adapter(Layer):
         h_BLr = einsum("BLM,Mr->BLr", x_BLM, theta.w_down)
         return self.observe(x_BLM + einsum("BLr,rM->BLM", h_BLr, theta.w_up))
 
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of both products."""
-        return 2 * 2 * shape.tokens * self.p.model_dim * self.p.rank
+
+@flops.register(Adapter)
+def adapter_flops(layer: Adapter, shape: TokenShape) -> int:
+    """Returns the operations of both products."""
+    return 2 * 2 * shape.tokens * layer.p.model_dim * layer.p.rank
 
 
 class AdapterTest(testing.LayerTest):
@@ -49,8 +53,8 @@ class AdapterTest(testing.LayerTest):
 
     def test_operations_and_weights_are_counted(self):
         layer = self.case.build()
-        self.assertEqual(layer.flops(TokenShape(rows=3, length=5)), 2 * 2 * 15 * M * 2)
-        self.assertEqual(layer.active_parameters(), 2 * M * 2)
+        self.assertEqual(flops(layer, TokenShape(rows=3, length=5)), 2 * 2 * 15 * M * 2)
+        self.assertEqual(active_parameters(layer), 2 * M * 2)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
@@ -92,5 +94,5 @@ def test_default_methods_of_the_base_class_suffice():
     router = params.set(is_causal=True).instantiate(path="router")
     with pytest.raises(ValueError, match="router.evaluation_capacity_factor=4 .* dropless"):
         params.copy().set(is_dropless=True).instantiate(path="router")
-    assert router.flops(TokenShape(rows=3, length=5)) == 0
-    assert mixture().instantiate(path="moe").active_parameters() == 2 * M * H
+    assert flops(router, TokenShape(rows=3, length=5)) == 0
+    assert active_parameters(mixture().instantiate(path="moe")) == 2 * M * H

@@ -36,7 +36,7 @@ def experiment(tmp_path_factory, _corpus_is_read_once):
     sys.path.append(str(folder))
     yield gshard.experiment(NAME, SETTINGS)
     sys.path.remove(str(folder))
-    registry._experiments.pop(NAME)
+    registry._EXPERIMENTS._features.pop(NAME)
     for module in [name for name in sys.modules if name.partition(".")[0] == "language_id"]:
         del sys.modules[module]
 

@@ -12,11 +12,11 @@ import time
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.conversations import template_program
-from lingvo_gshard.data.conversations.chat_template import ChatTemplate
-from lingvo_gshard.data.conversations.conversation_input import ConversationInput
-from lingvo_gshard.data.conversations.preference_input import PreferenceInput
-from tests.data.conversations import chat_models
+from lingvo_gshard.fine_tuning.conversations import template_program
+from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.fine_tuning.conversations.conversation_input import ConversationInput
+from lingvo_gshard.fine_tuning.conversations.preference_input import PreferenceInput
+from tests.fine_tuning.conversations import chat_models
 
 FEW, MANY = 300, 6_000
 DEEP = 600

@@ -22,10 +22,10 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.data.vocabularies import published_vocabulary
 from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.open_models import shards
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.preparation.vocabularies import published_vocabulary
 from tests.fuzz.odd_files import IRREGULAR
 from tests.fuzz.test_readers import READERS, prepared_rows, rows_of
 from tests.fuzz.within import within

@@ -25,7 +25,7 @@ from lingvo_gshard.serving.planning import app as planning
 from lingvo_gshard.serving.planning.jobs import PlanJobs
 from lingvo_gshard.serving.server import AppServer, ServerOptions, bind
 from lingvo_gshard.serving.service import Limits, Service
-from tests.data.conversations import chat_models
+from tests.fine_tuning.conversations import chat_models
 from tests.planning import example_plan
 from tests.serving.open_server import answer, open_server
 from tests.tools.conftest import trained_logdir

@@ -21,23 +21,23 @@ import zstandard
 
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.sources.gettext import GettextReader
-from lingvo_gshard.data.sources.moses import MosesReader
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.data.vocabularies import files as vocabularies
 from lingvo_gshard.planning import planned_training
 from lingvo_gshard.planning.plan import plan as plan_file
+from lingvo_gshard.preparation.formats.gettext import GettextReader
+from lingvo_gshard.preparation.formats.moses import MosesReader
+from lingvo_gshard.preparation.prepared import manifest
+from lingvo_gshard.preparation.vocabularies import others
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from tests import tiny
-from tests.data.preparation import raw
-from tests.data.prepared import corpora
-from tests.data.sources.test_mo import catalog
 from tests.open_models import published
 from tests.planning.example_plan import example_plan
 from tests.planning.example_search import example_search
+from tests.preparation import raw
+from tests.preparation.formats.test_mo import catalog
+from tests.preparation.prepared import corpora
 
 # Changed files of each reader in `make test`, and in `make test-all`.
 FEW, MANY = 40, 1_500
@@ -153,7 +153,7 @@ READERS = {
     "params": Reader(
         written("params.txt", tiny.experiment_params().to_text().encode()), params_text.read
     ),
-    "tokenizer": Reader(published_tokenizer, lambda path: vocabularies.of_others((str(path),))),
+    "tokenizer": Reader(published_tokenizer, lambda path: others.of_others((str(path),))),
     "checkpoint": Reader(checkpoint, lambda path: read_run(path.parents[1]), names_file=False),
 }
 

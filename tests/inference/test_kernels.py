@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import prepared_weights
@@ -61,7 +62,7 @@ def decoded(name, platform, mesh="", options=GREEDY):
       options: how to choose tokens.
     """
     model = tiny_engine.language_model(add_positions=False, **MODELS[name])
-    facts = dataclasses.replace(model.task.model_facts(256, BOS, (EOS,)), most_steps=5)
+    facts = dataclasses.replace(model_facts(model.task, 256, BOS, (EOS,)), most_steps=5)
     partitioning = Partitioning.make(mesh, "expert_tensor") if mesh else None
     maker = ProgramMaker(model.task, facts, partitioning, platform=platform)
     made = {}

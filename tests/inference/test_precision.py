@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.decoding.precision import INT8, INT8_WEIGHTS
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
@@ -33,7 +34,7 @@ def requests(make, options):
 
 
 def engine_of(model, precision, mesh=None, strategy="replicated"):
-    facts = dataclasses.replace(model.task.model_facts(64, BOS, (EOS,)), most_steps=5)
+    facts = dataclasses.replace(model_facts(model.task, 64, BOS, (EOS,)), most_steps=5)
     partitioning = Partitioning.make(mesh, strategy) if mesh else None
     devices = jax.devices()[: partitioning.mesh.size] if partitioning else ()
     return make_engine(model.task, model.theta, facts, partitioning, devices, precision=precision)

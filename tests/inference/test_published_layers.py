@@ -6,6 +6,7 @@ import pytest
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
@@ -62,7 +63,7 @@ def test_decoding_equals_a_plain_search(name):
 def test_heads_over_two_devices_decode_the_same(name):
     model = tiny_engine.language_model(add_positions=False, **MODELS[name])
     prompt, greedy = (BOS, 3, 4, 5, 6), DecodingOptions(beam_size=1, most_tokens=8)
-    facts = dataclasses.replace(model.task.model_facts(64, BOS, (EOS,)), most_steps=5)
+    facts = dataclasses.replace(model_facts(model.task, 64, BOS, (EOS,)), most_steps=5)
     split = Partitioning.make("data=2,model=2", "expert_tensor")
     with make_engine(model.task, model.theta, facts, split, jax.devices()[:4]) as engine:
         (found,) = engine.submit(Request([], prompt, greedy)).result()

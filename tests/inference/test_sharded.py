@@ -10,6 +10,7 @@ import pytest
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.hlo.collectives import collectives
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.decoding.state import StateShape
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
@@ -65,7 +66,7 @@ def decoded(mesh="", strategy="", execution=None):
         model = tiny_engine.Model(task, tiny_model.theta(task, seed=1, scale=2.0))
     partitioning = Partitioning.make(mesh, strategy) if mesh else None
     devices = jax.devices()[: partitioning.mesh.size] if partitioning else ()
-    facts = model.task.model_facts(0, BOS, (EOS,))
+    facts = model_facts(model.task, 0, BOS, (EOS,))
     with make_engine(model.task, model.theta, facts, partitioning, devices) as engine:
         found = [answer.result() for answer in engine.submit_all(REQUESTS)]
     return found, engine

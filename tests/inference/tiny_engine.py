@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
@@ -34,7 +35,7 @@ class Model:
 
     def engine(self, **options: int | bool) -> Engine:
         """Returns an engine of the model."""
-        facts = dataclasses.replace(self.task.model_facts(64, BOS, (EOS,)), most_steps=5)
+        facts = dataclasses.replace(model_facts(self.task, 64, BOS, (EOS,)), most_steps=5)
         return make_engine(self.task, self.theta, facts, options=EngineOptions(**options))
 
     def log_probabilities(self, source, texts) -> np.ndarray:

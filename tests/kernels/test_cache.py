@@ -9,10 +9,11 @@ from absl.testing import parameterized
 from lingvo_gshard import kernels, testing
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.layers import decoding_weights, extend
+from lingvo_gshard.inference.layers.cached import CacheView
 from lingvo_gshard.kernels.cache_attention import FORWARD
 from lingvo_gshard.kernels.cache_call import CacheCall
 from lingvo_gshard.kernels.kernel import KernelUse
-from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.mask import Reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -139,10 +140,10 @@ def extended(mesh, platform):
         is_visible_BLK = (ages_K[None] <= past_B[:, None])[:, None]
         view = CacheView(past_B[:, None], is_visible_BLK, -ages_K[None], first_slot, past_B)
         mask_BL = tf.constant([[1], [1], [0], [1]])
-        theta = layer.decoding_weights(specs.pack(weights))
+        theta = decoding_weights(layer, specs.pack(weights))
         cache = NestedMap(key=[annotate(keys_BNKD, "BNKD")], value=[annotate(values_BNKD, "BNKD")])
-        y_BLM, cache = layer.extend(
-            theta, annotate(x_BLM, "BLM"), view, view.visible(mask_BL, Reach(40)), cache
+        y_BLM, cache = extend(
+            layer, theta, annotate(x_BLM, "BLM"), view, view.visible(mask_BL, Reach(40)), cache
         )
         # What a row without a new token gets is not defined.
         y_BLM *= tf.cast(mask_BL, tf.float32)[..., None]

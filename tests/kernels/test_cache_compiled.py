@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from lingvo_gshard import hlo
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, ProgramKey
 from lingvo_gshard.inference.programs.maker import ProgramMaker
@@ -47,7 +48,9 @@ def compiled(topology, name, rows=ROWS, mesh="data=2,model=2"):
     platform = platform_of(machine.compile_devices()[0])
     partitioning = Partitioning.make(mesh, "data_tensor")
     model = task()
-    maker = ProgramMaker(model, model.model_facts(LENGTH, 1, (2,)), partitioning, platform=platform)
+    maker = ProgramMaker(
+        model, model_facts(model, LENGTH, 1, (2,)), partitioning, platform=platform
+    )
     given = {"texts": 2, "given": PROMPT} if name == ADMIT else {}
     program = maker.make(ProgramKey(name, SearchKind(), StateShape(rows, LENGTH), **given))
     return compile_for(program, machine), program

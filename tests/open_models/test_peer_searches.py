@@ -11,9 +11,9 @@ import lingvo_gshard as gshard
 from lingvo_gshard.export.decoder import DecodeFunction, TrainedModel, decoding_weights
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from tests.open_models import peer_searches
 
 RECORDED = json.loads(peer_searches.FILE.read_text(encoding="utf-8"))["models"]

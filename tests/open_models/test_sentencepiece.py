@@ -16,7 +16,7 @@ import sentencepiece
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.data.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.data.vocabularies import tricky_texts
 from tests.open_models import published
 

@@ -9,7 +9,7 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
 
-ROOMS = ("data", "layers", "tasks", "training")
+ROOMS = ("data", "preparation", "fine_tuning", "layers", "tasks", "training")
 WRONG = (-1, 0, 10**12, 2**31 - 1, 1e9, math.nan, math.inf, "many", None)
 
 

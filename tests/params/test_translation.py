@@ -5,11 +5,11 @@ import shlex
 
 import pytest
 
-import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.data.sources import gettext, moses, tsv
+from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.preparation.formats import gettext, moses
 
 NAMES = [name for name in registry.names() if name.startswith("translation.")]
 BUILT_IN = [name for name in NAMES if name != "translation.from_files"]

@@ -13,6 +13,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.planning import picture, planner
 from lingvo_gshard.planning.machines import compilers, cuda, topologies
@@ -308,8 +310,8 @@ def test_plan_of_a_training_step():
     trainer = tiny_translation.trainer()
     rows, length = tiny_translation.ROWS, tiny_translation.LENGTH
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
-    assert plan.parameters == ParameterCounts(total=total, active=trainer.task.active_parameters())
-    useful = 3 * trainer.task.flops(TokenShape(rows, length, memory_length=length))
+    assert plan.parameters == ParameterCounts(total=total, active=active_parameters(trainer.task))
+    useful = 3 * flops(trainer.task, TokenShape(rows, length, memory_length=length))
     assert plan.flops.useful == useful // 8
     assert plan.flops.dispatch == plan.flops.rematerialized == 0
     assert plan.flops.executed >= plan.flops.useful

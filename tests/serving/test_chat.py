@@ -12,12 +12,12 @@ from starlette.testclient import TestClient
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.data.conversations.chat_template import ChatTemplate
+from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.serving import openapi
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Service
-from tests.data.conversations import chat_models
+from tests.fine_tuning.conversations import chat_models
 from tests.open_models import llama_reference
 from tests.serving.conftest import PATIENT
 from tests.serving.open_server import open_server

@@ -19,7 +19,7 @@ from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora
-from tests.data.conversations import chat_models
+from tests.fine_tuning.conversations import chat_models
 from tests.serving import test_stops, tiny_llamas
 from tests.serving.conftest import PATIENT
 from tests.serving.pairs import ABSENT, all_pairs

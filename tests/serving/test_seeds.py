@@ -10,7 +10,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Service
-from tests.data.conversations import chat_models
+from tests.fine_tuning.conversations import chat_models
 from tests.serving.conftest import PATIENT
 
 pytestmark = pytest.mark.xdist_group("serving")

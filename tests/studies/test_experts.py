@@ -10,7 +10,7 @@ from lingvo_gshard.tools.experts.report import OTHER, family
 from lingvo_gshard.training.run.logdir import Logdir
 from studies import __main__ as studies
 from studies.experts import results
-from tests.data.prepared import corpora
+from tests.preparation.prepared import corpora
 
 SIZES = {("de", "news"): (300, 8, 8), ("sw", "web"): (60, 8, 8), ("ja", "web"): (90, 8, 8)}
 SMALL = (

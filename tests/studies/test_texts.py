@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from lingvo_gshard.data.prepared import manifest
+from lingvo_gshard.preparation.prepared import manifest
 from lingvo_gshard.tools.console import startup
 from studies import __main__ as studies
 from studies.texts import extract
-from tests.data.prepared import corpora
+from tests.preparation.prepared import corpora
 
 SIZES = {("und", "manual"): (300, 0, 9), ("und", "essays"): (90, 0, 5)}
 SMALL = (

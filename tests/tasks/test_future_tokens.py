@@ -8,6 +8,8 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import decoding_weights
 from tests.tasks.test_language_model import POSITIONS, SEGMENTS, B, L, M, V, task_of, tensors
 
 ROTARY = {"add_positions": False, "decoder__layer__self_attention__rotary_fraction": 1.0}
@@ -56,10 +58,10 @@ def by_document(task, theta, arrays) -> list[float]:
             if length < 1:
                 break
             ids = tf.constant(inputs[None, k + 1 :])
-            token = task._embed("embedding", theta, ids, tf.range(length)[None])
+            token = task.embed("embedding", theta, ids, tf.range(length)[None])
             ones = tf.ones([1, length], tf.int32)
             state, output = module.fprop(its, state[:, :length], token, ones)
-            logits = task._logits(theta, output)[0].numpy().astype(np.float64)
+            logits = task.output_logits(theta, output)[0].numpy().astype(np.float64)
             log_z = np.log(np.exp(logits).sum(-1))
             sums[k] += (log_z - logits[np.arange(length), labels[k + 1 :]]).sum()
             count[k] += length
@@ -88,7 +90,7 @@ class FutureTokensTest(testing.TestCase, parameterized.TestCase):
         evaluated, scope = loss_of(task, theta, batch(), training=False)
         self.assertEqual(evaluated, loss_of(plain, without, batch(), training=False)[0])
         self.assertFalse(scope.losses)
-        self.assertNotIn("future", task.decoding_weights(theta))
+        self.assertNotIn("future", decoding_weights(task, theta))
 
     def test_the_modules_have_experts_as_the_last_layer_has(self):
         experts = {"decoder__moe_every": 2, "decoder__moe__group_size": 4}
@@ -104,9 +106,9 @@ class FutureTokensTest(testing.TestCase, parameterized.TestCase):
     def test_flops_count_the_modules_and_their_softmax(self):
         task, plain = task_of(future_tokens=2, **ROTARY), task_of(**ROTARY)
         shape = TokenShape(rows=3, length=5)
-        layer = task.decoder.layers[1].flops(shape)
+        layer = flops(task.decoder.layers[1], shape)
         more = layer + 2 * 15 * M * V + 2 * 2 * 15 * M * M
-        self.assertEqual(task.flops(shape), plain.flops(shape) + 2 * more)
+        self.assertEqual(flops(task, shape), flops(plain, shape) + 2 * more)
 
     def test_rejects_a_relative_bias_that_layers_share(self):
         with self.assertRaisesRegex(

@@ -6,8 +6,10 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
@@ -199,7 +201,7 @@ class LanguageModelTest(testing.TestCase, parameterized.TestCase):
         task = task_of()
         layer = 2 * B * L * (4 * M * M + 2 * M * 12) + 4 * B * L * L * M
         expected = 3 * (2 * layer + 2 * B * L * M * V)
-        self.assertEqual(FORWARD_AND_BACKWARD * task.flops(TokenShape(B, L)), expected)
+        self.assertEqual(FORWARD_AND_BACKWARD * flops(task, TokenShape(B, L)), expected)
 
     @parameterized.parameters(
         (

@@ -3,7 +3,9 @@
 import tensorflow as tf
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD, step_flops
 from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
 from tests import tiny
 from tests.runtime import tiny_translation
@@ -19,7 +21,7 @@ class TaskTest(testing.TestCase):
         self.assertEqual(task.token_shape(specs), shape)
         self.assertEqual(task.tokens(specs), 2 * rows * length)
         self.assertEqual(task.target_tokens(specs), rows * length)
-        self.assertEqual(task.step_flops(specs), FORWARD_AND_BACKWARD * task.flops(shape))
+        self.assertEqual(step_flops(task, specs), FORWARD_AND_BACKWARD * flops(task, shape))
         self.assertEqual(
             task.id_ranges(), dict.fromkeys(("source_ids", "target_inputs", "target_labels"), 32)
         )

@@ -13,6 +13,7 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.inference.layers import infer
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.sharding import manual
@@ -89,9 +90,10 @@ class SeesOneShard(Scaled):
 class DecodesDifferently(Scaled):
     """Computes something else in inference."""
 
-    @layer_method
-    def infer(self, theta, x_BLM, mask_BL):
-        return -self.fprop(theta, x_BLM, mask_BL)
+
+@infer.register(DecodesDifferently)
+def infer_differently(layer, theta, x_BLM, mask_BL):
+    return -layer.fprop(theta, x_BLM, mask_BL)
 
 
 BROKEN = {

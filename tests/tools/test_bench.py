@@ -8,8 +8,10 @@ import pytest
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.profiling import profile as profile_lib
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -62,7 +64,7 @@ def tiny_translation() -> Params:
 
 @pytest.fixture(autouse=True)
 def experiment(monkeypatch):
-    monkeypatch.setitem(registry._experiments, EXPERIMENT, tiny_translation)
+    monkeypatch.setitem(registry._EXPERIMENTS._features, EXPERIMENT, tiny_translation)
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -148,7 +150,7 @@ def test_step_cases_have_a_sparse_and_a_dense_model():
     for case in (with_experts, dense):
         task = case.trainer.task
         assert task.p.source_vocabulary_size == task.p.target_vocabulary_size == 30
-        assert case.flops == FORWARD_AND_BACKWARD * task.flops(TokenShape(2, 20, memory_length=6))
+        assert case.flops == FORWARD_AND_BACKWARD * flops(task, TokenShape(2, 20, memory_length=6))
         shapes = {name: value.shape for name, value in case.batch.items()}
         sources = {name: shape for name, shape in shapes.items() if name.startswith("source")}
         assert len(sources) == 3 and set(sources.values()) == {(2, 6)}
@@ -224,7 +226,7 @@ def test_step_cases_of_a_language_model():
         "language_model.quickstart, dense",
     ]
     task = with_experts.trainer.task
-    assert with_experts.flops == FORWARD_AND_BACKWARD * task.flops(TokenShape(2, 20))
+    assert with_experts.flops == FORWARD_AND_BACKWARD * flops(task, TokenShape(2, 20))
     assert {value.shape for value in with_experts.batch.values()} == {(2, 20)}
     ids = with_experts.batch["target_inputs"]
     assert ids.min() >= 4 and ids.max() < task.p.vocabulary_size

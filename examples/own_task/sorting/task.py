@@ -5,6 +5,7 @@ import tensorflow as tf
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import Task
@@ -53,10 +54,12 @@ class SortingTask(Task):
         """Returns rows and positions, for planning and benchmarks."""
         return TokenShape(*batch["ids"].shape)
 
-    def flops(self, shape):
-        """Returns the operations of a forward pass."""
-        return self.encoder.flops(shape) + self.softmax.flops(shape)
-
     def id_ranges(self):
         """Returns the number of ids in each array, for random batches in benchmarks."""
         return {"ids": DIGITS, "sorted": DIGITS}
+
+
+@flops.register(SortingTask)
+def sorting_flops(task, shape):
+    """Returns the operations of a forward pass."""
+    return flops(task.encoder, shape) + flops(task.softmax, shape)

@@ -19,6 +19,7 @@ from lingvo_gshard.core.files import cached
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.loading import facts_of, mesh_of, prepared_weights
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs import startup_cache
 from lingvo_gshard.inference.programs.executables import Executables, ProgramKey
@@ -30,7 +31,6 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.run.checkpoint.choice import preferred
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run

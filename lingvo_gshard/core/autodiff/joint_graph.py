@@ -115,7 +115,7 @@ class JointGraph:
           The outputs, and the tensors to save.
         """
         known = self._known_in_both(shared) | _by_name(self.forward_inputs, forward_inputs)
-        results = subgraph.copy([*self.outputs, *self.saved], known)
+        results = subgraph.copy_into_current_graph([*self.outputs, *self.saved], known)
         return results[: len(self.outputs)], results[len(self.outputs) :]
 
     def backward(self, shared: Tensors, saved: Tensors, output_gradients: Tensors) -> Gradients:
@@ -135,7 +135,7 @@ class JointGraph:
         known |= _by_name(self.output_gradients, output_gradients)
         backward_only = subgraph.dependents(self.output_gradients)
         results = iter(
-            subgraph.copy(
+            subgraph.copy_into_current_graph(
                 [gradient for gradient in self.gradients if gradient is not None],
                 known,
                 lambda operation: "" if operation in backward_only else f"{RECOMPUTED_SCOPE}/",

@@ -67,7 +67,7 @@ def ancestors(targets: Iterable[tf.Tensor], known: Collection[str] = ()) -> set[
     return found
 
 
-def copy(
+def copy_into_current_graph(
     targets: Sequence[tf.Tensor],
     known: Mapping[str, tf.Tensor],
     scope_of: Callable[[tf.Operation], str] = lambda operation: "",
@@ -93,6 +93,34 @@ def copy(
     # The order must be deterministic: all processes of a run must build the same program.
     operations = [operation for operation in graph.get_operations() if operation in needed]
     names = {operation.name: scope_of(operation) + operation.name for operation in operations}
+    read = {tensor.name for operation in operations for tensor in operation.inputs}
+    computed = [tensor for tensor in targets if tensor.name not in known]
+    results = tf.graph_util.import_graph_def(
+        _graph_def(graph, operations, names),
+        # tf.identity captures values that are defined outside of the current graph.
+        input_map={name: tf.identity(x) for name, x in known.items() if name in read},
+        return_elements=[names[t.op.name] + f":{t.value_index}" for t in computed],
+        name="",
+    )
+    value_of = {**known, **{t.name: x for t, x in zip(computed, results, strict=True)}}
+    for tensor in targets:
+        value_of[tensor.name].set_shape(tensor.shape)
+    return [value_of[tensor.name] for tensor in targets]
+
+
+def _graph_def(
+    graph: tf.Graph, operations: Sequence[tf.Operation], names: Mapping[str, str]
+) -> tf.compat.v1.GraphDef:
+    """Returns a GraphDef of some operations of a graph, under new names.
+
+    Args:
+      graph: The graph.
+      operations: The operations, in the order of the graph.
+      names: The new name of each operation.
+
+    Raises:
+      ValueError: An operation is a placeholder.
+    """
     copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:
         if operation.type == "Placeholder":
@@ -105,21 +133,7 @@ def copy(
         node.input[:] = [_renamed(i, names) for i in node.input if not i.startswith("^")]
     if any(_has_functions(operation) for operation in operations):
         copied.library.CopyFrom(graph.as_graph_def().library)
-    computed = [tensor for tensor in targets if tensor.name not in known]
-    read = {tensor.name for operation in operations for tensor in operation.inputs}
-    results = iter(
-        tf.graph_util.import_graph_def(
-            copied,
-            # tf.identity captures values that are defined outside of the current graph.
-            input_map={name: tf.identity(x) for name, x in known.items() if name in read},
-            return_elements=[names[t.op.name] + f":{t.value_index}" for t in computed],
-            name="",
-        )
-    )
-    values = [known[t.name] if t.name in known else next(results) for t in targets]
-    for tensor, value in zip(targets, values, strict=True):
-        value.set_shape(tensor.shape)
-    return values
+    return copied
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

@@ -42,9 +42,9 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
 
     Args:
       params: The Params.
-      files: Paths of gin files (`--gin_file`). Included files are searched in the working
-        directory, the directory of the including file, and installed packages.
-      bindings: Statements such as "run.steps = 100" (`--gin_param`).
+      files: Paths of gin files. Included files are searched in the working directory, the
+        directory of the including file, and installed packages.
+      bindings: Statements such as "run.steps = 100".
 
     Raises:
       UserError: A name is unknown or ambiguous, a value has another type than the default, or the

@@ -66,13 +66,16 @@ _RUN_OPTIONS = "lingvo_gshard.training.run.options"
 # Module of an earlier version -> the module that has its classes today, both in the package.
 RENAMED_MODULES = {
     "core.config.experiment": "core.config.registry",
-    "data.cleaning.base": "data.cleaning.cleaner",
-    "data.cleaning.documents": "data.cleaning.leaks",
+    "data.cleaning.base": "preparation.cleaning.cleaner",
+    "data.cleaning.documents": "preparation.cleaning.leaks",
+    "data.preparation.preparation": "preparation.preparation",
     "data.prepared.mixture_plan": "data.batching.mixture_plan",
     "data.prepared.planning.shares": "data.batching.mixture_plan",
-    "data.published_text_input": "data.published_inputs",
-    "data.published_translation_input": "data.published_inputs",
-    "data.vocabulary_trainer": "data.vocabularies.vocabulary_trainer",
+    "data.published_inputs": "preparation.published_inputs",
+    "data.published_text_input": "preparation.published_inputs",
+    "data.published_translation_input": "preparation.published_inputs",
+    "data.vocabularies.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
+    "data.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
     "layers.lora": "fine_tuning.lora",
     "layers.attention.latent.latent_attention": "layers.attention.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
@@ -81,7 +84,6 @@ RENAMED_MODULES = {
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
     "layers.stacks.repeat": "layers.stacks.loop",
     "layers.stacks.sequential": "layers.stacks.execution",
-    "preparation.preparation": "data.preparation.preparation",
     "tasks.preferences": "fine_tuning.preferences",
     "tasks.future_token": "tasks.token_task",
     "training.local_updates": "training.step.local_updates",
@@ -90,6 +92,23 @@ RENAMED_MODULES = {
     "training.spikes.rule": "training.step.spikes",
     "training.step.loss_scale": "training.step.precision",
     "training.trainer": "training.step.trainer",
+    **{
+        f"data.cleaning.{name}": f"preparation.cleaning.{name}"
+        for name in ("cleaner", "leaks", "near_duplicates")
+    },
+    **{f"data.streamed.{name}": f"preparation.streamed.{name}" for name in ("examples", "inputs")},
+    **{
+        f"data.prepared.{name}": f"preparation.prepared.{name}"
+        for name in ("base_input", "language_model_input", "translation_input")
+    },
+    **{
+        f"data.conversations.{name}": f"fine_tuning.conversations.{name}"
+        for name in ("conversation_input", "preference_input", "reader")
+    },
+    **{
+        f"data.sources.{name}": f"preparation.formats.{name}"
+        for name in ("gettext", "keyed", "moses", "qt", "quoted", "units")
+    },
     **{
         f"training.optim.{name}": f"training.step.{name}"
         for name in ("adafactor", "adam", "lion", "momentum", "optimizer", "schedules")

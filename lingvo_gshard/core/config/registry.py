@@ -25,6 +25,7 @@ from typing import Any
 from lingvo_gshard.core.config import names as names_lib
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.seams import Seam
 
 
 class Experiment(Configurable):
@@ -209,7 +210,8 @@ def _in_words(error: BaseException) -> str:
 
 ExperimentFunction = Callable[[], Params]
 
-_experiments: dict[str, ExperimentFunction] = {}
+# Experiments by name. `lingvo_gshard.features` lists the modules of the package's own.
+_EXPERIMENTS: Seam[ExperimentFunction] = Seam("experiments")
 
 
 def register(name: str) -> Callable[[ExperimentFunction], ExperimentFunction]:
@@ -227,12 +229,12 @@ def register(name: str) -> Callable[[ExperimentFunction], ExperimentFunction]:
         raise UserError(f"{name!r} cannot name an experiment; expected identifiers and dots")
 
     def decorator(function: ExperimentFunction) -> ExperimentFunction:
-        if name in _experiments:
-            raise UserError(f"Experiment {name!r} is already registered")
         if not inspect.getdoc(function):
             raise UserError(f"Experiment {name!r} needs a docstring that says what it is for")
-        _experiments[name] = function
-        return function
+        try:
+            return _EXPERIMENTS.register(name)(function)
+        except ValueError:
+            raise UserError(f"Experiment {name!r} is already registered") from None
 
     return decorator
 
@@ -251,7 +253,7 @@ def get(name: str) -> Params:
 
 def names() -> tuple[str, ...]:
     """Returns the names of all registered experiments, sorted."""
-    return tuple(sorted(_experiments))
+    return tuple(sorted(name for name, _ in _EXPERIMENTS.items()))
 
 
 def describe(name: str) -> str:
@@ -264,14 +266,14 @@ def describe(name: str) -> str:
 
 
 def _function(name: str) -> ExperimentFunction:
-    if name in _experiments:
-        return _experiments[name]
+    if name in _EXPERIMENTS:
+        return _EXPERIMENTS[name]
     module, _, last = name.rpartition(".")
     if module:
         with contextlib.suppress(ModuleNotFoundError):
             import_module(module)
     # A module may register its functions under shorter names.
-    for registered, function in _experiments.items():
+    for registered, function in _EXPERIMENTS.items():
         is_named = registered == name or last in (registered, function.__name__)
         if is_named and (registered == name or function.__module__ == module):
             return function
@@ -280,7 +282,7 @@ def _function(name: str) -> ExperimentFunction:
 
 def _hint(name: str) -> str:
     """Suggests the nearest experiment, or says where the module of an experiment is searched."""
-    hint = names_lib.nearest(name, _experiments)
+    hint = names_lib.nearest(name, names())
     package, dot, _ = name.partition(".")
     if "Did you mean" in hint:
         return hint

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.cleaning.near_duplicates import fold
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row

@@ -1,1 +1,1 @@
-"""Vocabularies of others, used as they are, and how well vocabularies cover languages."""
+"""Vocabularies: from text to ids and back, and their files."""

@@ -1,20 +1,14 @@
-"""Writes and reads the vocabulary files of runs, and reads files of others that a user names."""
+"""Writes and reads the vocabulary files of runs."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
 
-from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.data.vocabularies import byte_ranks
-from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
-_KINDS = (Vocabulary, JsonVocabulary)
-_TIKTOKEN = ".tiktoken"
+# Kinds of vocabularies other than SentencePiece's, which differ in the `suffix` of their files.
+KINDS: Seam[type[Vocabulary]] = Seam("vocabularies")
 
 
 def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
@@ -28,7 +22,7 @@ def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
 
 def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
     """Reads what `save_pair` wrote; a joint vocabulary is returned twice as one object."""
-    if any(os.path.exists(_path(directory, "joint", kind)) for kind in _KINDS):
+    if any(os.path.exists(_path(directory, "joint", kind)) for kind in (Vocabulary, *KINDS)):
         joint = load(directory, "joint")
         return joint, joint
     return load(directory, "source"), load(directory, "target")
@@ -36,76 +30,9 @@ def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
 
 def load(directory: str, name: str = "vocabulary") -> Vocabulary:
     """Reads what `save` of a vocabulary wrote; ValueError if it is missing or damaged."""
-    kind = JsonVocabulary if os.path.exists(_path(directory, name, JsonVocabulary)) else Vocabulary
-    return kind.load(directory, name)
+    found = (kind for kind in KINDS if os.path.exists(_path(directory, name, kind)))
+    return next(found, Vocabulary).load(directory, name)
 
 
 def _path(directory: str, name: str, kind: type[Vocabulary]) -> str:
     return os.path.join(directory, f"{name}{kind.suffix}")
-
-
-def of_others(
-    files: str | Sequence[str], end_token: str = "", begin_token: str = ""
-) -> tuple[Vocabulary, ...]:
-    """Returns the vocabularies in files of others, used as they are.
-
-    Args:
-      files: one file or several: SentencePiece models, tokenizer.json of the tokenizers package,
-        tekken.json, or files that tiktoken reads, by their published names.
-      end_token: the token of a tokenizer.json that ends a text; "": a known one.
-      begin_token: the token of a tokenizer.json that begins a text; "": a known one.
-
-    Raises:
-      UserError: a file is missing, or is no vocabulary.
-    """
-    return tuple(_of_others(path, end_token, begin_token) for path in paths_of(files))
-
-
-def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the paths of a setting that names one file or several."""
-    return tuple(map(os.path.expanduser, listed(files)))
-
-
-def _unranked(content: bytes, name: str) -> bytes:
-    """Returns the tokenizer.json of a tekken.json or of a file of tiktoken; others as they are.
-
-    Args:
-      content: the content of a file.
-      name: its name.
-
-    Raises:
-      UserError: it is damaged, or nobody knows how it splits texts.
-    """
-    if name.endswith(_TIKTOKEN):
-        ranks = byte_ranks.read_ranks(content)
-        if ranks is None:
-            raise UserError("the file has no ranks; lines of base64 and a number were expected")
-        return byte_ranks.of_openai(ranks, name.removesuffix(_TIKTOKEN)).encode()
-    if JsonVocabulary.is_json(content):
-        found = json.loads(content)
-        return byte_ranks.of_tekken(found).encode() if byte_ranks.is_tekken(found) else content
-    return content
-
-
-def _of_others(path: str, end_token: str, begin_token: str) -> Vocabulary:
-    try:
-        content = objects.read_bytes(path)
-    except OSError as error:
-        raise UserError(
-            f"input.vocabulary.files: {path}: {error.strerror}; a SentencePiece model or a "
-            "tokenizer.json was expected"
-        ) from None
-    try:
-        content = _unranked(content, os.path.basename(path))
-        if JsonVocabulary.is_json(content):
-            return JsonVocabulary(content, end_token, begin_token)
-        found = Vocabulary(content)
-    except ValueError as error:
-        raise UserError(f"input.vocabulary.files: {path}: {error}") from None
-    if end_token or begin_token:
-        raise UserError(
-            f"input.vocabulary.files: {path} is a SentencePiece model, which has an end and a "
-            "beginning of its own; input.vocabulary.end_token and begin_token are for a "
-            "tokenizer.json"
-        )
-    return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.decoding.models import DecodableModel
+from lingvo_gshard.inference.layers import decoding_weights
 from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS, ProductContext
 
 # Decodes in the precision of training. layers/products.py defines INT8 and INT8_WEIGHTS.
@@ -22,7 +23,7 @@ def check_precision(precision: str) -> None:
         )
 
 
-def stored_weights(model: DecodableModel, theta: NestedMap, precision: str) -> NestedMap:
+def stored_weights(model: Layer, theta: NestedMap, precision: str) -> NestedMap:
     """Returns the weights that a model decodes with.
 
     Norms, routers, biases and positions stay as they are; so do the products of attention.
@@ -37,4 +38,4 @@ def stored_weights(model: DecodableModel, theta: NestedMap, precision: str) -> N
         context.scope(training=False),
         context.override_extension(ProductContext, precision=stored),
     ):
-        return model.decoding_weights(theta)
+        return decoding_weights(model, theta)

@@ -5,7 +5,7 @@ positions: a step writes position `time` modulo T, for all rows. A row's own pos
 `position_B` positions written last. So rows start at any time, and every write is one slice, in
 place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which slot belongs to
 a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row are in blocks; a
-step reads only the blocks that it needs (layers/attention/cached.py).
+step reads only the blocks that it needs (inference/layers/cached.py).
 
 Lists of blocks are slots. Layers such as GatedDeltaNet keep single arrays, with what all tokens of
 a row's text so far have left. Such layers need a beam of 1.
@@ -14,13 +14,15 @@ a row's text so far have left. Such layers need a beam of 1.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.decoding.models import DecodableModel
-from lingvo_gshard.layers.attention.cached import CacheView, block_count
+from lingvo_gshard.inference.layers import transformer
+from lingvo_gshard.inference.layers.cached import CacheView, block_count
+from lingvo_gshard.tasks.token_task import TokenTask
 
 # Outputs of each step that the host reads: [B,W] arrays, and [B,W,e] arrays of END_RECORD with a
 # value for each id that ends a text. A call returns them with a dimension of steps before.
@@ -86,7 +88,7 @@ IMPOSSIBLE = -1e9
 
 
 def state_specs(
-    model: DecodableModel,
+    model: TokenTask,
     kind: SearchKind,
     shape: StateShape,
     vocabulary_size: int,
@@ -104,6 +106,8 @@ def state_specs(
       in_blocks: whether the slots of a row may be in several blocks.
     """
     rows, beam = shape.rows, kind.beam
+    cache_shapes = functools.partial(transformer.stack_cache_shapes, model.decoder)
+    memory_shapes = functools.partial(transformer.stack_memory_shapes, model.decoder)
 
     def spec(*sizes: int, of: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec((rows, *sizes), of)
@@ -117,7 +121,7 @@ def state_specs(
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=_with_states(slots(model.cache_shapes, shape.length, beam), model, rows),
+        caches=_with_states(slots(cache_shapes, shape.length, beam), model, rows),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -127,7 +131,7 @@ def state_specs(
     )
     if shape.memory_length:
         state.memory = NestedMap(
-            layers=slots(model.memory_shapes, shape.memory_length),
+            layers=slots(memory_shapes, shape.memory_length),
             bias_BK=spec(shape.memory_length, of=tf.float32),
         )
     if beam > 1:
@@ -143,11 +147,11 @@ def state_specs(
     return state
 
 
-def _with_states(slots: list[NestedMap], model: DecodableModel, rows: int) -> list[NestedMap]:
+def _with_states(slots: list[NestedMap], model: TokenTask, rows: int) -> list[NestedMap]:
     """Returns the slots of each layer with its arrays that have no slots."""
     states = [
         {name: tf.TensorSpec(shape, tf.float32) for name, shape in layer.items()}
-        for layer in model.state_shapes(rows)
+        for layer in transformer.stack_state_shapes(model.decoder, rows)
     ]
     return [NestedMap({**one, **other}) for one, other in zip(slots, states, strict=True)]
 

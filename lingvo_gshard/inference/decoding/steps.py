@@ -12,7 +12,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.inference.decoding.beam import add_coverage, extend_beam
 from lingvo_gshard.inference.decoding.greedy import choose_best
-from lingvo_gshard.inference.decoding.models import DecodableModel, TranslationModel
+from lingvo_gshard.inference.decoding.models import encode_memory, extend_texts, next_logits
 from lingvo_gshard.inference.decoding.sampling import draw
 from lingvo_gshard.inference.decoding.state import (
     END_RECORD,
@@ -23,14 +23,16 @@ from lingvo_gshard.inference.decoding.state import (
     record_names,
     slot_count,
 )
+from lingvo_gshard.inference.layers import cached
+from lingvo_gshard.inference.layers.cached import with_row, without_row
+from lingvo_gshard.inference.model_facts import NO_TOKEN
 from lingvo_gshard.kernels.kernel import platform_in_use
-from lingvo_gshard.layers.attention import cached
-from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of
-from lingvo_gshard.tasks.model_facts import NO_TOKEN
+from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks.translation import TranslationTask
 
 LOCAL_LETTERS = {
     "e": "ids that end a text",
@@ -51,7 +53,7 @@ class Steps:
       most: the largest number of steps of one call.
     """
 
-    model: DecodableModel
+    model: TokenTask
     kind: SearchKind
     end_ids: tuple[int, ...]
     most: int
@@ -108,10 +110,10 @@ class Steps:
             state.ancestor_BWT = _with_own_slot(state)
         view = next_token_view(state, kind.beam)
         mask_BL = tf.broadcast_to(state.is_active_B[:, None], state.ids_BW.shape)
-        x_BWM, state.caches, weights_BNWK = self.model.extend(
-            weights, state.ids_BW, mask_BL, view, state.caches, state.get("memory")
+        x_BWM, state.caches, weights_BNWK = extend_texts(
+            self.model, weights, state.ids_BW, mask_BL, view, state.caches, state.get("memory")
         )
-        logits_BWV = self.model.next_logits(weights, x_BWM)
+        logits_BWV = next_logits(self.model, weights, x_BWM)
         # Choosing compares all tokens: gathered once, not for each comparison.
         logits_BWV = annotate(logits_BWV, "BLV", unsplit="V")
         if kind.covers:
@@ -193,7 +195,7 @@ class Admission:
       kind: how tokens are chosen.
     """
 
-    model: DecodableModel
+    model: TokenTask
     kind: SearchKind
 
     def run(
@@ -242,8 +244,8 @@ class Admission:
             position_B=zeros_a,
         )
         if "source_aK" in new:
-            translates = cast(TranslationModel, self.model)
-            memory = translates.encode_memory(weights, new.source_aK)
+            translates = cast(TranslationTask, self.model)
+            memory = encode_memory(translates, weights, new.source_aK)
             rows.memory = _fitted(memory, state.memory)
         if beam > 1:
             first_W = tf.equal(tf.range(beam), 0)
@@ -259,8 +261,8 @@ class Admission:
             is_token_ap = tf.cast(is_token_ap, tf.int32)
             rows.position_B = tf.reduce_sum(is_token_ap, 1)
             given_ap = tf.maximum(new.given_ap, 0)
-            _, caches, _ = self.model.extend(
-                weights, given_ap, is_token_ap, view, None, rows.get("memory")
+            _, caches, _ = extend_texts(
+                self.model, weights, given_ap, is_token_ap, view, None, rows.get("memory")
             )
             rows.caches = _blocks_of(
                 caches, state.caches, lambda x: _in_ring(x, state.time, slot_count(state), beam)

@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, record_names
 from lingvo_gshard.inference.engine.waiting import DecodedText
+from lingvo_gshard.inference.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.inference.programs.executables import (
     STEPS,
     DecodingExecutable,
@@ -23,7 +24,6 @@ from lingvo_gshard.inference.programs.executables import (
 )
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.tasks.model_facts import NO_TOKEN, ModelFacts
 
 _TIME, _BIAS, _ANCESTOR = "state.time", "state.memory.bias_BK", "state.ancestor_BWT"
 _RINGS, _SLOTTED = "state.caches", (".key", ".value", ".index")

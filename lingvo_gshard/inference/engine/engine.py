@@ -21,10 +21,10 @@ from lingvo_gshard.inference.engine import shapes
 from lingvo_gshard.inference.engine.decode_batch import DecodeBatch
 from lingvo_gshard.inference.engine.shapes import EngineOptions, Plan, ShapeSelector
 from lingvo_gshard.inference.engine.waiting import BeamText, DecodedText, SampledText, WaitingTexts
+from lingvo_gshard.inference.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import STEPS, Executables, ProgramKey
 from lingvo_gshard.inference.requests import Answer, Request
-from lingvo_gshard.tasks.model_facts import ModelFacts, usual_tokens
 
 # Steps of a call while someone reads the tokens as they come.
 _STREAMED_STEPS = 4

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.engine.decode_batch import Admission, DecodeBatch
 from lingvo_gshard.inference.engine.waiting import DecodedText, WaitingTexts
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, Executables, ProgramKey
-from lingvo_gshard.tasks.model_facts import ModelFacts
 
 # A part of a decode batch has as few of these rows as its texts need: each size is a program.
 ROWS = (1, 8, 16, 32)

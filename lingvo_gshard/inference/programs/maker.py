@@ -19,6 +19,7 @@ from lingvo_gshard.inference.decoding.models import expert_gates, token_scores
 from lingvo_gshard.inference.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape, state_specs
 from lingvo_gshard.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import (
     ADMIT,
     GATES,
@@ -35,7 +36,6 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split, Strategy
-from lingvo_gshard.tasks.model_facts import ModelFacts
 from lingvo_gshard.tasks.token_task import TokenTask
 
 

@@ -34,10 +34,10 @@ from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import Device, jax, jnp, serialize_executable
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import DecodingExecutable, ProgramKey
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.tasks.model_facts import ModelFacts
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")

@@ -9,9 +9,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached
-from lingvo_gshard.layers.attention.cached import Visible
-from lingvo_gshard.layers.attention.cached_fused import attend_slots
 from lingvo_gshard.layers.attention.dense import DenseKernel, add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
@@ -102,13 +99,13 @@ class Attention(Layer):
             keys_BNKD,
             values_BNKD,
             mask,
-            self._softmax(theta, relative_bias, self.dropout.mask()),
+            self.softmax(theta, relative_bias, self.dropout.mask()),
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
-        return self.observe(self._output(theta, mixed_BLND, gate_BLND))
+        return self.observe(self.output(theta, mixed_BLND, gate_BLND))
 
     @layer_method
-    def _output(
+    def output(
         self, theta: NestedMap, mixed_BLND: tf.Tensor, gate_BLND: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Returns the layer's output [B,L,M] for the weighted values of all heads.
@@ -123,32 +120,7 @@ class Attention(Layer):
         y_BLM = product(self, theta, "w_out", "BLND,NDM->BLM", mixed_BLND)
         return add_bias(y_BLM, theta.b_out) if self.p.use_output_bias else y_BLM
 
-    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the arrays of the cache without slots: none."""
-        return {}
-
-    @layer_method
-    def _mix_slots(
-        self,
-        theta: NestedMap,
-        query_BLND: tf.Tensor,
-        slots: NestedMap,
-        visible: Visible,
-        relative_bias: RelativeBias | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`.
-
-        A kernel of the hardware returns no weights: they are None.
-        """
-        query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
-        softmax = self._softmax(theta, relative_bias)
-        if self.kernel.uses_fused:
-            mixed_BLND = attend_slots(query_BLND, slots, visible, softmax)
-            if mixed_BLND is not None:
-                return mixed_BLND, None
-        return cached.attend(query_BLND, slots, visible, softmax)
-
-    def _softmax(
+    def softmax(
         self,
         theta: NestedMap,
         relative_bias: RelativeBias | None,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
@@ -36,60 +34,23 @@ class CrossAttention(MultiHeadAttention):
           memory_BKM: the memory of each row.
           mask: `self.mask` of the segments of x and of the memory.
         """
-        query_BLND = self._project_query(theta, x_BLM)
+        query_BLND = self.project_query(theta, x_BLM)
         layout = self.kernel.keys_layout
         keys_BNKD, values_BNKD = (
-            heads_first(x, layout) for x in self._project_memory(theta, memory_BKM)
+            heads_first(x, layout) for x in self.project_memory(theta, memory_BKM)
         )
         return self._attend(theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask)
 
-    @layer_method
-    def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
-        """Returns the keys and values of a memory, for inference.
-
-        Both are lists of one block [B,N,K,D], and N is the number of heads of keys and values.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          memory_BKM: the memory.
-        """
-        keys_BKND, values_BKND = self._project_memory(theta, memory_BKM)
-        return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
-
-    @layer_method
-    def attend_to_memory(
-        self, theta: NestedMap, x_BLM: tf.Tensor, memory: NestedMap, visible: Visible
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: the new tokens.
-          memory: keys and values of `cache_memory`, in any blocks.
-          visible: the positions of the memory that they see.
-        """
-        query_BLND = self._project_query(theta, x_BLM)
-        return self._attend_to_slots(theta, query_BLND, memory, visible)
-
-    def memory_shapes(self, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
-        shape = (rows, self.key_value_heads, positions)
-        return {"key": (*shape, self.head_dim), "value": (*shape, self.value_dim)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the projections, of q k and of the weighted values."""
-        return self._count_flops(shape.rows, shape.length, shape.memory_length)
-
-    def _products(self) -> list[tuple[str, ...]]:
+    def joined_products(self) -> list[tuple[str, ...]]:
         return [("w_query",), ("w_key", "w_value")]
 
     @layer_method
-    def _project_query(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+    def project_query(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         (query_BLND,) = self._project(theta, x_BLM, "w_query")
         return self._normalize("query", theta, query_BLND)
 
     @layer_method
-    def _project_memory(
+    def project_memory(
         self, theta: NestedMap, memory_BKM: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         key_BKND, value_BKND = self._project(theta, memory_BKM, "w_key", "w_value")

@@ -125,24 +125,6 @@ def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     return einsum("BND,BNrDd->BNrd", query_BND, state_BNrDd), annotate(state_BNrDd, "BNrDd")
 
 
-def flops(tokens: int, heads: int, values: int, key_dim: int, value_dim: int, size: int) -> int:
-    """Returns the operations of `run_rows`.
-
-    Args:
-      tokens: number of tokens.
-      heads: size of N.
-      values: size of r.
-      key_dim: size of D.
-      value_dim: size of d.
-      size: positions of a chunk.
-    """
-    # The products of keys with keys and queries, and for each value: the solution of the system,
-    # the values that a query sees, and three products with the state.
-    shared = 2 * size * key_dim
-    own = size * (key_dim + 2 * value_dim) + 4 * key_dim * value_dim
-    return 2 * tokens * heads * (shared + values * own)
-
-
 def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
     """Returns x, cut into c chunks of t positions: [c,B,N,r,t,D], without r or D if x has none.
 

@@ -7,19 +7,17 @@ import math
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, SCALE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention import delta_rule
-from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import joined_product, product, store
+from lingvo_gshard.layers.products import joined_product, product
 from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {
@@ -33,7 +31,7 @@ LOCAL_LETTERS = {
 # (https://github.com/fla-org/flash-linear-attention).
 _EPSILON = 1e-6
 # The products with the input, in the order of `f`, with the letters of each result after "BL".
-_FROM_INPUT = {
+FROM_INPUT = {
     "query": "ND",
     "key": "ND",
     "value": "Nrd",
@@ -41,7 +39,7 @@ _FROM_INPUT = {
     "strength": "Nr",
     "decay": "Nr",
 }
-_CONVOLVED = ("query", "key", "value")
+CONVOLVED = ("query", "key", "value")
 
 
 class GatedDeltaNet(Layer):
@@ -88,12 +86,12 @@ class GatedDeltaNet(Layer):
     def _create_weights(self) -> None:
         p, sizes = self.p, self._sizes
         fan_in = initializers.fan_in(p.model_dim)
-        for name, letters in _FROM_INPUT.items():
+        for name, letters in FROM_INPUT.items():
             self.create_variable(f"w_{name}", f"M{letters}", sizes, fan_in, inputs="M")
         # Uniform with the variance 1 / (3 width), as convolutions of PyTorch have it.
         taps = initializers.glorot_uniform(9 * p.convolution_width, 9 * p.convolution_width)
-        for name in _CONVOLVED:
-            layout = f"t{_FROM_INPUT[name]}"
+        for name in CONVOLVED:
+            layout = f"t{FROM_INPUT[name]}"
             self.create_variable(f"w_{name}_taps", layout, sizes, taps, role=SCALE)
         # Rates from 1/16 to 16, so that values forget at different speeds.
         rates = initializers.Initializer("uniform", math.log(16.0))
@@ -117,12 +115,12 @@ class GatedDeltaNet(Layer):
         }
 
     @property
-    def _features(self) -> dict[str, int]:
+    def features(self) -> dict[str, int]:
         """Number of features of a key head in each product with the input."""
         sizes = self._sizes
         return {
             name: math.prod(sizes[letter] for letter in letters[1:])
-            for name, letters in _FROM_INPUT.items()
+            for name, letters in FROM_INPUT.items()
         }
 
     @property
@@ -147,85 +145,10 @@ class GatedDeltaNet(Layer):
         segments_BL = mask.segments_BL
         if segments_BL is None:
             segments_BL = tf.ones(known_sizes(x_BLM.shape)[:2], tf.int32)
-        return self.observe(self._run_rows(theta, x_BLM, segments_BL)[0])
+        return self.observe(self.run_rows(theta, x_BLM, segments_BL)[0])
 
     @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference: the products with the input are joined beforehand."""
-        joined = {f"w_{name}" for name in _FROM_INPUT}
-        weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
-        weights.w_input = store(self._joined(theta), "MNf", "M")
-        weights.w_out = store(theta.w_out, "NrdM", "Nrd")
-        return weights
-
-    @layer_method
-    def extend(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        view: CacheView,
-        visible: Visible,
-        cache: NestedMap | None = None,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the output [B,L,M] of new tokens, and the cache after them.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: the new tokens: rows that end with their texts, or one token of each row.
-          view: their positions.
-          visible: not read; states hold all that a token sees.
-          cache: `state` [B,N,r,D,d] and `recent` [B,N,t,f], the inputs of the convolution that the
-            next token also reads; None if the new tokens are all tokens of their rows.
-
-        Raises:
-          UserError: several hypotheses of a beam extend the same row.
-        """
-        if cache is None:
-            assert view.mask is not None and view.mask.segments_BL is not None
-            y_BLM, state_BNrDd, recent_BNtf = self._run_rows(theta, x_BLM, view.mask.segments_BL)
-            return y_BLM, NestedMap(state=state_BNrDd, recent=recent_BNtf)
-        batch, length, _ = known_sizes(x_BLM.shape)
-        if length > 1:
-            raise UserError(
-                f"{self.path}: a state belongs to one text, and {length} hypotheses of a beam "
-                "would share it; beam_size=1 was expected"
-            )
-        shapes = self.state_shapes(batch)
-        # A text that begins finds what the last text of its row has left.
-        is_old_B111 = tf.cast(view.positions_BL > 0, tf.float32)[:, :, None, None]
-        state_BNrDd = tf.reshape(cache.state, shapes["state"]) * is_old_B111[..., None]
-        recent_BNtf = tf.reshape(cache.recent, shapes["recent"]) * is_old_B111
-        y_BLM, state_BNrDd, recent_BNtf = self._run_step(theta, x_BLM, state_BNrDd, recent_BNtf)
-        return y_BLM, NestedMap(
-            state=tf.reshape(state_BNrDd, cache.state.shape),
-            recent=tf.reshape(recent_BNtf, cache.recent.shape),
-        )
-
-    def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the cache that have slots: none."""
-        return {}
-
-    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the float32 arrays of the cache, which have no slots, by name."""
-        p = self.p
-        convolved = sum(self._features[name] for name in _CONVOLVED)
-        return {
-            "state": (rows, p.num_heads, p.values_per_head, p.head_dim, self.value_dim),
-            "recent": (rows, p.num_heads, p.convolution_width - 1, convolved),
-        }
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the products, of the convolution and of the delta rule."""
-        p, features = self.p, self._features
-        products = p.model_dim * (sum(features.values()) + features["value"])
-        taps = p.convolution_width * sum(features[name] for name in _CONVOLVED)
-        size = min(p.chunk_size, shape.length)
-        return 2 * shape.tokens * p.num_heads * (products + taps) + delta_rule.flops(
-            shape.tokens, p.num_heads, p.values_per_head, p.head_dim, self.value_dim, size
-        )
-
-    @layer_method
-    def _run_rows(
+    def run_rows(
         self, theta: NestedMap, x_BLM: tf.Tensor, segments_BL: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the output [B,L,M], the states and the last inputs of the convolution."""
@@ -249,10 +172,10 @@ class GatedDeltaNet(Layer):
         return y_BLM, state, annotate(recent_BNtf, "BNtf")
 
     @layer_method
-    def _run_step(
+    def run_step(
         self, theta: NestedMap, x_BLM: tf.Tensor, state_BNrDd: tf.Tensor, recent_BNtf: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the same as `_run_rows`, for one token of each row."""
+        """Returns the same as `run_rows`, for one token of each row."""
         convolved_BLNf, others = self._project(theta, x_BLM)
         new_BNtf = tf.cast(tf.transpose(convolved_BLNf, (0, 2, 1, 3)), tf.float32)
         read_BNtf = annotate(tf.concat([recent_BNtf, new_BNtf], 2), "BNtf")
@@ -271,19 +194,19 @@ class GatedDeltaNet(Layer):
         """Returns the inputs [B,L,N,f] of the convolution, and the other products by name."""
         w_MNf = theta.get("w_input")
         if w_MNf is None:
-            w_MNf = self._joined(theta)
+            w_MNf = self.joined_weights(theta)
 
         def split(joined_BLNf: tf.Tensor) -> list[tf.Tensor]:
-            parts = tf.split(joined_BLNf, [*self._features.values()], -1)
-            pairs = zip(parts, _FROM_INPUT.values(), strict=True)
+            parts = tf.split(joined_BLNf, [*self.features.values()], -1)
+            pairs = zip(parts, FROM_INPUT.values(), strict=True)
             return [self._with_letters(part, f"BL{letters}") for part, letters in pairs]
 
-        equations = {f"w_{name}": f"BLM,M{x}->BL{x}" for name, x in _FROM_INPUT.items()}
+        equations = {f"w_{name}": f"BLM,M{x}->BL{x}" for name, x in FROM_INPUT.items()}
         parts = joined_product(self, theta, equations, "BLM,MNf->BLNf", x_BLM, w_MNf, split)
-        found = dict(zip(_FROM_INPUT, parts, strict=True))
+        found = dict(zip(FROM_INPUT, parts, strict=True))
         batch, length, _ = known_sizes(x_BLM.shape)
         shape = [batch, length, self.p.num_heads, -1]
-        convolved = [tf.reshape(found.pop(name), shape) for name in _CONVOLVED]
+        convolved = [tf.reshape(found.pop(name), shape) for name in CONVOLVED]
         return annotate(tf.concat(convolved, -1), "BLNf"), found
 
     def _inputs(
@@ -296,7 +219,7 @@ class GatedDeltaNet(Layer):
           sum_BLNf: float32 sums of the convolution.
           others: the products with the input that are not convolved.
         """
-        sizes = [self._features[name] for name in _CONVOLVED]
+        sizes = [self.features[name] for name in CONVOLVED]
         query_BLND, key_BLND, value_BLNf = tf.split(tf.nn.silu(sum_BLNf), sizes, -1)
         strength_BLNr, decay_BLNr = (tf.cast(others[n], tf.float32) for n in ("strength", "decay"))
         rate_Nr = tf.exp(tf.cast(theta.log_rate, tf.float32))
@@ -324,17 +247,17 @@ class GatedDeltaNet(Layer):
         shape = [*known_sizes(x_BLNf.shape)[:2], *(sizes[letter] for letter in layout[2:])]
         return annotate(tf.reshape(x_BLNf, shape), layout)
 
-    def _joined(self, theta: NestedMap) -> tf.Tensor:
+    def joined_weights(self, theta: NestedMap) -> tf.Tensor:
         """Returns the weights of all products with the input as one."""
         p = self.p
         shape = [p.model_dim, p.num_heads, -1]
-        joined = tf.concat([tf.reshape(theta[f"w_{name}"], shape) for name in _FROM_INPUT], -1)
+        joined = tf.concat([tf.reshape(theta[f"w_{name}"], shape) for name in FROM_INPUT], -1)
         return annotate(joined, "MNf", "weights")
 
     def _taps(self, theta: NestedMap) -> tf.Tensor:
         """Returns the float32 weights [t,N,f] of the convolution."""
         shape = [self.p.convolution_width, self.p.num_heads, -1]
-        taps = [tf.reshape(theta[f"w_{name}_taps"], shape) for name in _CONVOLVED]
+        taps = [tf.reshape(theta[f"w_{name}_taps"], shape) for name in CONVOLVED]
         return tf.cast(tf.concat(taps, -1), tf.float32)
 
 

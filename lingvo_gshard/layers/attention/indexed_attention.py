@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.latent_attention import LatentAttention
@@ -67,21 +64,6 @@ class IndexedAttention(LatentAttention):
         self.create_variable("w_index_head", "MN", sizes, from_input, is_frozen=True)
         self.create_child("index_norm", LayerNorm.params().set(model_dim=p.index_dim))
 
-    def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the cache by name: `key` and `index`, both [B,1,K,D]."""
-        return {
-            **super().cache_shapes(rows, slots),
-            "index": (rows, 1, slots, self.p.index_dim),
-        }
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of latent attention to all keys, and of the indexer."""
-        p = self.p
-        inner = p.index_heads * p.index_dim
-        weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
-        scores = shape.length * (inner + p.index_heads)
-        return super().flops(shape) + 2 * shape.tokens * (weights + scores)
-
     def _restrict(
         self,
         theta: NestedMap,
@@ -93,29 +75,13 @@ class IndexedAttention(LatentAttention):
         length = known_sizes(x_BLM.shape)[1]
         if length <= self.p.index_topk:
             return self.kernel, mask
-        index_BLD = self._index_keys(theta, x_BLM, positions)["index"][:, 0]
+        index_BLD = self.index_keys(theta, x_BLM, positions)["index"][:, 0]
         bias_BLK = mask.bias(length, length)[:, 0]
-        chosen_BLK = self._choose(theta, x_BLM, low_BLq, positions, index_BLD, bias_BLK)
+        chosen_BLK = self.choose(theta, x_BLM, low_BLq, positions, index_BLD, bias_BLK)
         return self._masking_kernel, dataclasses.replace(mask, bias_B1LK=chosen_BLK[:, None])
 
-    def _restrict_slots(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        low_BLq: tf.Tensor,
-        positions: TextPositions,
-        visible: Visible,
-        slots: Sequence[tf.Tensor],
-    ) -> Visible:
-        count = sum(known_sizes(block.shape)[-2] for block in slots)
-        if count <= self.p.index_topk:
-            return visible
-        index_BKD = tf.reshape(tf.concat(slots, -2), [x_BLM.shape[0], count, self.p.index_dim])
-        chosen_BLK = self._choose(theta, x_BLM, low_BLq, positions, index_BKD, visible.bias_BLK)
-        return dataclasses.replace(visible, bias_BLK=chosen_BLK, ring=None, mask=None)
-
     @layer_method
-    def _index_keys(
+    def index_keys(
         self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
     ) -> dict[str, tf.Tensor]:
         """Returns the indexer's keys of new tokens for the cache: `index`, [B,1,L,D]."""
@@ -124,7 +90,7 @@ class IndexedAttention(LatentAttention):
         return {"index": heads_first(self._turned(key_BLD[:, :, None], positions))}
 
     @layer_method
-    def _choose(
+    def choose(
         self,
         theta: NestedMap,
         x_BLM: tf.Tensor,
@@ -159,4 +125,4 @@ class IndexedAttention(LatentAttention):
         """Returns queries or keys of the indexer with as many rotated dimensions as others have."""
         p = self.p
         share = p.rotary_dim / p.index_dim
-        return rotary.rotate(x_BLND, positions, share, p.rotary_base, "halves", self._scaling)
+        return rotary.rotate(x_BLND, positions, share, p.rotary_base, "halves", self.scaling)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached, rotary
+from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import joined_product, product, store
-from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.layers.products import joined_product, product
+from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {
     "q": "rank of queries",
@@ -71,7 +67,7 @@ class LatentAttention(Attention):
         rotary.check_pairs(p, path)
         if p.rotary_dim % 2:
             raise UserError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
-        self._scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
+        self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
         self._create_weights()
         self._create_common(p.plain_dim + p.rotary_dim)
 
@@ -98,12 +94,12 @@ class LatentAttention(Attention):
         inner = initializers.fan_in(p.num_heads * p.value_dim)
         self.create_variable("w_out", "NDM", value_sizes, inner, inputs="ND")
         if p.use_bias:
-            for name in self._down:
+            for name in self.down_products:
                 zeros = initializers.constant(0.0)
                 self.create_variable(f"b_{name}", _DOWN[name], rotary_sizes, zeros)
 
     @property
-    def _down(self) -> dict[str, int]:
+    def down_products(self) -> dict[str, int]:
         """Names of the products with the input that are computed as one, with their sizes."""
         p = self.p
         query = {"query_down": p.query_rank} if p.query_rank else {}
@@ -122,81 +118,12 @@ class LatentAttention(Attention):
           x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
-        positions = rotary.positions_of_rows(mask.segments_BL, x_BLM.shape[1], self._scaling)
-        query_BLND, latent_BLr, rotated_BLD, low_BLq = self._project(theta, x_BLM, positions)
+        positions = rotary.positions_of_rows(mask.segments_BL, x_BLM.shape[1], self.scaling)
+        query_BLND, latent_BLr, rotated_BLD, low_BLq = self.project(theta, x_BLM, positions)
         kernel, mask = self._restrict(theta, x_BLM, low_BLq, positions, mask)
-        expanded = self._expand(theta, latent_BLr, rotated_BLD)
+        expanded = self.expand(theta, latent_BLr, rotated_BLD)
         keys_BNKD, values_BNKD = (heads_first(x, kernel.keys_layout) for x in expanded)
         return self._attend(theta, kernel, query_BLND, keys_BNKD, values_BNKD, mask)
-
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference: the products with the input are joined beforehand."""
-        joined = [f"w_{name}" for name in self._down]
-        weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
-        weights.w_down = store(annotate(self._join_down(theta, "w"), "Md", "weights"), "Md", "M")
-        first = "q" if self.p.query_rank else "M"
-        weights.w_query = store(theta.w_query, f"{first}ND", first)
-        weights.w_out = store(theta.w_out, "NDM", "ND")
-        return weights
-
-    @layer_method
-    def extend(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        view: CacheView,
-        visible: Visible,
-        cache: NestedMap | None = None,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the output [B,L,M] of new tokens, and the cache with their latent vectors.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: the new tokens.
-          view: their positions and the slots that they write to.
-          visible: the slots that they see with this layer's window.
-          cache: `key` of all slots, a list of blocks [B,1,K,D] of latent vectors and rotated keys;
-            None if the slots are the new tokens themselves.
-        """
-        positions = rotary.positions_so_far(view.positions_BL, self._scaling)
-        query_BLND, latent_BLr, rotated_BLD, low_BLq = self._project(theta, x_BLM, positions)
-        new = NestedMap(key=tf.concat([latent_BLr, rotated_BLD], -1)[:, None])
-        new.update(self._index_keys(theta, x_BLM, positions))
-        written = None if cache is None else cached.write(cache, new, view)
-        filled = NestedMap({n: [x] for n, x in new.items()}) if written is None else written
-        visible = self._restrict_slots(
-            theta, x_BLM, low_BLq, positions, visible, filled.get("index", [])
-        )
-        if written is None:
-            keys_BNKD, values_BNKD = map(heads_first, self._expand(theta, latent_BLr, rotated_BLD))
-            slots = NestedMap(key=[keys_BNKD], value=[values_BNKD])
-            mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, visible)
-            return self._output(theta, mixed_BLND), filled
-        plain_BLND, rotated_BLND = self._split_query(query_BLND)
-        latent_BLNr = einsum("BLND,rND->BLNr", plain_BLND, tf.cast(theta.w_key, x_BLM.dtype))
-        query_BLND = annotate(tf.concat([latent_BLNr, rotated_BLND], -1), "BLND")
-        # A value is the first part of a key. A copy of it would take longer than to mix the rest.
-        slots = NestedMap(key=written.key, value=written.key)
-        mixed_BLND, _ = self._mix_slots(theta, query_BLND, slots, visible)
-        mixed_BLNr = mixed_BLND[..., : self.p.key_value_rank]
-        values_BLND = einsum("BLNr,rND->BLND", mixed_BLNr, tf.cast(theta.w_value, x_BLM.dtype))
-        return self._output(theta, values_BLND), written
-
-    def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of the cache by name: `key`, [B,1,K,D]."""
-        return {"key": (rows, 1, slots, self.p.key_value_rank + self.p.rotary_dim)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the projections, of q k and of the weighted values."""
-        p = self.p
-        query_dim = p.plain_dim + p.rotary_dim
-        weights = p.model_dim * sum(self._down.values())
-        weights += (p.query_rank or p.model_dim) * p.num_heads * query_dim
-        weights += p.key_value_rank * p.num_heads * (p.plain_dim + p.value_dim)
-        weights += p.num_heads * p.value_dim * p.model_dim
-        pairs = shape.tokens * shape.length
-        return 2 * shape.tokens * weights + 2 * pairs * p.num_heads * (query_dim + p.value_dim)
 
     def _restrict(
         self,
@@ -218,29 +145,7 @@ class LatentAttention(Attention):
         del theta, x_BLM, low_BLq, positions
         return self.kernel, mask
 
-    def _restrict_slots(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        low_BLq: tf.Tensor,
-        positions: TextPositions,
-        visible: Visible,
-        slots: Sequence[tf.Tensor],
-    ) -> Visible:
-        """Returns the slots that each new token attends to.
-
-        Args:
-          theta: weights of this layer.
-          x_BLM: the new tokens.
-          low_BLq: what their queries are computed from.
-          positions: their positions.
-          visible: the slots that they see.
-          slots: blocks of what `_index_keys` returned for the token of each slot.
-        """
-        del theta, x_BLM, low_BLq, positions, slots
-        return visible
-
-    def _index_keys(
+    def index_keys(
         self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
     ) -> dict[str, tf.Tensor]:
         """Returns what else the cache has of new tokens, by name: nothing."""
@@ -248,7 +153,7 @@ class LatentAttention(Attention):
         return {}
 
     @layer_method
-    def _project(
+    def project(
         self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns queries [B,L,N,D], latent vectors [B,L,r], rotated keys [B,L,D] and a last one.
@@ -258,14 +163,15 @@ class LatentAttention(Attention):
         """
         p = self.p
         w_Md = theta.get("w_down")
-        w_Md = self._join_down(theta, "w") if w_Md is None else w_Md
+        w_Md = self.join_down(theta, "w") if w_Md is None else w_Md
 
         def split(down_BLd: tf.Tensor) -> list[tf.Tensor]:
             if p.use_bias:
-                down_BLd = add_bias(down_BLd, self._join_down(theta, "b"))
-            return tf.split(down_BLd, list(self._down.values()), -1)
+                down_BLd = add_bias(down_BLd, self.join_down(theta, "b"))
+            return tf.split(down_BLd, list(self.down_products.values()), -1)
 
-        equations = {f"w_{name}": f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}" for name in self._down}
+        names = self.down_products
+        equations = {f"w_{name}": f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}" for name in names}
         *query_BLq, latent_BLr, key_BLD = joined_product(
             self, theta, equations, "BLM,Md->BLd", x_BLM, w_Md, split
         )
@@ -275,7 +181,7 @@ class LatentAttention(Attention):
             query_BLND = product(self, theta, "w_query", "BLq,qND->BLND", low_BLq)
         else:
             query_BLND = product(self, theta, "w_query", "BLM,MND->BLND", x_BLM)
-        plain_BLND, rotated_BLND = self._split_query(query_BLND)
+        plain_BLND, rotated_BLND = self.split_query(query_BLND)
         rotated_BLND = self._rotate(rotated_BLND, positions)
         query_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
         rotated_BLD = annotate(self._rotate(key_BLD[:, :, None], positions)[:, :, 0], "BLD")
@@ -283,7 +189,7 @@ class LatentAttention(Attention):
         return query_BLND, latent_BLr, rotated_BLD, low_BLq
 
     @layer_method
-    def _expand(
+    def expand(
         self, theta: NestedMap, latent_BLr: tf.Tensor, rotated_BLD: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the keys and the values [B,L,N,D] of all heads; their D may differ."""
@@ -304,15 +210,15 @@ class LatentAttention(Attention):
         keys_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
         return keys_BLND, annotate(values_BLND, "BLND")
 
-    def _split_query(self, query_BLND: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def split_query(self, query_BLND: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the plain and the rotated part of queries."""
         plain_BLND, rotated_BLND = tf.split(query_BLND, [self.p.plain_dim, self.p.rotary_dim], -1)
         return plain_BLND, rotated_BLND
 
     def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
         p = self.p
-        return rotary.rotate(x_BLND, positions, 1.0, p.rotary_base, p.rotary_pairs, self._scaling)
+        return rotary.rotate(x_BLND, positions, 1.0, p.rotary_base, p.rotary_pairs, self.scaling)
 
-    def _join_down(self, theta: NestedMap, kind: str) -> tf.Tensor:
+    def join_down(self, theta: NestedMap, kind: str) -> tf.Tensor:
         """Returns the weights, or the biases, of the products with the input as one."""
-        return tf.concat([theta[f"{kind}_{name}"] for name in self._down], -1)
+        return tf.concat([theta[f"{kind}_{name}"] for name in self.down_products], -1)

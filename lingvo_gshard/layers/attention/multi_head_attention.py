@@ -10,13 +10,10 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.attention.cached import Visible
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import joined_product, store
+from lingvo_gshard.layers.products import joined_product
 from lingvo_gshard.sharding import annotate
 
 
@@ -95,32 +92,12 @@ class MultiHeadAttention(Attention):
             norm.num_heads = heads
         self.create_child(name, norm)
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference. The weights of each product are joined beforehand.
-
-        Compilers for TPUs and GPUs would copy weights [M,N,D] before each call, since a tile holds
-        two neighboring dimensions: there M is last.
-        """
-        products = self._products()
-        joined = {name for names in products for name in names}
-        weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
-        for names in products:
-            w_MND = annotate(_join(theta, names), "MND", "weights")
-            if platform_in_use():
-                w_NDM = annotate(tf.transpose(w_MND, (1, 2, 0)), "NDM", "weights")
-                weights[_transposed(names)] = store(w_NDM, "NDM", "M")
-            else:
-                weights[_joined(names)] = store(w_MND, "MND", "M")
-        weights.w_out = store(theta.w_out, "NDM", "ND")
-        return weights
-
-    def _products(self) -> list[tuple[str, ...]]:
+    def joined_products(self) -> list[tuple[str, ...]]:
         """Returns the names of the weights that are joined for each product with an input.
 
         The list includes products with a single weight.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no _products")
+        raise NotImplementedError(f"{type(self).__name__} defines no joined_products")
 
     @layer_method
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
@@ -130,11 +107,11 @@ class MultiHeadAttention(Attention):
         idle. `theta` may be the result of `decoding_weights`.
         """
         own = joined_equation = "BLM,MND->BLND"
-        joined = theta.get(_joined(weights))
-        if _transposed(weights) in theta:
-            joined, joined_equation = theta[_transposed(weights)], "BLM,NDM->BLND"
+        joined = theta.get(joined_name(weights))
+        if transposed_name(weights) in theta:
+            joined, joined_equation = theta[transposed_name(weights)], "BLM,NDM->BLND"
         elif joined is None:
-            joined = _join(theta, weights)
+            joined = join(theta, weights)
         sizes = [
             self.head_dim if name in ("w_query", "w_key") else self.value_dim for name in weights
         ]
@@ -158,37 +135,16 @@ class MultiHeadAttention(Attention):
             return x_BLND
         return getattr(self, f"{name}_norm").fprop(theta[f"{name}_norm"], x_BLND)
 
-    @layer_method
-    def _attend_to_slots(
-        self,
-        theta: NestedMap,
-        query_BLND: tf.Tensor,
-        slots: NestedMap,
-        visible: Visible,
-        relative_bias: RelativeBias | None = None,
-        gate_BLND: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `_mix_slots`."""
-        mixed_BLND, weights_BNLK = self._mix_slots(theta, query_BLND, slots, visible, relative_bias)
-        return self._output(theta, mixed_BLND, gate_BLND), weights_BNLK
 
-    def _count_flops(self, rows: int, queries: int, keys: int) -> int:
-        """Returns the floating-point operations of the projections and of both products."""
-        p = self.p
-        both = self.head_dim + self.value_dim
-        weights = (queries * p.num_heads + keys * self.key_value_heads) * both
-        return 2 * rows * (weights * p.model_dim + queries * keys * p.num_heads * both)
-
-
-def _joined(names: Sequence[str]) -> str:
+def joined_name(names: Sequence[str]) -> str:
     """Returns the name of the weight that joins several: `w_query_key_value`."""
     return "_".join(["w", *(name.removeprefix("w_") for name in names)])
 
 
-def _transposed(names: Sequence[str]) -> str:
+def transposed_name(names: Sequence[str]) -> str:
     """Returns the name of the weight that joins several with M last: `w_query_key_value_NDM`."""
-    return f"{_joined(names)}_NDM"
+    return f"{joined_name(names)}_NDM"
 
 
-def _join(theta: NestedMap, names: Sequence[str]) -> tf.Tensor:
+def join(theta: NestedMap, names: Sequence[str]) -> tf.Tensor:
     return tf.concat([theta[name] for name in names], axis=-1)

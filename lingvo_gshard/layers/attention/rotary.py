@@ -491,22 +491,30 @@ def rotate(
       scaling: changes wavelengths and lengths; None for none.
     """
     rotated = round(fraction * x_BLND.shape[-1])
+    half, rest_size = rotated // 2, x_BLND.shape[-1] - rotated
     scaling = scaling or RotaryScaling(RotaryScaling.params())
+    sine, cosine = _sine_and_cosine(rotated, base, positions, scaling)
+    sine, cosine = tf.cast(sine, x_BLND.dtype), tf.cast(cosine, x_BLND.dtype)
+    if pairs == NEIGHBORS:
+        turned, rest = tf.split(x_BLND, [rotated, rest_size], axis=-1)
+        first, second = tf.unstack(tf.reshape(turned, [*x_BLND.shape[:-1], half, 2]), axis=-1)
+        both = tf.stack(_turn(first, second, sine, cosine), axis=-1)
+        return tf.concat([tf.reshape(both, turned.shape), rest], axis=-1)
+    first, second, rest = tf.split(x_BLND, [half, half, rest_size], axis=-1)
+    return tf.concat([*_turn(first, second, sine, cosine), rest], axis=-1)
+
+
+def _sine_and_cosine(
+    rotated: int, base: float, positions: TextPositions, scaling: RotaryScaling
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns sine and cosine of all angles, times the scaling's magnitude, float32 [B,L,1,r/2]."""
     timescales = scaling.timescales(rotated, base, positions.length_BL)
     angles = tf.cast(positions.index_BL, tf.float32)[:, :, None, None] / timescales
     sine, cosine = tf.sin(angles), tf.cos(angles)
     magnitude = scaling.magnitude(positions.length_BL)
-    if tf.is_tensor(magnitude) or magnitude != 1.0:
-        sine, cosine = sine * magnitude, cosine * magnitude
-    sine, cosine = tf.cast(sine, x_BLND.dtype), tf.cast(cosine, x_BLND.dtype)
-    half = rotated // 2
-    if pairs == NEIGHBORS:
-        turned, rest = tf.split(x_BLND, [rotated, x_BLND.shape[-1] - rotated], axis=-1)
-        first, second = tf.unstack(tf.reshape(turned, [*x_BLND.shape[:-1], half, 2]), axis=-1)
-        both = tf.stack(_turn(first, second, sine, cosine), axis=-1)
-        return tf.concat([tf.reshape(both, turned.shape), rest], axis=-1)
-    first, second, rest = tf.split(x_BLND, [half, half, x_BLND.shape[-1] - rotated], axis=-1)
-    return tf.concat([*_turn(first, second, sine, cosine), rest], axis=-1)
+    # Most scalings have no magnitude, and then nothing is multiplied.
+    is_one = not tf.is_tensor(magnitude) and magnitude == 1.0
+    return (sine, cosine) if is_one else (sine * magnitude, cosine * magnitude)
 
 
 def _turn(

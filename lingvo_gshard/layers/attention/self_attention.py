@@ -7,13 +7,11 @@ import dataclasses
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.distance_bias import DistanceBuckets
-from lingvo_gshard.layers.attention import cached, relative_bias, rotary
-from lingvo_gshard.layers.attention.cached import CacheView, Visible
+from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
@@ -87,7 +85,7 @@ class SelfAttention(MultiHeadAttention):
                 f"is_causal={p.is_causal}; 0 and True were expected"
             )
         rotary.check(p, self.head_dim, path)
-        self._scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
+        self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
         relative_bias.check(p, path)
 
     def _create_weights(self) -> None:
@@ -136,73 +134,32 @@ class SelfAttention(MultiHeadAttention):
           x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
-        query_BLND, key_BLND, value_BLND, gate_BLND = self._project_row(
+        query_BLND, key_BLND, value_BLND, gate_BLND = self.project_row(
             theta, x_BLM, self._positions(x_BLM, mask.segments_BL)
         )
         layout = self.kernel.keys_layout
         keys_BNKD, values_BNKD = (heads_first(x, layout) for x in (key_BLND, value_BLND))
-        bias = self._relative_bias(theta) or mask.learned_bias
+        bias = self.own_bias(theta) or mask.learned_bias
         return self._attend(
             theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask, bias, gate_BLND
         )
-
-    @layer_method
-    def extend(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        view: CacheView,
-        visible: Visible,
-        cache: NestedMap | None = None,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the output [B,L,M] of new tokens, and the cache with their keys and values.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: the new tokens.
-          view: their positions and the slots that they write to.
-          visible: the slots that they see with this layer's window.
-          cache: `key` and `value` of all slots, both lists of blocks [B,N,K,D] with as many heads
-            as keys have; None if the slots are the new tokens themselves.
-        """
-        positions = rotary.positions_so_far(view.positions_BL, self._scaling)
-        query_BLND, key_BLND, value_BLND, gate_BLND = self._project_row(theta, x_BLM, positions)
-        new = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
-        if cache is None:
-            slots = NestedMap(key=[new.key], value=[new.value])
-        else:
-            slots = cached.write(cache, new, view)
-        own = self._relative_bias(theta)
-        bias = visible.learned_bias if own is None else own.at(view.distances_LK)
-        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, visible, bias, gate_BLND)
-        return y_BLM, slots
-
-    def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes [B,N,K,D] of the cache by name: `key` and `value`."""
-        shape = (rows, self.key_value_heads, slots)
-        return {"key": (*shape, self.head_dim), "value": (*shape, self.value_dim)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the projections, of q k and of the weighted values."""
-        p = self.p
-        gate = 2 * shape.tokens * p.model_dim * p.num_heads * self.value_dim
-        count = self._count_flops(shape.rows, shape.length, shape.length)
-        return count + gate if p.has_output_gate else count
 
     def _positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> TextPositions | None:
         """Returns the positions for the rotations; None if there are none."""
         if not self.p.rotary_fraction and not self.p.temperature_floor:
             return None
-        return rotary.positions_of_rows(segments_BL, x_BLM.shape[1], self._scaling)
+        return rotary.positions_of_rows(segments_BL, x_BLM.shape[1], self.scaling)
 
     @layer_method
-    def _project_row(
+    def project_row(
         self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions | None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Returns queries, keys and values [B,L,N,D], rotated by their positions, and the gate."""
         p = self.p
-        names = [name for names in self._products() for name in names]
-        found = [each for names in self._products() for each in self._project(theta, x_BLM, *names)]
+        names = [name for names in self.joined_products() for name in names]
+        found = [
+            each for names in self.joined_products() for each in self._project(theta, x_BLM, *names)
+        ]
         projected = dict(zip(names, found, strict=True))
         query, key, value = (projected[f"w_{name}"] for name in ("query", "key", "value"))
         if p.value_scale != 1.0:
@@ -234,10 +191,10 @@ class SelfAttention(MultiHeadAttention):
     def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
         p = self.p
         return rotary.rotate(
-            x_BLND, positions, p.rotary_fraction, p.rotary_base, p.rotary_pairs, self._scaling
+            x_BLND, positions, p.rotary_fraction, p.rotary_base, p.rotary_pairs, self.scaling
         )
 
-    def _relative_bias(self, theta: NestedMap) -> RelativeBias | None:
+    def own_bias(self, theta: NestedMap) -> RelativeBias | None:
         """Returns this layer's learned bias, as a table; None if it has none of its own."""
         p = self.p
         if not p.relative_buckets:
@@ -245,7 +202,7 @@ class SelfAttention(MultiHeadAttention):
         buckets = DistanceBuckets(p.relative_buckets, p.relative_max_distance, p.is_causal)
         return RelativeBias(buckets, theta.relative_bias)
 
-    def _products(self) -> list[tuple[str, ...]]:
+    def joined_products(self) -> list[tuple[str, ...]]:
         query = ("w_query", "w_gate") if self.p.has_output_gate else ("w_query",)
         if self.key_value_heads == self.p.num_heads:
             return [(*query, "w_key", "w_value")]

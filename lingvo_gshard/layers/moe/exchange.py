@@ -138,7 +138,7 @@ def hierarchical(option: str) -> AllToAll:
       option: the Params path of the option that selects it, for the message.
 
     Raises:
-      UserError: G and E share fewer than two axes. The message names the option and --mesh.
+      UserError: G and E share fewer than two axes. The message names the option and `mesh`.
     """
     current = current_partitioning()
     if current is None or current.mesh.size == 1 or tf.executing_eagerly():

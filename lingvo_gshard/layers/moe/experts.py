@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -15,7 +14,7 @@ from lingvo_gshard.layers import feed_forward, products
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe.grouped_products import SortedGroups
-from lingvo_gshard.layers.products import ProductContext, multiply, product, rounded_by_rows, store
+from lingvo_gshard.layers.products import ProductContext, multiply, product, rounded_by_rows
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
@@ -51,19 +50,19 @@ class Experts(Layer):
         p = self.p
         self.activation = feed_forward.of(p, path)
         sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
-        for name in self._input_products:
+        for name in self.input_products:
             init = initializers.fan_in(p.model_dim)
             self.create_variable(f"w_{name}", "EMH", sizes, init, inputs="M")
         init = initializers.fan_in(p.hidden_dim)
         self.create_variable("w_out", "EHM", sizes, init, inputs="H")
         if p.use_bias:
-            for name in self._input_products:
+            for name in self.input_products:
                 self.create_variable(f"b_{name}", "EH", sizes, initializers.constant(0.0))
             self.create_variable("b_out", "EM", sizes, initializers.constant(0.0))
         self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
 
     @property
-    def _input_products(self) -> tuple[str, ...]:
+    def input_products(self) -> tuple[str, ...]:
         """Returns the names of the products with the input."""
         return ("in", "factor") if self.activation.is_gated else ("in",)
 
@@ -124,7 +123,7 @@ class Experts(Layer):
           usual_rows: the number of rows of all experts in most steps.
         """
         groups = SortedGroups(load_E, usual_rows)
-        weights = [theta[f"w_{name}"] for name in self._input_products]
+        weights = [theta[f"w_{name}"] for name in self.input_products]
 
         def add(x: tf.Tensor, name: str) -> tf.Tensor:
             return groups.add_bias(x, theta[name]) if self.p.use_bias else x
@@ -134,7 +133,7 @@ class Experts(Layer):
             if self._is_activated_alone:
                 activation = ActivationCall(**feed_forward.options(self.p))
                 return groups.multiply_activated(hidden, theta.w_out, activation)
-            by_name = dict(zip(self._input_products, hidden, strict=True))
+            by_name = dict(zip(self.input_products, hidden, strict=True))
             h = self._activate(theta, lambda name: add(by_name[name], f"b_{name}"))
             (y,) = groups.multiply(h, [theta.w_out], is_output=True)
             return add(y, "b_out")
@@ -145,20 +144,6 @@ class Experts(Layer):
         has_dropout = self.p.dropout_rate and context.current().training
         is_rounded = context.extension(ProductContext).rounding is not None
         return not (self.p.use_bias or has_dropout or is_rounded)
-
-    @layer_method
-    def decoding_weights(self, theta: NestedMap, is_one: bool = False) -> NestedMap:
-        """Returns the weights for inference.
-
-        Args:
-          theta: the weights.
-          is_one: whether the weights belong to one expert and have no dimension E.
-        """
-        first = "" if is_one else "E"
-        weights = NestedMap(theta, w_out=store(theta.w_out, f"{first}HM", "H"))
-        for name in self._input_products:
-            weights[f"w_{name}"] = store(theta[f"w_{name}"], f"{first}MH", "M")
-        return weights
 
     @layer_method
     def _compute(
@@ -219,11 +204,6 @@ class Experts(Layer):
             y_EUGCM = add_bias(y_EUGCM, _broadcast(b_EUM, y_EUGCM))
         y_EGCUM = tf.transpose(y_EUGCM, (0, 2, 3, 1, 4))
         return annotate(tf.reshape(y_EGCUM, [experts, groups, slots, parts * model_dim]), "EGCU")
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of one forward pass if one expert computes each token."""
-        products = len(self._input_products) + 1
-        return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
 
 def _parts_first(x_EGCUM: tf.Tensor, last: str) -> tf.Tensor:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe import exact_experts, exact_shards, load_metrics, shared_expert
+from lingvo_gshard.layers.moe import load_metrics, shared_expert
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups, warn_of_experts, warn_of_groups
 from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routing import Routing, TokenChoiceRouting
-from lingvo_gshard.layers.products import restore
-from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 class MixtureOfExperts(Layer):
@@ -154,25 +150,25 @@ class MixtureOfExperts(Layer):
         groups = Groups.for_batch(batch, length, self.p.group_size)
         warn_of_groups(groups, self.path)
         warn_of_experts(self.p.num_experts, self.path)
-        return self._run_groups(theta, x_BLM, mask_BL, groups)
+        return self.run_groups(theta, x_BLM, mask_BL, groups)
 
     @layer_method
-    def _run_groups(
+    def run_groups(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, groups: Groups
     ) -> tf.Tensor:
         """Returns `fprop` with these groups of tokens."""
         x_GSM = groups.split(x_BLM)
         mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
         with groups.ordered():
-            ids_GS = self._token_ids(x_BLM.shape, groups)
+            ids_GS = self.token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         load_metrics.report(self, routing, mask_GS, groups)
-        routing, x_GSM = self._gated(routing, x_GSM)
+        routing, x_GSM = self.gated(routing, x_GSM)
         with groups.ordered():
             y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
-        return self._finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
+        return self.finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
 
-    def _gated(self, routing: Routing, x_GSM: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def gated(self, routing: Routing, x_GSM: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the routing and the tokens, which have the gates if `gates_inputs` says so."""
         if not self.p.gates_inputs:
             return routing, x_GSM
@@ -182,7 +178,7 @@ class MixtureOfExperts(Layer):
         gates_GS1 = tf.cast(choice.gate_GS, x_GSM.dtype)[..., None]
         return dataclasses.replace(routing, assignments=(ones,)), x_GSM * gates_GS1
 
-    def _finish(
+    def finish(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
     ) -> tf.Tensor:
         """Returns the layer's output, given the output y of the routed experts."""
@@ -190,68 +186,7 @@ class MixtureOfExperts(Layer):
             y_BLM = shared_expert.combine(self, theta, x_BLM, mask_BL, y_BLM)
         return self.observe(y_BLM)
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference; see `exact_experts`."""
-        weights = NestedMap(theta)
-        if self.p.shared_hidden_dim:
-            weights.shared = self.shared.decoding_weights(theta.shared)
-        if self.router.capacity.tokens_choose:
-            weights.experts = exact_experts.prepare(self.experts, theta.experts)
-        else:
-            weights.experts = self.experts.decoding_weights(theta.experts)
-        return weights
-
-    @layer_method
-    def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns `fprop` for inference: experts compute every token sent to them.
-
-        A token has the experts and gates of `fprop` without capacity. So if tokens choose
-        their experts, a token's output does not depend on other tokens. If experts choose tokens,
-        they choose among all tokens given, as in `fprop`.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: the tokens.
-          mask_BL: 0 at padding.
-        """
-        batch, length, _ = known_sizes(x_BLM.shape)
-        with token_context.override(keeps_all=True):
-            if not self.router.capacity.tokens_choose:
-                groups = Groups.for_batch(batch, length, self.p.group_size)
-                theta = NestedMap(theta, experts=restore(theta.experts))
-                return self._run_groups(theta, x_BLM, mask_BL, groups)
-            groups = Groups.for_batch(batch, length, self._own_tokens(batch * length))
-            x_GSM, mask_GS = groups.split(x_BLM), tf.cast(tf.not_equal(mask_BL, 0), tf.float32)
-            mask_GS, ids_GS = groups.split(mask_GS), self._token_ids(x_BLM.shape, groups)
-            with exact_shards.of_groups(groups.count) as place, groups.ordered():
-                x_GSM = place(x_GSM)
-                routing = self.router.fprop(theta.router, x_GSM, place(mask_GS), ids_GS)
-        load_metrics.observe_gates(self, routing, groups)
-        routing, x_GSM = self._gated(routing, x_GSM)
-        y_GSM = exact_experts.run_routing(self.experts, theta.experts, routing, x_GSM)
-        return self._finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
-
-    def _own_tokens(self, tokens: int) -> int:
-        """Returns the tokens of each device that splits them, which it routes as one group."""
-        current = current_partitioning()
-        if current is None:
-            return tokens
-        return math.ceil(tokens / current.parts(current.split("G", path=self.path)[0]))
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the router, the shared expert and the experts of each token."""
-        used = self.router.experts_per_token(self.router.p)
-        shared = self.shared.flops(shape) if self.p.shared_hidden_dim else 0
-        return self.router.flops(shape) + shared + round(used * self.experts.flops(shape))
-
-    def active_parameters(self) -> int:
-        """Returns the number of weights that compute one token, with only the experts it uses."""
-        used = self.router.experts_per_token(self.router.p) / self.p.num_experts
-        experts = self.experts.active_parameters()
-        return super().active_parameters() - experts + round(used * experts)
-
-    def _token_ids(self, shape_BLM: tf.TensorShape, groups: Groups) -> tf.Tensor | None:
+    def token_ids(self, shape_BLM: tf.TensorShape, groups: Groups) -> tf.Tensor | None:
         """Returns the ids of the groups' tokens, int32 [G,S]; None if the router needs none."""
         if not self.router.needs_token_ids:
             return None

@@ -9,7 +9,6 @@ from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -143,14 +142,6 @@ class Execution(Layer):
         for layer, theta in layers:
             x_BLM = layer.fprop(theta, x_BLM, *shared)
         return x_BLM
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of all layers."""
-        return self.p.times * super().flops(shape)
-
-    def active_parameters(self) -> int:
-        """Returns the number of weights of all layers that compute one token."""
-        return self.p.times * super().active_parameters()
 
 
 class Sequential(Execution):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.autodiff import remat_policy
@@ -13,8 +12,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import CacheView, Visible, used_slots
-from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
+from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias, SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -22,7 +20,6 @@ from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.transformer_layer import (
-    InferenceInputs,
     Memory,
     TransformerLayer,
     inherit,
@@ -232,13 +229,13 @@ class TransformerStack(Layer):
             layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]
-        x_BLM = self._drop_tokens(theta, self._begin(theta, x_BLM), segments_BL)
+        x_BLM = self._drop_tokens(theta, self.begin(theta, x_BLM), segments_BL)
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
         if self._sequential_first:
             x_BLM = self.first_layers.fprop(theta.first_layers, x_BLM, *shared)
         self.layers.check_batch(x_BLM.shape[0], f"{self.path}.execution")
         x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
-        return self.observe(self._finish(theta, x_BLM))
+        return self.observe(self.finish(theta, x_BLM))
 
     def _drop_tokens(self, theta: NestedMap, x_BLM: tf.Tensor, segments_BL: tf.Tensor) -> tf.Tensor:
         """Returns the input with tokens dropped, but never the first of a segment.
@@ -252,16 +249,16 @@ class TransformerStack(Layer):
         is_first_BL = is_first_in_segment(segments_BL)
         return self.token_dropout.fprop(theta.token_dropout, x_BLM, is_first_BL[..., None])
 
-    def _by_reach(self) -> dict[Reach, SelfAttention]:
+    def by_reach(self) -> dict[Reach, SelfAttention]:
         """Returns one self-attention for each reach among the layers. They share masks."""
         attentions = [layer.self_attention for layer in self.layers_in_order()]
         return {attention.reach: attention for attention in reversed(attentions)}
 
     def _masks(self, theta: NestedMap, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
         """Returns the masks of all reaches."""
-        attentions = self._by_reach().values()
+        attentions = self.by_reach().values()
         masks = [attention.mask(segments_BL) for attention in attentions]
-        bias = self._learned_bias(theta)
+        bias = self.learned_bias(theta)
         if bias is None:
             return tuple(masks)
         length = segments_BL.shape[1]
@@ -269,17 +266,17 @@ class TransformerStack(Layer):
         bias = kernel.prepare_bias(bias, masks[0].distances(length, length))
         return tuple(dataclasses.replace(mask, learned_bias=bias) for mask in masks)
 
-    def _learned_bias(self, theta: NestedMap) -> RelativeBias | None:
+    def learned_bias(self, theta: NestedMap) -> RelativeBias | None:
         """Returns the relative bias that all layers share, as a table; None if there is none."""
         if "shared_relative_bias" not in self.children:
             return None
         return self.shared_relative_bias.fprop(theta.shared_relative_bias)
 
-    def _begin(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+    def begin(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the input of the first layer, normalized if the stack has a norm there."""
         return self.input_norm.fprop(theta.input_norm, x_BLM) if self.p.has_input_norm else x_BLM
 
-    def _finish(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+    def finish(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the output of the last layer, normalized if the stack has a norm at the end."""
         return self.final_norm.fprop(theta.final_norm, x_BLM) if self.p.has_final_norm else x_BLM
 
@@ -294,96 +291,7 @@ class TransformerStack(Layer):
         first = self.first_layers.unrolled(theta.first_layers) if self._sequential_first else []
         return first + self.layers.unrolled(theta.layers)
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference: the weights of each layer separately, in order."""
-        layers = [layer.decoding_weights(weights) for layer, weights in self.unrolled(theta)]
-        weights = NestedMap(layers=layers)
-        if "shared_relative_bias" in self.children:
-            weights.shared_relative_bias = theta.shared_relative_bias
-        for name in ("input_norm", "final_norm"):
-            if name in self.children:
-                weights[name] = theta[name]
-        return weights
-
     def layers_in_order(self) -> list[TransformerLayer]:
         """Returns the layer that runs at each place. Those of a loop stand there repeatedly."""
         first = self.first_layers.layers_in_order() if self._sequential_first else []
         return first + self.layers.layers_in_order()
-
-    @layer_method
-    def extend(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        mask_BL: tf.Tensor,
-        view: CacheView,
-        caches: Sequence[NestedMap] | None = None,
-        memory: NestedMap | None = None,
-    ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
-        """Computes new tokens of each row, for inference.
-
-        Args:
-          theta: `decoding_weights` of the stack.
-          x_BLM: the new tokens.
-          mask_BL: int32, 0 for new tokens that are padding; these use no expert.
-          view: positions of the new tokens, and the slots that they write to and see.
-          caches: keys and values of each layer; None if the slots are the new tokens.
-          memory: what `cache_memory` returned, for a decoder.
-
-        Returns:
-          The normalized output [B,L,M], the caches with the new tokens, and the weights [B,N,L,K]
-          of the last layer's cross-attention, or None.
-        """
-        layers = self.layers_in_order()
-        table = self._learned_bias(theta)
-        bias = table and table.at(view.distances_LK)
-        visible = {r: view.visible(mask_BL, r, bias) for r in self._by_reach()}
-        visible_memory = None
-        if memory is not None:
-            bias_B1K = memory.bias_BK[:, None]
-            visible_memory = Visible(bias_B1K, used_slots(bias_B1K, mask_BL))
-        shared = InferenceInputs(view, visible, mask_BL, visible_memory)
-        x_BLM = self._begin(theta, x_BLM)
-        extended, weights_BNLK = [], None
-        for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
-            x_BLM, cache, weights_BNLK = layer.extend(
-                weights,
-                x_BLM,
-                shared,
-                None if caches is None else caches[index],
-                None if memory is None else memory.layers[index],
-            )
-            extended.append(cache)
-        return self._finish(theta, x_BLM), extended, weights_BNLK
-
-    @layer_method
-    def cache_memory(self, theta: NestedMap, memory: Memory) -> NestedMap:
-        """Computes the keys and values of a memory for `extend`. Each row is one segment.
-
-        Args:
-          theta: `decoding_weights` of the stack, a decoder.
-          memory: the memory.
-
-        Returns:
-          `layers`, the keys and values of each layer, and `bias_BK`, 0 or large and negative.
-        """
-        layers = [
-            layer.cross_attention.cache_memory(weights.cross_attention, memory.output_BKM)
-            for layer, weights in zip(self.layers_in_order(), theta.layers, strict=True)
-        ]
-        bias_BK = tf.where(tf.not_equal(memory.segments_BK, 0), 0.0, MASKED)
-        return NestedMap(layers=layers, bias_BK=bias_BK)
-
-    def cache_shapes(self, rows: int, slots: int) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes [B,N,K,D] of each layer's cache by name."""
-        return [layer.self_attention.cache_shapes(rows, slots) for layer in self.layers_in_order()]
-
-    def state_shapes(self, rows: int) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the arrays in each layer's cache that have no slots, by name."""
-        return [layer.self_attention.state_shapes(rows) for layer in self.layers_in_order()]
-
-    def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes [B,N,K,D] of each layer in `cache_memory`, by name; [] without it."""
-        layers = self.layers_in_order() if self.p.is_decoder else []
-        return [layer.cross_attention.memory_shapes(rows, positions) for layer in layers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
@@ -11,9 +11,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.mask import AttentionMask, Reach, mask_of_reach
+from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
@@ -44,23 +43,6 @@ class Memory:
 
     output_BKM: tf.Tensor
     segments_BK: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class InferenceInputs:
-    """Inputs that all layers of a stack share when they compute new tokens for inference.
-
-    Attributes:
-      view: positions of the new tokens, and the slots that they write to and see.
-      visible: the slots that self-attentions see, by reach.
-      mask_BL: int32, 0 for new tokens that are padding.
-      memory: the positions of the memory that the cross-attentions see; None without a memory.
-    """
-
-    view: CacheView
-    visible: Mapping[Reach, Visible]
-    mask_BL: tf.Tensor
-    memory: Visible | None = None
 
 
 # Places of the norms of a sublayer f:
@@ -162,83 +144,34 @@ class TransformerLayer(Layer):
           memory_mask: `cross_attention.mask` of the segments of x and of the memory.
         """
         mask = mask_of_reach(masks, self.self_attention.reach)
-        entered_BLM = self._enter("self_attention", theta, x_BLM)
+        entered_BLM = self.enter("self_attention", theta, x_BLM)
         h_BLM = self.self_attention.fprop(theta.self_attention, entered_BLM, mask)
-        x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
+        x_BLM = self.add("self_attention", theta, x_BLM, h_BLM)
         if self.p.has_cross_attention:
-            h_BLM = self._enter("cross_attention", theta, x_BLM)
+            h_BLM = self.enter("cross_attention", theta, x_BLM)
             h_BLM = self.cross_attention.fprop(
                 theta.cross_attention, h_BLM, memory_BKM, memory_mask
             )
-            x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
-        h_BLM = self._enter_feed_forward(theta, x_BLM, entered_BLM)
+            x_BLM = self.add("cross_attention", theta, x_BLM, h_BLM)
+        h_BLM = self.enter_feed_forward(theta, x_BLM, entered_BLM)
         h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, mask.segments_BL)
-        return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
+        return self.observe(self.add("feed_forward", theta, x_BLM, h_BLM))
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference, each part as its layer reads it."""
-        weights = NestedMap(theta)
-        for name in ("self_attention", "cross_attention", "feed_forward"):
-            if name in self.children:
-                weights[name] = getattr(self, name).decoding_weights(theta[name])
-        return weights
-
-    @layer_method
-    def extend(
-        self,
-        theta: NestedMap,
-        x_BLM: tf.Tensor,
-        shared: InferenceInputs,
-        cache: NestedMap | None = None,
-        memory: NestedMap | None = None,
-    ) -> tuple[tf.Tensor, NestedMap, tf.Tensor | None]:
-        """Computes new tokens of each row, for inference.
-
-        Args:
-          theta: `decoding_weights` of this layer.
-          x_BLM: the new tokens.
-          shared: what all layers share.
-          cache: keys and values of the self-attention; None if the slots are the new tokens.
-          memory: keys and values of the memory, if the layer has cross-attention.
-
-        Returns:
-          The output [B,L,M], the cache with the new tokens, and the weights [B,N,L,K] of the
-          cross-attention, or None.
-        """
-        entered_BLM = self._enter("self_attention", theta, x_BLM)
-        visible = shared.visible[self.self_attention.reach]
-        h_BLM, extended = self.self_attention.extend(
-            theta.self_attention, entered_BLM, shared.view, visible, cache
-        )
-        x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
-        if self.p.has_cross_attention:
-            assert shared.memory is not None
-            h_BLM = self._enter("cross_attention", theta, x_BLM)
-            h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, shared.memory
-            )
-            x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
-        h_BLM = self._enter_feed_forward(theta, x_BLM, entered_BLM)
-        h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, shared.mask_BL)
-        x_BLM = self._add("feed_forward", theta, x_BLM, h_BLM)
-        return self.observe(x_BLM), extended, weights_BNLK
-
-    def _enter(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+    def enter(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns the input of a sublayer."""
         if self.p.norm_position in (OUTPUT, SUM):
             return x
         return self._normalize(f"{name}_norm", theta, x)
 
-    def _enter_feed_forward(
+    def enter_feed_forward(
         self, theta: NestedMap, x: tf.Tensor, entered_attention: tf.Tensor
     ) -> tf.Tensor:
         """Returns the input of the feed-forward layer, given what the self-attention read."""
         if self.p.norm_position == SHARED:
             return entered_attention
-        return self._enter("feed_forward", theta, x)
+        return self.enter("feed_forward", theta, x)
 
-    def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
+    def add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
         """Returns the input x of a sublayer with its output h added."""
         position = self.p.norm_position
         if position in (BOTH, OUTPUT):

@@ -11,10 +11,10 @@ from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.published_inputs import PublishedTextInput
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Table
+from lingvo_gshard.preparation.published_inputs import PublishedTextInput
 
 # Most positions of a row unless the user asks for another number.
 USUAL_LENGTH = 1024

@@ -94,7 +94,7 @@ class Topology:
 
         Raises:
           UserError: if a compiler does not know the topology or was found too late, or if this
-            process has already started jax with fewer CPU devices; names --topology.
+            process has already started jax with fewer CPU devices; names `topology`.
         """
         if self.compiler == "tpu":
             return compilers.devices(self.chip, self.shape, self.wraps, self.slices)
@@ -110,7 +110,7 @@ def get(name: str) -> Topology:
     GPUs per host).
 
     Raises:
-      UserError: if there is no such topology, or it is too large; names --topology.
+      UserError: if there is no such topology, or it is too large; names `topology`.
     """
     found = _named(name)
     if found.devices > _MOST_DEVICES:
@@ -164,7 +164,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def listing() -> str:
-    """Returns the table of topologies that --list_topologies prints."""
+    """Returns a table of the topologies, as text."""
     rows = [("topology", "chip", "devices", "memory", "peak bf16", "link", "compiler")]
     for record in records():
         link = record["link_bandwidth"]

@@ -471,7 +471,7 @@ def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
 
     Args:
       text: limits, separated by commas.
-      where: flag that gives the text, for messages.
+      where: option that gives the text, for messages.
 
     Raises:
       UserError: a limit cannot be read, or its quantity is unknown.

@@ -13,7 +13,7 @@ class Assumption:
       name: what it is, in words.
       value: the number.
       unit: "seconds", "bytes", "bytes/s", "chip-hours" or "share".
-      flag: the command-line flag that sets it.
+      flag: the option that sets it.
       source: where it is from.
     """
 
@@ -44,7 +44,7 @@ class Alternative:
       goodput: expected part of the time that makes progress; 0 if almost none does.
       days: expected days; None if the training would not end.
       price: expected price; None as `days`, or if no price is published.
-      flag: the flag that sets the assumption.
+      flag: the option that sets the assumption.
     """
 
     change: str

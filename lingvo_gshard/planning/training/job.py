@@ -142,7 +142,7 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
 
     Raises:
       UserError: the plan has no tokens or no time, or an option is not a positive number; names
-        the flag.
+        the option.
     """
     check(options)
     if not plan.tokens_per_step or not plan.seconds_per_step:
@@ -172,7 +172,7 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
 
 
 def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
-    """Returns the numbers of a job that no compiler can tell, each with its flag and source."""
+    """Returns the numbers of a job that no compiler can tell, each with its option and source."""
 
     def row(name: str, value: float, unit: str, flag: str, default: str) -> Assumption:
         given = getattr(options, flag)
@@ -198,7 +198,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 def check(options: JobOptions) -> None:
-    """Raises ValueError naming the flag of an option that is not a number in its range."""
+    """Raises UserError if an option is not a number in its range; names the option."""
     if options.failures is not None:
         formulas.get(options.failures)
     for name, example in (

@@ -57,7 +57,7 @@ class ClusterMember:
 
     @property
     def address(self) -> str:
-        """host:port of process 0, as --coordinator has it."""
+        """host:port of process 0, as the option `coordinator` has it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

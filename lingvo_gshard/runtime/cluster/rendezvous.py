@@ -121,7 +121,7 @@ def bind_address(member: ClusterMember) -> str:
     another address. Process 0 then listens at all addresses.
 
     Raises:
-      UserError: the coordinator's name is unknown; names --coordinator.
+      UserError: the coordinator's name is unknown; names `coordinator`.
     """
     if member.bind_address:
         return member.bind_address

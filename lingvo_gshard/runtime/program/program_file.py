@@ -40,7 +40,7 @@ class Work:
     """The useful work of one call of a program, to compute its efficiency.
 
     Attributes:
-      flops: floating-point operations, as core/flops.py counts them.
+      flops: useful floating-point operations; 0 if no feature counts them.
       tokens: tokens of a batch, padding included.
       vocabularies: (path of an input, number of different ids in it).
     """

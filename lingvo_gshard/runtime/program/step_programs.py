@@ -10,6 +10,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.memory_kinds import to_host
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
@@ -27,6 +28,9 @@ from lingvo_gshard.training.step.trainer import Trainer
 
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
 _BATCH_LAYOUT = "BL"
+
+# Functions that count the useful floating-point operations of a training step on a batch.
+USEFUL_FLOPS: Seam[Callable[[Task, BatchSpecs], int]] = Seam("useful_flops")
 
 
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
@@ -217,7 +221,8 @@ def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
 def _work(task: Task, batch: BatchSpecs) -> Work:
     """Returns the useful work of a training step, to be saved with its program."""
     vocabularies = ((f"batch.{name}", size) for name, size in task.id_ranges().items())
-    return Work(task.step_flops(batch), task.tokens(batch), tuple(vocabularies))
+    flops = sum(count(task, batch) for count in USEFUL_FLOPS)
+    return Work(flops, task.tokens(batch), tuple(vocabularies))
 
 
 def _state_array(

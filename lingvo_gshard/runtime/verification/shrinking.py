@@ -16,27 +16,47 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.local_updates import AXIS
 
-# Letters -> sizes larger than the first number are made smaller, to about the second, so that the
-# quickstarts stay as they are; and the last names of the paths in the Params that are their sizes.
-_SIZES = {
-    "B": (32, 8, "batch_rows rows"),
-    "D": (64, 16, "head_dim"),
-    "E": (16, 8, "num_experts"),
-    "H": (1024, 128, "hidden_dim"),
-    "L": (96, 32, "length source_length target_length"),
-    "M": (256, 64, "model_dim"),
-    "N": (8, 4, "num_heads num_key_value_heads num_kv_heads"),
-    "S": (256, 32, "group_size"),
-    "V": (
-        8192,
-        256,
-        "size target_size vocabulary_size source_vocabulary_size target_vocabulary_size",
-    ),
+
+@dataclasses.dataclass(frozen=True)
+class _Limit:
+    """A limit for the sizes of a letter.
+
+    Attributes:
+      most: larger sizes are made smaller.
+      wanted: about the size that they get.
+    """
+
+    most: int
+    wanted: int
+
+
+# The quickstarts are below these limits, so that they stay as they are.
+_LIMITS = {
+    "B": _Limit(32, 8),
+    "D": _Limit(64, 16),
+    "E": _Limit(16, 8),
+    "H": _Limit(1024, 128),
+    "L": _Limit(96, 32),
+    "M": _Limit(256, 64),
+    "N": _Limit(8, 4),
+    "S": _Limit(256, 32),
+    "V": _Limit(8192, 256),
 }
-_LETTERS = {name: letter for letter, row in _SIZES.items() for name in row[2].split()}
-_LIMITS = {letter: row[:2] for letter, row in _SIZES.items()}
 # Attention over shorter rows uses no kernels.
-_LIMITS_WITH_KERNELS = {**_LIMITS, "L": (128, 128)}
+_LIMITS_WITH_KERNELS = {**_LIMITS, "L": _Limit(128, 128)}
+# Last names of the paths in the Params that are a letter's sizes.
+_NAMES = {
+    "B": "batch_rows rows",
+    "D": "head_dim",
+    "E": "num_experts",
+    "H": "hidden_dim",
+    "L": "length source_length target_length",
+    "M": "model_dim",
+    "N": "num_heads num_key_value_heads num_kv_heads",
+    "S": "group_size",
+    "V": "size target_size vocabulary_size source_vocabulary_size target_vocabulary_size",
+}
+_LETTERS = {name: letter for letter, names in _NAMES.items() for name in names.split()}
 _TABLES = ("activations", "weights", "moments")
 _LAYERS = "num_layers"
 # Stacks are at most as deep, if their layers can be repeated so few times.
@@ -192,9 +212,12 @@ def _smaller_sizes(
     before: Partitioning,
     after: Partitioning,
     workers: int,
-    limits: Mapping[str, tuple[int, int]],
+    limits: Mapping[str, _Limit],
 ) -> Iterator[Mapping[str, int]]:
     """Yields changes of the sizes of letters, path -> size, each for all paths of one size.
+
+    Different sizes of a letter stay different: the second smallest becomes twice what is wanted of
+    the letter, the third one three times.
 
     Args:
       params: the Params.
@@ -203,26 +226,27 @@ def _smaller_sizes(
       workers: number of workers that share the rows.
       limits: as `_LIMITS`.
     """
-    by_size: dict[tuple[str, int], list[str]] = {}
+    # A model's size is divided by its heads, and rows by micro-batches.
+    multiple = _multiples(params, workers)
+    for letter, paths_of_size in sorted(_large_sizes(params, limits).items()):
+        parts = [(_parts(letter, t, before), _parts(letter, t, after)) for t in _TABLES]
+        for rank, value in enumerate(sorted(paths_of_size), start=1):
+            wanted = limits[letter].wanted * rank
+            size = _small_size(value, wanted, parts, math.gcd(value, multiple.get(letter, 1)))
+            if size < value:
+                yield dict.fromkeys(paths_of_size[value], size)
+
+
+def _large_sizes(params: Params, limits: Mapping[str, _Limit]) -> dict[str, dict[int, list[str]]]:
+    """Returns letter -> size -> paths of the Params, for the sizes above the letter's limit."""
+    found: dict[str, dict[int, list[str]]] = {}
     for path, value in params.leaves():
         letter = _LETTERS.get(path.rpartition(".")[2])
         if letter == "V" and "vocabulary" not in path:
             continue
-        if letter and type(value) is int and value > limits[letter][0]:
-            by_size.setdefault((letter, value), []).append(path)
-    # A model's size is divided by its heads, and rows by micro-batches.
-    multiple = _multiples(params, workers)
-    ranks: dict[str, int] = {}
-    for letter, value in sorted(by_size):
-        ranks[letter] = ranks.get(letter, 0) + 1
-        size = _small_size(
-            value,
-            limits[letter][1] * ranks[letter],
-            [(_parts(letter, table, before), _parts(letter, table, after)) for table in _TABLES],
-            math.gcd(value, multiple.get(letter, 1)),
-        )
-        if size < value:
-            yield dict.fromkeys(by_size[letter, value], size)
+        if letter and type(value) is int and value > limits[letter].most:
+            found.setdefault(letter, {}).setdefault(value, []).append(path)
+    return found
 
 
 def _multiples(params: Params, workers: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.conversations.answers import encode_marked, end_of_turn
+from lingvo_gshard.fine_tuning.conversations.answers import encode_marked, end_of_turn
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, NewTokens

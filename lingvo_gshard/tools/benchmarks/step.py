@@ -20,6 +20,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
+from lingvo_gshard.facts.step import step_flops
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -114,7 +115,7 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
     for name, params in _with_and_without_experts(experiment.name, task):
         trainer = make_trainer(experiment, params)
         batch = _batch(specs, trainer.task.id_ranges())
-        cases.append(StepCase(name, trainer, batch, trainer.task.step_flops(specs)))
+        cases.append(StepCase(name, trainer, batch, step_flops(trainer.task, specs)))
     return cases
 
 
@@ -127,7 +128,7 @@ def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[
         segments = tf.TensorSpec((rows, length), tf.int32)
         specs = {"x": vectors, "target": vectors, "segments": segments}
         batch = _batch(specs, task.id_ranges())
-        cases.append(StepCase(name, trainer.instantiate(task), batch, task.step_flops(specs)))
+        cases.append(StepCase(name, trainer.instantiate(task), batch, step_flops(task, specs)))
     return cases
 
 

@@ -7,7 +7,6 @@ import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params

@@ -106,11 +106,28 @@ _LONG = ((_DAY, "days"), (3600, "h"), (60, "min"))
 
 def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
     """Prints what a training takes with its failures."""
-    found = goodput.goodput
+    _say_totals(console, goodput)
+    _say_when_to_save(console, goodput)
+    _print_ranges(console, goodput)
+    say(console, "\nAssumptions, which no compiler can tell:")
+    for row in goodput.assumptions:
+        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
+    _print_alternatives(console, "if hosts fail (--agents)", goodput.recoveries)
+    _print_alternatives(console, "with the published rate", goodput.published_rates)
+    _print_alternatives(console, "with", goodput.sensitivities)
+    # The largest effect is first: half of an assumption and twice of it.
+    option = goodput.sensitivities[0].flag
+    effect = sorted(row.goodput for row in goodput.sensitivities if row.flag == option)
+    low, high = map(units.in_fine_share, effect)
+    say(console, f"Goodput depends most on --{option}: {low} to {high}.")
+
+
+def _say_totals(console: rich.console.Console, goodput: Goodput) -> None:
+    """Says how long the training takes and what it costs, how many steps and failures it has."""
     say(
         console,
         f"\nThe whole training: {units.digits(goodput.days.mean)} days, goodput "
-        f"{units.in_fine_share(found.mean)}, {_price(goodput.price, goodput.currency)}.",
+        f"{units.in_fine_share(goodput.goodput.mean)}, {_price(goodput.price, goodput.currency)}.",
         style="bold",
     )
     say(
@@ -125,6 +142,10 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
         f"{units.in_large(goodput.failures.mean)} failures. A restart takes "
         f"{duration(goodput.restart)}.",
     )
+
+
+def _say_when_to_save(console: rich.console.Console, goodput: Goodput) -> None:
+    """Says what a checkpoint or snapshot takes, and after how many steps to save one."""
     kind, option = ("Snapshots", "snapshot") if goodput.agents else ("Checkpoints", "checkpoint")
     say(
         console,
@@ -138,16 +159,6 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
         f"{goodput.interval_steps}'. Young's formula says {duration(goodput.young_interval)}, "
         f"Daly's {duration(goodput.daly_interval)}.",
     )
-    _print_ranges(console, goodput)
-    say(console, "\nAssumptions, which no compiler can tell:")
-    for row in goodput.assumptions:
-        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
-    _print_alternatives(console, "if hosts fail (--agents)", goodput.recoveries)
-    _print_alternatives(console, "with the published rate", goodput.published_rates)
-    _print_alternatives(console, "with", goodput.sensitivities)
-    first, second = goodput.sensitivities[:2]
-    low, high = map(units.in_fine_share, sorted((first.goodput, second.goodput)))
-    say(console, f"Goodput depends most on --{first.flag}: {low} to {high}.")
 
 
 def duration(seconds: float) -> str:

@@ -59,7 +59,9 @@ class SubgraphTest(testing.TestCase):
         @tf.function(autograph=False)
         def again(value, other):
             known = {product.name: value, y.name: other}
-            return subgraph.copy([exponential, y, product], known, lambda operation: "again/")
+            return subgraph.copy_into_current_graph(
+                [exponential, y, product], known, lambda operation: "again/"
+            )
 
         value, other = tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0])
         results = again(value, other)
@@ -72,7 +74,7 @@ class SubgraphTest(testing.TestCase):
         with self.assertRaisesRegex(
             ValueError, f"{graph.inputs[0].op.name}: this placeholder has no known value"
         ):
-            subgraph.copy([product], {y.name: other})
+            subgraph.copy_into_current_graph([product], {y.name: other})
 
     def test_called_functions_are_copied(self):
         found = []
@@ -84,7 +86,7 @@ class SubgraphTest(testing.TestCase):
 
         @tf.function(autograph=False, jit_compile=True)
         def again(x):
-            return subgraph.copy(found, {graph.inputs[0].name: x})[0]
+            return subgraph.copy_into_current_graph(found, {graph.inputs[0].name: x})[0]
 
         self.assertAllEqual(again(tf.ones([3])), [8.0, 8.0, 8.0])
 

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.core.seams import Seam
 
 
 def _quickstart():
@@ -20,7 +21,7 @@ def _quickstart():
 class RegistryTest(testing.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.enter_context(mock.patch.object(registry, "_experiments", {}))
+        self.enter_context(mock.patch.object(registry, "_EXPERIMENTS", Seam("none")))
 
     def test_experiments_are_looked_up_by_name(self):
         self.assertIs(registry.register("translation.quickstart")(_quickstart), _quickstart)

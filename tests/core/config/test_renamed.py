@@ -5,7 +5,6 @@ import pathlib
 
 from absl.testing import parameterized
 
-import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard import testing
 from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text

@@ -5,11 +5,11 @@ import io
 import pytest
 import sentencepiece
 
-from lingvo_gshard.data.vocabularies.published_vocabulary import (
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.preparation.vocabularies.published_vocabulary import (
     PiecesTokenizer,
     SentencePieceTokenizer,
 )
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 TEXTS = ("", "a", "hello  world \U0001d518 \u00fc", "\U0001f642\U0001f642 you", " \ufb01 how")
 

@@ -8,8 +8,9 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached
-from lingvo_gshard.layers.attention.cached import CacheView, Visible
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import cache_shapes, cached, decoding_weights, extend
+from lingvo_gshard.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.testing.layers import assert_close
@@ -87,10 +88,10 @@ class AttentionTest(testing.TestCase, parameterized.TestCase):
         layer, theta = make(is_causal=True)
         x = tf.constant(activations(L))
         expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
-        weights = layer.decoding_weights(theta)
+        weights = decoding_weights(layer, theta)
         empty = {
             name: tf.split(tf.zeros(shape), [5, L - 1], axis=2)
-            for name, shape in layer.cache_shapes(B, L + 4).items()
+            for name, shape in cache_shapes(layer, B, L + 4).items()
         }
         cache, outputs = NestedMap(empty), []
         for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
@@ -99,7 +100,7 @@ class AttentionTest(testing.TestCase, parameterized.TestCase):
             is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
             view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
             visible = view.visible(tf.ones([B, end - begin], tf.int32))
-            y, cache = layer.extend(weights, x[:, begin:end], view, visible, cache)
+            y, cache = extend(layer, weights, x[:, begin:end], view, visible, cache)
             outputs.append(y)
         assert_close(tf.concat(outputs, 1), expected, "order")
 
@@ -144,12 +145,12 @@ class AttentionTest(testing.TestCase, parameterized.TestCase):
     def test_flops_are_those_of_the_products(self):
         shape = TokenShape(rows=3, length=5, memory_length=7)
         self_attention, _ = make()
-        self.assertEqual(self_attention.flops(shape), 2 * 4 * 15 * M * M + 2 * 2 * 3 * 5 * 5 * M)
+        self.assertEqual(flops(self_attention, shape), 2 * 4 * 15 * M * M + 2 * 2 * 3 * 5 * 5 * M)
         cross_attention, _ = make(CrossAttention, num_key_value_heads=1)
         queries_and_output, keys_and_values = 2 * 2 * 15 * M * M, 2 * 2 * 21 * M * (M // N)
         products = 2 * 2 * 3 * 5 * 7 * M
         self.assertEqual(
-            cross_attention.flops(shape), queries_and_output + keys_and_values + products
+            flops(cross_attention, shape), queries_and_output + keys_and_values + products
         )
 
 

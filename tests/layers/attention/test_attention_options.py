@@ -7,6 +7,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.layers import transformer
 from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias, bucket_of
@@ -163,7 +164,7 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
         options = attention_options.EACH[name]
         shape = (B, options.get("num_key_value_heads", 4), L)
         shapes = {"key": (*shape, 8), "value": (*shape, options.get("value_dim", 8))}
-        self.assertEqual(stack.cache_shapes(B, L), 2 * [shapes])
+        self.assertEqual(transformer.stack_cache_shapes(stack, B, L), 2 * [shapes])
         assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
 
     @parameterized.parameters("none", "full")

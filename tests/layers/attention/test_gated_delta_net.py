@@ -8,7 +8,9 @@ from lingvo_gshard import testing
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached, delta_rule
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import cached, decoding_weights, extend, state_shapes
+from lingvo_gshard.layers.attention import delta_rule
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention import attention_options
 
@@ -108,38 +110,38 @@ class GatedDeltaNetTest(testing.TestCase, parameterized.TestCase):
     def test_a_cache_gives_the_same_token_by_token(self):
         layer, theta = make()
         whole = layer.fprop(theta, tf.constant(X), layer.mask(None)).numpy()
-        weights = layer.decoding_weights(theta)
+        weights = decoding_weights(layer, theta)
         # Row 0 has two tokens of padding before its text.
         is_token = np.arange(4)[None] >= np.array([[2], [0]])
         view = cached.row_view(tf.constant(is_token), is_causal=True)
         first = np.stack([np.concatenate([X[0, 9:], X[0, :2]]), X[1, :4]])
-        y, cache = layer.extend(weights, tf.constant(first), view, None)
+        y, cache = extend(layer, weights, tf.constant(first), view, None)
         assert_close(y[0, 2:].numpy(), whole[0, :2], "float32")
         shapes = {name: tuple(value.shape) for name, value in cache.items()}
-        self.assertEqual(shapes, layer.state_shapes(B))
+        self.assertEqual(shapes, state_shapes(layer, B))
         for step in range(5):
             at = np.array([2, 4]) + step
             x = tf.constant(X[[0, 1], at][:, None])
-            y, cache = layer.extend(weights, x, self._view(at), None, cache)
+            y, cache = extend(layer, weights, x, self._view(at), None, cache)
             assert_close(y[:, 0].numpy(), whole[[0, 1], at], "float32")
 
     def test_a_new_text_does_not_see_the_last_one(self):
         layer, theta = make()
-        weights = layer.decoding_weights(theta)
+        weights = decoding_weights(layer, theta)
         rng = np.random.default_rng(4)
-        shapes = layer.state_shapes(B)
+        shapes = state_shapes(layer, B)
         left = NestedMap(
             {n: tf.constant(rng.normal(size=s), tf.float32) for n, s in shapes.items()}
         )
-        y, _ = layer.extend(weights, tf.constant(X[:, :1]), self._view(np.zeros(2)), None, left)
+        y, _ = extend(layer, weights, tf.constant(X[:, :1]), self._view(np.zeros(2)), None, left)
         whole = layer.fprop(theta, tf.constant(X), layer.mask(None)).numpy()
         assert_close(y.numpy(), whole[:, :1], "float32")
 
     def test_a_beam_is_refused(self):
         layer, theta = make()
-        cache = NestedMap({n: tf.zeros(s) for n, s in layer.state_shapes(B).items()})
+        cache = NestedMap({n: tf.zeros(s) for n, s in state_shapes(layer, B).items()})
         with self.assertRaisesRegex(UserError, "beam_size=1 was expected"):
-            layer.extend(theta, tf.constant(X[:, :3]), self._view(np.ones(2)), None, cache)
+            extend(layer, theta, tf.constant(X[:, :3]), self._view(np.ones(2)), None, cache)
 
     def test_a_stack_must_be_causal(self):
         with self.assertRaisesRegex(UserError, "needs a causal stack"):
@@ -150,7 +152,7 @@ class GatedDeltaNetTest(testing.TestCase, parameterized.TestCase):
         features = 2 * D + 2 * R * V + 2 * R
         products = M * (features + R * V) + 4 * (2 * D + R * V)
         rule = 2 * 4 * D + R * (4 * (D + 2 * V) + 4 * D * V)
-        self.assertEqual(layer.flops(TokenShape(B, L)), 2 * B * L * N * (products + rule))
+        self.assertEqual(flops(layer, TokenShape(B, L)), 2 * B * L * N * (products + rule))
 
     @staticmethod
     def _view(positions) -> cached.CacheView:

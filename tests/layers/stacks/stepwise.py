@@ -3,7 +3,8 @@
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.inference.layers import decoding_weights, transformer
+from lingvo_gshard.inference.layers.cached import CacheView
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 
@@ -18,11 +19,11 @@ def run_stepwise(
     """Returns the stack's output [B,L,M] for rows of one segment, computed one token at a time."""
     rows, length, _ = x_BLM.shape
     slots = length + 1
-    weights = stack.decoding_weights(theta)
-    cached = None if memory is None else stack.cache_memory(weights, memory)
+    weights = decoding_weights(stack, theta)
+    cached = None if memory is None else transformer.cache_memory(stack, weights, memory)
     mask = tf.ones([rows, 1], tf.int32)
     caches, outputs = [], []
-    for shapes in stack.cache_shapes(rows, slots):
+    for shapes in transformer.stack_cache_shapes(stack, rows, slots):
         empty = {n: tf.split(tf.zeros(s), [2, slots - 2], 2) for n, s in shapes.items()}
         caches.append(NestedMap(empty))
 
@@ -30,7 +31,9 @@ def run_stepwise(
     def step(x_B1M, position, caches):
         distances = tf.range(slots)[None, :] - position
         view = CacheView(tf.fill([rows, 1], position), (distances <= 0)[None], distances, position)
-        y_B1M, caches, _ = stack.extend(weights, x_B1M, mask, view, caches, cached)
+        y_B1M, caches, _ = transformer.extend_stack(
+            stack, weights, x_B1M, mask, view, caches, cached
+        )
         return y_B1M, caches
 
     for position in range(length):

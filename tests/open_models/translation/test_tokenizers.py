@@ -8,7 +8,7 @@ import json
 import pytest
 import sentencepiece
 
-from lingvo_gshard.data.published_inputs import PublishedSide
+from lingvo_gshard.preparation.published_inputs import PublishedSide
 from tests.open_models.translation import models
 
 TEXT = "the file could not"

@@ -6,7 +6,6 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.planning.search import candidates, search
 from lingvo_gshard.planning.search.candidates import candidate, group, patterns

@@ -5,7 +5,6 @@ import functools
 
 import pytest
 
-import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError

@@ -6,7 +6,6 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh

@@ -6,10 +6,10 @@ import pathlib
 import numpy as np
 
 from lingvo_gshard import testing
-from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tasks.evaluation import evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import Likelihood
-from tests.data.prepared import corpora
+from tests.preparation.prepared import corpora
 from tests.told import Told
 
 

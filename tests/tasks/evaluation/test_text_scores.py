@@ -10,12 +10,12 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.packed_input import TextSize
-from lingvo_gshard.data.prepared import manifest
-from lingvo_gshard.data.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
+from lingvo_gshard.preparation.prepared import manifest
+from lingvo_gshard.preparation.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.tasks.evaluation import text_scores
 from tests.data import corpora
-from tests.data.prepared import corpora as prepared
+from tests.preparation.prepared import corpora as prepared
 
 TEXTS = ["the cat sees the dog", "le chien voit\nle chat", "ça", "the dog"]
 # 20 + 21 + 3 + 7 bytes, including newlines; the c with cedilla has two.

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, check_layer_methods, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -64,11 +63,6 @@ class Part:
     def balance_floor(self) -> float | None:
         """The value of the part's balancing loss under even loads; None without such a loss."""
         return None
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the part's matrix products."""
-        del shape
-        return 0
 
 
 class Capacity(Part):
@@ -161,8 +155,8 @@ class Router(Layer):
                 f"{path}{'.' if option else ''}{option}: {used:g} experts per token, but "
                 f"{path}.num_experts={self.p.num_experts}"
             )
-        self._parts = {name: part.bind(self) for name, part in type(self)._declared_parts().items()}
-        for name, part in self._parts.items():
+        self.parts = {name: part.bind(self) for name, part in type(self)._declared_parts().items()}
+        for name, part in self.parts.items():
             setattr(self, name, part)
         if self.p.is_dropless:
             self.capacity.check_dropless()
@@ -201,12 +195,8 @@ class Router(Layer):
     @property
     def balance_floor(self) -> float | None:
         """The value of the loss `auxiliary_loss` under even loads; None without such a loss."""
-        floors = (part.balance_floor for part in self._parts.values())
+        floors = (part.balance_floor for part in self.parts.values())
         return next((floor for floor in floors if floor is not None), None)
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the parts."""
-        return sum(part.flops(shape) for part in self._parts.values())
 
     def check_choice(self, name: str, valid: Sequence[str]) -> None:
         """Raises UserError, which suggests the nearest value, if a hyperparameter is invalid."""

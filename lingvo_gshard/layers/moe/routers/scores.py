@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -74,7 +73,3 @@ class LinearScores(Part):
         squared_GS = tf.square(tf.reduce_logsumexp(real_GSE, -1))
         mean = tf.reduce_sum(squared_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
         return {"z_loss": WeightedLoss(mean, self.p.z_loss_weight)}
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the logits."""
-        return 2 * shape.tokens * self.p.model_dim * self.p.num_experts

@@ -7,7 +7,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.published_inputs import PublishedTranslationInput
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.stacks.execution import Sequential
@@ -16,6 +15,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.experts import loss_coefficient, loss_weight
 from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.preparation.published_inputs import PublishedTranslationInput
 from lingvo_gshard.tasks.translation import TranslationTask
 
 # Published activation -> ours.

@@ -71,7 +71,7 @@ class BudgetOptions:
 
 
 def check(options: BudgetOptions) -> None:
-    """Raises ValueError naming the flag of an option that is not in its range."""
+    """Raises UserError if an option is not in its range; names the option."""
     laws.get(options.law)
     if options.failures is not None:
         formulas.get(options.failures)
@@ -92,7 +92,7 @@ def check(options: BudgetOptions) -> None:
 
 
 def assumptions(options: BudgetOptions) -> list[Assumption]:
-    """Returns what the search assumes, each with its flag and source."""
+    """Returns what the search assumes, each with its option and source."""
     defaults = BudgetOptions(options.budget)
 
     def row(name: str, field: str, unit: str, flag: str, source: str) -> Assumption:
@@ -132,7 +132,7 @@ def priced_machines() -> list[Topology]:
 
 
 def named_machines(text: str) -> list[Topology]:
-    """Returns the machines of --topology: names, separated by commas.
+    """Returns the machines of `topology`: names, separated by commas.
 
     Raises:
       UserError: a name is no topology, or no price is published for its chip.
@@ -200,7 +200,7 @@ class Rated:
     Attributes:
       topology: the machine.
       models: the models.
-      tokens: tokens that the budget, the days and --tokens allow.
+      tokens: tokens that the budget, the days and the option `tokens` allow.
       loss: by the scaling law; infinite for a model that the machine cannot hold or finish.
       seconds: time of the training.
       goodput: part of it that makes progress.
@@ -216,14 +216,19 @@ class Rated:
     price: float
 
     @property
-    def best(self) -> int:
+    def best_index(self) -> int:
         """The index of the lowest loss."""
         return int(np.argmin(self.loss))
 
     @property
-    def lowest(self) -> float:
+    def lowest_loss(self) -> float:
         """The lowest loss; infinite if the machine can train no model."""
-        return float(self.loss[self.best])
+        return float(self.loss[self.best_index])
+
+    @property
+    def best_choice(self) -> Choice:
+        """The model with the lowest loss, with its training."""
+        return self.choice(self.best_index)
 
     def choice(self, index: int) -> Choice:
         """Returns the model of an index with its training."""
@@ -313,7 +318,7 @@ def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetP
 
     Raises:
       UserError: an option is not in its range, or no machine can train the smallest model; names
-        the flag.
+        the option.
     """
     check(options)
     rated = _rate_all(options, machines)
@@ -324,7 +329,6 @@ def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetP
             f"smallest model in `days={options.days:g}`; expected more money or days, or a larger "
             "`topology`"
         )
-    choice = best.choice(best.best)
     law = laws.get(options.law)
     price = best.topology.chip.price
     return BudgetPlan(
@@ -332,7 +336,7 @@ def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetP
         currency=price.currency if price else "",
         law=law.name,
         source=law.source,
-        best=choice,
+        best=best.best_choice,
         machines=_best_of_each(rated, lambda each: each.topology.chip.key),
         experts=_best_of_each(rated, lambda each: str(each.models.experts)),
         sizes=_sizes(best),
@@ -348,25 +352,28 @@ def _rate_all(options: BudgetOptions, machines: Sequence[Topology]) -> list[Rate
 
 
 def _best(rated: Sequence[Rated]) -> Rated | None:
-    best = min(rated, key=lambda each: (each.lowest, each.topology.chips))
-    return best if np.isfinite(best.lowest) else None
+    """Returns the machine and experts with the lowest loss; None if none can train a model."""
+    best = min(rated, key=lambda each: (each.lowest_loss, each.topology.chips))
+    return best if np.isfinite(best.lowest_loss) else None
 
 
 def _best_of_each(rated: Sequence[Rated], key: Callable[[Rated], str]) -> list[Choice]:
     """Returns the best choice of each group of rated machines, the lowest loss first."""
     groups: dict[str, Rated] = {}
     for each in rated:
-        if np.isfinite(each.lowest):
+        if np.isfinite(each.lowest_loss):
             known = groups.get(key(each))
-            if known is None or each.lowest < known.lowest:
+            if known is None or each.lowest_loss < known.lowest_loss:
                 groups[key(each)] = each
-    found = [each.choice(each.best) for each in groups.values()]
+    found = [each.best_choice for each in groups.values()]
     return sorted(found, key=lambda choice: choice.loss)
 
 
 def _sizes(rated: Rated) -> list[Choice]:
     active = rated.models.active
-    wanted = [int(np.argmin(np.abs(active - factor * active[rated.best]))) for factor in _SIZES]
+    wanted = [
+        int(np.argmin(np.abs(active - factor * active[rated.best_index]))) for factor in _SIZES
+    ]
     return [
         rated.choice(index) for index in dict.fromkeys(wanted) if np.isfinite(rated.loss[index])
     ]
@@ -397,7 +404,7 @@ def _changes(options: BudgetOptions, chip: str) -> Iterator[tuple[str, BudgetOpt
 def _sensitivities(
     options: BudgetOptions, machines: Sequence[Topology], best: Rated
 ) -> list[Sensitivity]:
-    before = best.choice(best.best)
+    before = best.best_choice
     found = [
         _sensitivity(text, changed, machines, before, changed.law == options.law)
         for text, changed in _changes(options, best.topology.chip.key)
@@ -417,7 +424,7 @@ def _sensitivity(
     best = _best(_rate_all(options, machines))
     if best is None:
         return Sensitivity(text, None, None, ["machine", "experts", "size"])
-    after = best.choice(best.best)
+    after = best.best_choice
     ratio = after.active / before.active
     decides = [
         name
@@ -432,7 +439,7 @@ def _sensitivity(
 
 
 def _notes(options: BudgetOptions, law: laws.Law, best: Rated) -> list[str]:
-    choice, notes = best.choice(best.best), []
+    choice, notes = best.best_choice, []
     if choice.active > law.most_active:
         notes.append(
             f"extrapolated: the law {law.name} was fitted to models of up to {law.most_active:.2g} "
@@ -440,8 +447,8 @@ def _notes(options: BudgetOptions, law: laws.Law, best: Rated) -> list[str]:
         )
     if choice.expansion == max(each.expansion for each in law.experts):
         notes.append(f"the law {law.name} was fitted to no more experts; more might be better yet")
-    larger = best.loss[best.best + 1 :]
-    if not len(larger) or not best.best:
+    larger = best.loss[best.best_index + 1 :]
+    if not len(larger) or not best.best_index:
         which = "smallest" if len(larger) else "largest"
         notes.append(f"the {which} model that is searched, of {choice.layers} layers")
     elif not np.isfinite(larger).any():

@@ -16,7 +16,6 @@ import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
@@ -25,15 +24,17 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.shapes import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
+from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.tasks.model_facts import ModelFacts
+from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
@@ -366,7 +367,7 @@ def _product(model: Model, case: Case) -> _Product:
         rows, inner, columns = 1024, 1024, 1024
     else:
         rows, inner = 1, model.task.p.model_dim
-        columns = max(model.task.active_parameters() // inner, 1)
+        columns = max(active_parameters(model.task) // inner, 1)
     x = jax.numpy.ones((rows, inner), jax.numpy.float32)
     w = jax.numpy.ones((inner, columns), jax.numpy.float32)
     compiled = jax.jit(jax.numpy.matmul).lower(x, w).compile()
@@ -392,15 +393,15 @@ def case_flops(task: TokenTask, case: Case) -> int:
         for text in batch.texts:
             if isinstance(task, TranslationTask):
                 source = len(text) + 1
-                encoder = task.encoder.flops(TokenShape(1, source))
+                encoder = flops(task.encoder, TokenShape(1, source))
                 shape = TokenShape(1, batch.tokens, source)
-                decoder = task.flops(shape) - encoder - _later_positions(task, batch.tokens)
+                decoder = flops(task, shape) - encoder - _later_positions(task, batch.tokens)
                 total += encoder + case.beam * decoder
             else:
                 length = len(text) + batch.tokens
                 softmax = 2 * task.p.model_dim * task.p.vocabulary_size
                 # Of a prompt only the last position has logits.
-                total += task.flops(TokenShape(1, length)) - len(text) * softmax
+                total += flops(task, TokenShape(1, length)) - len(text) * softmax
                 total -= _later_positions(task, length)
     return total
 

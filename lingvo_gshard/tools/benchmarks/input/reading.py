@@ -14,13 +14,12 @@ import rich.box
 import rich.console
 import rich.table
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
 from lingvo_gshard.data.input import Input, TrainBatches
-from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes

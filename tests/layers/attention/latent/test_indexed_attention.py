@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import transformer
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
 from lingvo_gshard.layers.attention.mask import MASKED
@@ -96,7 +98,7 @@ def test_decoding_steps_choose_the_same():
     stack, theta = make(p.set(is_causal=True, num_heads=N))
     expected = stack.fprop(theta, tf.constant(X), tf.ones([B, L], tf.int32))
     assert_close(run_stepwise(stack, theta, tf.constant(X), None), expected, "float32")
-    assert stack.cache_shapes(B, L)[0]["index"] == (B, 1, L, DIM)
+    assert transformer.stack_cache_shapes(stack, B, L)[0]["index"] == (B, 1, L, DIM)
 
 
 def test_the_choice_has_no_gradient():
@@ -124,5 +126,5 @@ def test_counts_the_operations_of_the_indexer():
     shape = TokenShape(B, L)
     weights = 6 * HEADS * DIM + M * (DIM + HEADS)
     more = 2 * B * L * (weights + L * HEADS * (DIM + 1))
-    assert layer.flops(shape) == dense.flops(shape) + more
+    assert flops(layer, shape) == flops(dense, shape) + more
     assert isinstance(layer, IndexedAttention)

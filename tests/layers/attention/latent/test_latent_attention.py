@@ -7,8 +7,10 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import cache_shapes, decoding_weights, extend, transformer
+from lingvo_gshard.inference.layers.cached import CacheView
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
-from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.testing.layers import assert_close
@@ -98,8 +100,8 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         layer, theta = make(use_bias=True)
         x = tf.constant(X)
         expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
-        weights = layer.decoding_weights(theta)
-        shapes = layer.cache_shapes(B, L + 4)
+        weights = decoding_weights(layer, theta)
+        shapes = cache_shapes(layer, B, L + 4)
         self.assertEqual(shapes, {"key": (B, 1, L + 4, RANK + ROTARY)})
         cache = NestedMap(key=tf.split(tf.zeros(shapes["key"]), [5, L - 1], axis=2))
         outputs = []
@@ -109,12 +111,12 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
             is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
             view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
             visible = view.visible(tf.ones([B, end - begin], tf.int32))
-            y, cache = layer.extend(weights, x[:, begin:end], view, visible, cache)
+            y, cache = extend(layer, weights, x[:, begin:end], view, visible, cache)
             outputs.append(y)
         assert_close(tf.concat(outputs, 1), expected, "order")
         distances = tf.range(L)[None, :] - tf.range(L)[:, None]
         view = CacheView(tf.range(L)[None], (distances <= 0)[None], distances)
-        at_once, slots = layer.extend(weights, x, view, view.visible(tf.ones([B, L], tf.int32)))
+        at_once, slots = extend(layer, weights, x, view, view.visible(tf.ones([B, L], tf.int32)))
         assert_close(at_once, expected, "order")
         assert_close(slots.key[0], tf.concat(cache.key, 2)[:, :, 2 : L + 2], "order")
 
@@ -123,9 +125,11 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         p.set(is_decoder=True, moe_every=0)
         p.layer.self_attention = attention_options.latent(model_dim=0, num_heads=0)
         stack = p.instantiate(path="decoder")
-        self.assertEqual(stack.cache_shapes(3, 4), 2 * [{"key": (3, 1, 4, RANK + ROTARY)}])
+        self.assertEqual(
+            transformer.stack_cache_shapes(stack, 3, 4), 2 * [{"key": (3, 1, 4, RANK + ROTARY)}]
+        )
         memory = dict.fromkeys(("key", "value"), (3, N, 4, M // N))
-        self.assertEqual(stack.memory_shapes(3, 4), 2 * [memory])
+        self.assertEqual(transformer.stack_memory_shapes(stack, 3, 4), 2 * [memory])
 
     def test_bfloat16_keeps_its_type(self):
         layer, theta = make()
@@ -140,7 +144,7 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         weights = M * (6 + RANK + ROTARY) + 6 * N * (PLAIN + ROTARY)
         weights += RANK * N * (PLAIN + VALUE) + N * VALUE * M
         products = 2 * 3 * 4 * 4 * N * (PLAIN + ROTARY + VALUE)
-        self.assertEqual(layer.flops(TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
+        self.assertEqual(flops(layer, TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
 
     @parameterized.parameters(
         ({"rotary_dim": 3}, "rotary_dim: 3; an even"), ({"rotary_pairs": "x"}, "rotary_pairs: 'x'")

@@ -7,7 +7,9 @@ import math
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.planning.search.candidates import TracedStep, group
 from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import annotate, einsum, recording
@@ -64,12 +66,12 @@ def test_loop_is_traced_like_separate_layers():
 def test_traced_flops_match_the_model_size():
     """A dense model has no padding or dispatch, so a step takes three times the forward FLOPs."""
     step = traced(True, moe_every=0)
-    flops = 0
+    traced_flops = 0
     for e in step.einsums:
         if not e.is_lookup:
-            flops += 3 * 2 * e.times * math.prod(e.sizes.values())
+            traced_flops += 3 * 2 * e.times * math.prod(e.sizes.values())
     shape = TokenShape(ROWS, LENGTH, memory_length=LENGTH)
-    assert flops == FORWARD_AND_BACKWARD * model(False, 0).task.flops(shape)
+    assert traced_flops == FORWARD_AND_BACKWARD * flops(model(False, 0).task, shape)
 
 
 def test_tracing_large_models_allocates_no_weights():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.progress import SILENT
+from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.tools.benchmarks.decode import measure
 from tests.inference import tiny_engine
 
@@ -14,10 +14,10 @@ def tiny_models():
     translation, language = tiny_engine.translation_model(), tiny_engine.language_model()
     return {
         measure.TRANSLATION: measure.Model(
-            translation.task, translation.theta, translation.task.model_facts(0, BOS, (EOS,))
+            translation.task, translation.theta, model_facts(translation.task, 0, BOS, (EOS,))
         ),
         measure.LANGUAGE_MODEL: measure.Model(
-            language.task, language.theta, language.task.model_facts(64, BOS, (EOS,))
+            language.task, language.theta, model_facts(language.task, 64, BOS, (EOS,))
         ),
     }
 

@@ -1,0 +1,1 @@
+"""Facts of models that are computed from their Params: operations and active weights."""

@@ -1,0 +1,1 @@
+"""Experts in inference: they compute all tokens that chose them, and only these are read."""

@@ -1,0 +1,31 @@
+"""Layers in inference: functions that are registered for a layer's class. See faces.py."""
+
+from lingvo_gshard.inference.layers import (
+    attention,
+    gated_delta_net,
+    latent_attention,
+    moe,
+    stored,
+    transformer,
+)
+from lingvo_gshard.inference.layers.faces import (
+    cache_shapes,
+    decoding_weights,
+    extend,
+    infer,
+    state_shapes,
+)
+
+__all__ = [
+    "attention",
+    "cache_shapes",
+    "decoding_weights",
+    "extend",
+    "gated_delta_net",
+    "infer",
+    "latent_attention",
+    "moe",
+    "state_shapes",
+    "stored",
+    "transformer",
+]

@@ -1,0 +1,1 @@
+"""Formats of sources: catalogs, translation memories, quoted rows, archives and the like."""

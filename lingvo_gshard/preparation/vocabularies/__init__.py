@@ -1,0 +1,1 @@
+"""Vocabularies: trained, published by others, and measured by language."""
