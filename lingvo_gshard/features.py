@@ -24,6 +24,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
     "products": (
+        "lingvo_gshard.inference.stored_weights",
         "lingvo_gshard.low_precision.delayed_scales",
         "lingvo_gshard.fine_tuning.adapters",
     ),

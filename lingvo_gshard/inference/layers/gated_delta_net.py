@@ -13,8 +13,8 @@ from lingvo_gshard.inference.layers.faces import (
     extend,
     state_shapes,
 )
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.attention.gated_delta_net import CONVOLVED, FROM_INPUT, GatedDeltaNet
-from lingvo_gshard.layers.products import store
 
 LOCAL_LETTERS = {
     "r": "values of each key head",

@@ -13,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import products
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.products import ProductContext, is_stored
+from lingvo_gshard.layers.products import ProductContext
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}
 
@@ -34,8 +34,6 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     if found := products.obstacle(theta):
         return found
     weights = [weight for name, weight in theta.items() if name.startswith("w_")]
-    if any(map(is_stored, weights)):
-        return "its weights are int8"
     is_rounded = context.extension(ProductContext).rounding is not None
     obstacles = [
         kernels.grouped.obstacle(platform, rows, w, dtype.name, is_rounded) for w in weights
