@@ -6,7 +6,11 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
-    "useful_flops": ("lingvo_gshard.facts.step",),
+    "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
+    "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
+    "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
+    "observers": ("lingvo_gshard.services.observers",),
+    "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (
         "lingvo_gshard.params.language_model",
         "lingvo_gshard.params.translation",
@@ -22,6 +26,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.preparation.vocabularies.vocabulary_trainer",
     ),
     "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
+    "object_stores": ("lingvo_gshard.object_stores",),
+    "orbax_stores": ("lingvo_gshard.object_stores.checkpoints",),
+    "run_directories": ("lingvo_gshard.object_stores.run_directory",),
+    "useful_flops": ("lingvo_gshard.facts.step",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
     "products": (
         "lingvo_gshard.inference.stored_weights",

@@ -1,3 +1,4 @@
+# tests: /docs/
 """Measures figures of the documentation again: what compilers report."""
 
 import collections
@@ -8,9 +9,9 @@ import shlex
 
 import pytest
 
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import inspect, plan
 from tests.runtime.sharded.causal_gradients import temporaries

@@ -15,9 +15,6 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.fine_tuning.adapters import Adapters
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.gated_delta_net import CONVOLVED, GatedDeltaNet
-from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.embedding import Softmax
@@ -27,6 +24,9 @@ from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers.router import Part, Router
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.layers.stacks.execution import Execution
+from lingvo_gshard.published_layers.gated_delta_net import CONVOLVED, GatedDeltaNet
+from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import FutureToken, TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask

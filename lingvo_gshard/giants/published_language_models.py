@@ -15,10 +15,10 @@ from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adafactor import Adafactor

@@ -10,7 +10,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import attention_cuda, attention_tpu
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import register
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 _MODULES = {"tpu": attention_tpu, "cuda": attention_cuda}
 
@@ -32,7 +33,7 @@ def obstacle(
     """Returns why a platform's kernel cannot compute an attention; "" if it can.
 
     Args:
-      platform: one of `kernel.PLATFORMS`.
+      platform: one of `platforms.PLATFORMS`.
       call: the static arguments.
       query_BNLD: queries.
       keys_BNKD: keys.

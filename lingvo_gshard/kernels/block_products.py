@@ -13,7 +13,8 @@ import msgspec
 
 from lingvo_gshard.core.lazy import jax, jnp, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import register
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 # Name of the kernel in plans and logs.
 NAME = "products of blocks"

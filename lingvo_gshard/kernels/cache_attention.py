@@ -8,7 +8,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import cache_tpu, cache_triton
 from lingvo_gshard.kernels.cache_call import CacheCall
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import register
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 _MODULES = {"tpu": cache_tpu, "cuda": cache_triton}
 
@@ -25,7 +26,7 @@ def obstacle(
     """Returns why a platform's kernel cannot compute an attention; "" if it can.
 
     Args:
-      platform: one of `kernel.PLATFORMS`.
+      platform: one of `platforms.PLATFORMS`.
       call: the static arguments.
       query_BND: queries.
       keys_BNKD: keys of one device.

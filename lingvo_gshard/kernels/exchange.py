@@ -16,9 +16,10 @@ import numpy as np
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import is_interpreted, platform_in_use, register
+from lingvo_gshard.kernels.kernel import register
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import mesh_in_use
+from lingvo_gshard.sharding.platforms import is_interpreted, platform_in_use
 
 LOCAL_LETTERS = {"d": "devices that exchange rows", "r": "rows, with room for more"}
 

@@ -13,8 +13,9 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels import grouped_tpu, grouped_triton
 from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.kernels.grouped_call import GroupedCall
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use, register
+from lingvo_gshard.kernels.kernel import register
 from lingvo_gshard.sharding.einsum import Factor, Rounding
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 # Name of the kernel in plans and logs.
 NAME = "grouped products"
@@ -57,7 +58,7 @@ def obstacle(
     """Returns why a platform's kernel cannot compute grouped products; "" if it can.
 
     Args:
-      platform: one of `kernel.PLATFORMS`.
+      platform: one of `platforms.PLATFORMS`.
       rows: number of rows of all groups.
       weights_EMH: the weights of each group.
       dtype: type of the rows.
@@ -71,7 +72,7 @@ def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
     """Returns the number of rows of an array that the kernel reads without a padded copy.
 
     Args:
-      platform: one of `kernel.PLATFORMS`.
+      platform: one of `platforms.PLATFORMS`.
       rows: number of rows that there is room for.
       usual_rows: as in `products`.
       groups: number of groups.

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.context import Scope
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
-from lingvo_gshard.sharding.partitioning import current_sharding
+from lingvo_gshard.sharding.platforms import hardware_of, is_interpreted
 
-# The platforms whose devices have kernels, by jax's names.
-HARDWARE = ("cuda", "tpu")
-# "tpu_interpreted" computes the bodies for TPUs on CPUs, step by step, which tests compare with
-# other attentions.
-_INTERPRETED = "_interpreted"
-PLATFORMS = (*HARDWARE, *(platform + _INTERPRETED for platform in HARDWARE))
 _PREFIX = "lingvo_gshard.kernels."
 
 # (configuration, *arrays) -> arrays, all of jax.
@@ -127,76 +118,3 @@ def marked(call_target: str) -> Kernel | None:
     if not call_target.startswith(_PREFIX):
         return None
     return _kernels[call_target.removeprefix(_PREFIX)]
-
-
-def platform_in_use() -> str:
-    """Returns the platform of the devices that a traced function is for; "" if it has no kernels.
-
-    Programs that TensorFlow compiles itself, and those for several platforms, use no kernels.
-    """
-    now = current_sharding()
-    partitioning = now.manual_partitioning or now.partitioning
-    platform = partitioning.platform if partitioning is not None else ""
-    return platform if platform in PLATFORMS else ""
-
-
-def interpreted(platform: str) -> str:
-    """Returns the platform that computes the kernels of a platform step by step; "" of ""."""
-    return platform and platform + _INTERPRETED
-
-
-def is_interpreted(platform: str) -> bool:
-    """Returns whether a platform computes the kernels of another step by step, on CPUs."""
-    return platform.endswith(_INTERPRETED)
-
-
-def hardware_of(platform: str) -> str:
-    """Returns the hardware that the kernels of a platform are made for: "tpu" or "cuda"."""
-    return platform.removesuffix(_INTERPRETED)
-
-
-class KernelUse(msgspec.Struct, frozen=True, order=True):
-    """Whether a layer of a program uses a kernel.
-
-    Attributes:
-      path: path of the layer.
-      kernel: name of the kernel.
-      obstacle: why the layer computes with operations of its own; "" if it uses the kernel.
-    """
-
-    path: str
-    kernel: str
-    obstacle: str = ""
-
-
-_uses: Scope[set[KernelUse] | None] = Scope("kernel uses", None)
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[set[KernelUse]]:
-    """Collects which kernels layers use that are traced inside a `with` block."""
-    found: set[KernelUse] = set()
-    with _uses.use(found):
-        yield found
-
-
-def note(path: str, kernel: str, obstacle: str) -> None:
-    """Records that a layer uses a kernel, or why not; see `KernelUse`."""
-    found = _uses.get()
-    if found is not None and not context.current().is_recomputing:
-        found.add(KernelUse(path, kernel, obstacle))
-
-
-def uses_in_words(uses: Iterable[KernelUse]) -> list[str]:
-    """Returns a sentence for each kernel that layers use, and for each reason why some do not."""
-    layers: dict[tuple[str, str], list[str]] = {}
-    for use in uses:
-        layers.setdefault((use.kernel, use.obstacle), []).append(use.path or "the function")
-    return [_use_in_words(*key, paths) for key, paths in sorted(layers.items())]
-
-
-def _use_in_words(kernel: str, obstacle: str, paths: Sequence[str]) -> str:
-    others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    if not obstacle:
-        return f"the platform's kernel computes the {kernel} of {paths[0]}{others}"
-    return f"no kernel computes the {kernel} of {paths[0]}{others}: {obstacle}"

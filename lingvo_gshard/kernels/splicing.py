@@ -7,12 +7,14 @@ import re
 import msgspec
 
 from lingvo_gshard.core.lazy import func, ir, jax, jnp, stablehlo
-from lingvo_gshard.kernels.kernel import Kernel, is_interpreted, marked
+from lingvo_gshard.kernels.kernel import Kernel, marked
+from lingvo_gshard.sharding.platforms import BODIES, is_interpreted
 
 _CUSTOM_CALL = "stablehlo.custom_call"
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "ui32": "uint32"}
 
 
+@BODIES.register("kernels")
 def replace_markers(module: ir.Module, platform: str) -> int:
     """Replaces the marks in a module by calls of functions that it adds; returns their number.
 
@@ -20,7 +22,7 @@ def replace_markers(module: ir.Module, platform: str) -> int:
 
     Args:
       module: the module of a program, which is changed.
-      platform: the platform of the devices, one of `kernel.PLATFORMS`.
+      platform: the platform of the devices, one of `platforms.PLATFORMS`.
     """
     names: dict[tuple, str] = {}
     calls = _marked_calls(module)

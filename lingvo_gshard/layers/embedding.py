@@ -15,8 +15,7 @@ from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.chunked_loss import Objective, chunked_cross_entropy
-from lingvo_gshard.layers.losses import CrossEntropy
+from lingvo_gshard.layers.losses import CrossEntropy, LossOfProducts, Objective
 from lingvo_gshard.layers.products import (
     factors,
     look_up,
@@ -111,11 +110,11 @@ class TokenEmbedding(Layer):
 
     @layer_method
     def cross_entropy(
-        self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, positions: int
+        self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, loss: LossOfProducts
     ) -> CrossEntropy:
-        """Returns the loss of a softmax whose weight is this table; see `chunked_loss`."""
+        """Returns the loss of a softmax whose weight is this table; see `loss_without_logits`."""
         table_VM = whole_rows(theta.table, "VM")
-        return chunked_cross_entropy(x_BLM, table_VM, "VM", objective, positions)
+        return loss(x_BLM, table_VM, "VM", objective)
 
 
 def are_few(tokens: int, rows: int) -> bool:
@@ -196,11 +195,11 @@ class Softmax(Layer):
 
     @layer_method
     def cross_entropy(
-        self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, positions: int
+        self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, loss: LossOfProducts
     ) -> CrossEntropy:
-        """Returns the loss of the logits, which are computed in chunks; see `chunked_loss`."""
+        """Returns the loss of the logits, which are not all computed; see `loss_without_logits`."""
         x_BLM, w_MV = factors(self, theta, "w", "BLM,MV->BLV", x_BLM)
-        return chunked_cross_entropy(x_BLM, w_MV, "MV", objective, positions)
+        return loss(x_BLM, w_MV, "MV", objective)
 
 
 class SinusoidalPositions(Layer):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.seams import Seam
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,50 @@ class CrossEntropy:
     exact: tf.Tensor
     correct: tf.Tensor
     tokens: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Labels, and how a loss is computed from products x W.
+
+    Attributes:
+      labels_BL: integer labels in [0, V).
+      mask_BL: 0 in padding.
+      label_smoothing: see `cross_entropy`.
+      z_loss_weight: see `cross_entropy`.
+      cap: see `dense.soft_cap`. It follows the bias.
+      bias_V: bias of the logits; None for none.
+    """
+
+    labels_BL: tf.Tensor
+    mask_BL: tf.Tensor
+    label_smoothing: float = 0.0
+    z_loss_weight: float = 0.0
+    cap: float = 0.0
+    bias_V: tf.Tensor | None = None
+
+
+# Returns the sums of `cross_entropy` for the logits x W, given x, W, the letters of W, MV or VM,
+# and how the loss is computed.
+LossOfProducts: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, str, Objective], CrossEntropy]"
+
+# A feature returns a loss that never has all logits, or None to leave it to others. It is given the
+# option `logits_positions` of tasks, the activations that the softmax reads, and the size of V.
+LONG_LOSSES: Seam[Callable[[int, tf.Tensor, int], LossOfProducts | None]] = Seam("long_losses")
+
+
+def loss_without_logits(
+    wanted: int, x_BLM: tf.Tensor, vocabulary_size: int
+) -> LossOfProducts | None:
+    """Returns a loss that never has all logits; None if all logits are computed at once.
+
+    Args:
+      wanted: number of positions of a device whose logits exist at once. 0 decides by size.
+      x_BLM: activations that the softmax reads.
+      vocabulary_size: size of V.
+    """
+    found = (feature(wanted, x_BLM, vocabulary_size) for feature in LONG_LOSSES)
+    return next(filter(None, found), None)
 
 
 def cross_entropy(

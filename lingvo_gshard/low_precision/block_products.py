@@ -13,7 +13,7 @@ import math
 from typing import cast
 
 from lingvo_gshard import kernels
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, kernel_use
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import collectives
@@ -43,7 +43,7 @@ class BlockProduct:
     def compute(self, first: Factor, second: Factor) -> tf.Tensor | None:
         """Returns the product by the platform's kernel; None if einsum must compute it.
 
-        Whether a layer uses the kernel, or why not, is recorded: see `kernels.kernel.recording`.
+        Whether a layer uses the kernel, or why not, is recorded: see `kernel_use.recording`.
 
         Args:
           first: the first factor, with blocks along the last of the letters that are summed.
@@ -55,7 +55,7 @@ class BlockProduct:
         axes = self._axes()
         sizes = self._sizes(first.values, second.values)
         obstacle = self._obstacle(axes, sizes, first.blocks.size)
-        kernels.kernel.note(context.layer_path(), kernels.block_products.NAME, obstacle)
+        kernel_use.note(context.layer_path(), kernels.block_products.NAME, obstacle)
         if obstacle:
             return None
         dtype = first.blocks.dtype

@@ -30,9 +30,9 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.low_precision.block_products import BlockProduct
 from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2, and of an MX format.
 BLOCK, MX_BLOCK = 128, 32

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard import hlo
+from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.version import VERSION
-from lingvo_gshard.kernels.kernel import uses_in_words
 from lingvo_gshard.planning import memory, operation_rows, overlap, planned_program, roofline
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compiling import compilation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_gshard import hlo
-from lingvo_gshard.kernels.kernel import uses_in_words
+from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.runtime.compile_options import in_words
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning

@@ -13,9 +13,13 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
-from lingvo_gshard.layers.chunked_loss import Objective, positions_at_once
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
-from lingvo_gshard.layers.losses import CrossEntropy, cross_entropy
+from lingvo_gshard.layers.losses import (
+    CrossEntropy,
+    Objective,
+    cross_entropy,
+    loss_without_logits,
+)
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import product, unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -284,8 +288,8 @@ class TokenTask(Task):
         """
         p = self.p
         vocabulary_size = self.shared_embedding.p.vocabulary_size
-        positions = positions_at_once(p.logits_positions, x_BLM, vocabulary_size)
-        if not positions:
+        loss = loss_without_logits(p.logits_positions, x_BLM, vocabulary_size)
+        if loss is None:
             logits_BLV = self.output_logits(theta, x_BLM)
             with tf.name_scope(f"{LOSS_SCOPE}/"):
                 return cross_entropy(
@@ -297,7 +301,7 @@ class TokenTask(Task):
         )
         softmax = self.shared_embedding if p.tie_softmax else self.softmax
         weights = theta[self.EMBEDDING] if p.tie_softmax else theta.softmax
-        return softmax.cross_entropy(weights, self._scaled(x_BLM), objective, positions)
+        return softmax.cross_entropy(weights, self._scaled(x_BLM), objective, loss)
 
     def _scaled(self, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the decoder's output, scaled for the softmax."""

@@ -83,13 +83,13 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.kernels import kernel
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import make_flags, string, switch
@@ -116,7 +116,7 @@ def define_flags() -> flags.FlagValues:
         compile=switch("Compiles the function for the mesh; shows its memory and collectives."),
         activations="Pattern of layers, such as 'decoder.layers[0]': compiles the function and "
         "shows the sharding of these layers' activations.",
-        kernels=f"Platform, {' or '.join(kernel.HARDWARE)}, or {inspection.HERE} for the platform "
+        kernels=f"Platform, {' or '.join(HARDWARE)}, or {inspection.HERE} for the platform "
         "of this machine: lists the layers that use its kernels, and says why others use none.",
         placement="Pattern of paths, such as '*.w_in': shows which devices hold which part of "
         "these weights.",

@@ -1,3 +1,4 @@
+# tests: layers/lora.py
 """Tests LoRA: losses and gradients against merged weights, what is frozen, and wrong patterns."""
 
 import numpy as np
@@ -7,9 +8,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.fine_tuning.adapters import is_factor
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.training.lora_model import batch, random_factors, task_params
 

@@ -1,3 +1,5 @@
+# tests: inference/decoding/models.py, layers/attention/latent_attention.py
+# tests: layers/attention/gated_delta_net.py, inference/layers/cached.py
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
 import dataclasses
@@ -10,9 +12,9 @@ from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.layers.attention.gated_delta_net import GatedDeltaNet
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.published_layers.gated_delta_net import GatedDeltaNet
+from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS

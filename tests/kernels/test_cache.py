@@ -1,3 +1,5 @@
+# tests: kernels/cache_attention.py, kernels/cache_call.py, kernels/cache_tpu.py
+# tests: kernels/cache_triton.py, inference/layers/cached_fused.py
 """Compares the kernels of attention over a cache, on CPUs step by step, with loops in NumPy."""
 
 import functools
@@ -7,13 +9,13 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import kernels, testing
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.layers import decoding_weights, extend
 from lingvo_gshard.inference.layers.cached import CacheView
 from lingvo_gshard.kernels.cache_attention import FORWARD
 from lingvo_gshard.kernels.cache_call import CacheCall
-from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.attention.mask import Reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.runtime.lowering.lowering import lower

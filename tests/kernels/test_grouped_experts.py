@@ -1,3 +1,4 @@
+# tests: layers/moe/grouped_products.py, kernels/grouped.py, layers/moe/dispatches/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
 import numpy as np
@@ -8,8 +9,8 @@ from absl.testing import parameterized
 from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.hlo.operations import collective_calls
-from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.products import ProductContext
 from lingvo_gshard.low_precision.rounding import ROUNDINGS

@@ -1,3 +1,5 @@
+# tests: layers/attention/fused.py, layers/attention/kernel.py, kernels/kernel.py
+# tests: kernels/splicing.py
 """Tests that programs for devices with kernels compute what those without compute."""
 
 import re
@@ -7,8 +9,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
+from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
 from lingvo_gshard.kernels.distance_bias import DistanceBuckets
-from lingvo_gshard.kernels.kernel import KernelUse, uses_in_words
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask

@@ -1,3 +1,4 @@
+# tests: layers/attention/fused_ring.py, layers/attention/ring.py
 """Tests what a ring of kernels sends, and rings of bfloat16, of caps and of another row's keys."""
 
 import collections
@@ -8,11 +9,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.kernels import programs

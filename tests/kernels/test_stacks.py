@@ -1,3 +1,5 @@
+# tests: layers/stacks/execution.py, layers/stacks/loop.py, layers/stacks/pipeline.py
+# tests: layers/attention/fused.py
 """Tests that rematerialized stacks of layers on a mesh compute the same with kernels."""
 
 import numpy as np
@@ -7,7 +9,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.kernels.kernel import KernelUse
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline

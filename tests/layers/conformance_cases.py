@@ -24,11 +24,8 @@ from lingvo_gshard.layers.moe import (
     DroplessDispatch,
     EinsumDispatch,
     ExpertChoiceRouter,
-    ForcedBalanceRouter,
     HashRouter,
     MixtureOfExperts,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
@@ -37,6 +34,11 @@ from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
+from lingvo_gshard.published_layers.routers import (
+    ForcedBalanceRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from tests.layers.attention import attention_options as attentions

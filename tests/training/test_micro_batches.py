@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import SigmoidRouter, TopKRouter
+from lingvo_gshard.layers.moe import TopKRouter
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.spmd import SpmdRuntime

@@ -1,3 +1,4 @@
+# tests: layers/stacks/batch_parts.py
 """Compares steps whose batch is computed in parts with steps on the whole batch.
 
 Every way to compute parts is combined with every feature that reports something of a part: loss,
@@ -17,13 +18,12 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     HashRouter,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
 )
 from lingvo_gshard.low_precision.fp8 import Histories
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.trainer import Trainer

@@ -8,9 +8,9 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.momentum import Momentum

@@ -77,7 +77,7 @@ RENAMED_MODULES = {
     "data.vocabularies.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
     "data.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
     "layers.lora": "fine_tuning.lora",
-    "layers.attention.latent.latent_attention": "layers.attention.latent_attention",
+    "layers.attention.latent.latent_attention": "published_layers.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
@@ -92,6 +92,15 @@ RENAMED_MODULES = {
     "training.spikes.rule": "training.step.spikes",
     "training.step.loss_scale": "training.step.precision",
     "training.trainer": "training.step.trainer",
+    **{
+        f"layers.attention.{name}": f"published_layers.{name}"
+        for name in ("gated_delta_net", "indexed_attention", "latent_attention")
+    },
+    **{f"layers.attention.{name}": f"long_inputs.{name}" for name in ("blockwise", "ring")},
+    **{
+        f"layers.moe.routers.{name}": f"published_layers.routers.{name}"
+        for name in ("forced_balance", "sigmoid", "sinkhorn", "sparse_mixer")
+    },
     **{
         f"data.cleaning.{name}": f"preparation.cleaning.{name}"
         for name in ("cleaner", "leaks", "near_duplicates")

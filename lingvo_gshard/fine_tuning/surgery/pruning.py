@@ -16,9 +16,9 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.fine_tuning.surgery import conversion
+from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.fine_tuning.surgery.upcycling import has_experts, stacks
 from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
-from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.step.trainer import Trainer
 
 # Criteria for the experts to keep.

@@ -27,10 +27,10 @@ from lingvo_gshard.inference.layers import cached
 from lingvo_gshard.inference.layers.cached import with_row, without_row
 from lingvo_gshard.inference.model_facts import NO_TOKEN
 from lingvo_gshard.inference.stored_weights import restore
-from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of
+from lingvo_gshard.sharding.platforms import platform_in_use
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import cast
 
 from lingvo_gshard import kernels
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, kernel_use
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.inference.layers.cached import Ring, Visible
 from lingvo_gshard.kernels.cache_call import CacheCall
-from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.fused import attend_fused
 from lingvo_gshard.layers.attention.kernel import Softmax, heads_first
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even
+from lingvo_gshard.sharding.platforms import platform_in_use
 
 # The name of the kernel in lists of what layers use.
 _NAME = "attention over the cache"
@@ -27,7 +27,7 @@ def attend_slots(
 ) -> tf.Tensor | None:
     """Returns the attention output [B,L,N,D] of the platform's kernel; None if it has none.
 
-    Which kernel a layer uses, or why none, is recorded: see `kernels.kernel.recording`.
+    Which kernel a layer uses, or why none, is recorded: see `kernel_use.recording`.
 
     Args:
       query_BLND: queries, already scaled.
@@ -48,7 +48,7 @@ def attend_slots(
     if ring is None:
         obstacle = "its tokens see the slots of a beam or of a memory"
     if obstacle or ring is None:
-        kernels.kernel.note(context.layer_path(), _NAME, obstacle)
+        kernel_use.note(context.layer_path(), _NAME, obstacle)
         return None
     call = CacheCall(
         logit_cap=softmax.cap,
@@ -61,7 +61,7 @@ def attend_slots(
     obstacle = kernels.cache_attention.obstacle(
         platform, call, query_BND, *(_shard(x) for x in (arrays[0], arrays[-1]))
     )
-    kernels.kernel.note(context.layer_path(), _NAME, obstacle)
+    kernel_use.note(context.layer_path(), _NAME, obstacle)
     if obstacle:
         return None
     return _attend_on_shards(call, query_BND, arrays, ring, softmax.sinks_N)[:, None]

@@ -14,7 +14,7 @@ from lingvo_gshard.inference.layers.faces import (
     state_shapes,
 )
 from lingvo_gshard.inference.stored_weights import store
-from lingvo_gshard.layers.attention.gated_delta_net import CONVOLVED, FROM_INPUT, GatedDeltaNet
+from lingvo_gshard.published_layers.gated_delta_net import CONVOLVED, FROM_INPUT, GatedDeltaNet
 
 LOCAL_LETTERS = {
     "r": "values of each key head",

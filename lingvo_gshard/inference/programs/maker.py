@@ -28,13 +28,13 @@ from lingvo_gshard.inference.programs.executables import (
     STEPS,
     ProgramKey,
 )
-from lingvo_gshard.kernels.kernel import PLATFORMS
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding.platforms import PLATFORMS
 from lingvo_gshard.sharding.strategies import Split, Strategy
 from lingvo_gshard.tasks.token_task import TokenTask
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.kernels.kernel import platform_in_use
 from lingvo_gshard.layers.attention.fused import attend_fused, fuses_relative_bias
 from lingvo_gshard.layers.attention.kernel import (
     PLAIN,
@@ -19,6 +18,7 @@ from lingvo_gshard.layers.attention.kernel import (
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import einsum
+from lingvo_gshard.sharding.platforms import platform_in_use
 
 
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import cast
 
 from lingvo_gshard import kernels
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, kernel_use
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.kernel import hardware_of, platform_in_use
 from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax, repeat_heads, weights_shape
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 from lingvo_gshard.sharding.strategies import Split
 
 LOCAL_LETTERS = {"b": "buckets of distances"}
@@ -33,7 +33,7 @@ def attend_fused(
 ) -> tf.Tensor | None:
     """Returns the attention output [B,N,L,D] of the platform's kernel; None if it has none.
 
-    Which kernel a layer uses, or why none, is recorded: see `kernels.kernel.recording`.
+    Which kernel a layer uses, or why none, is recorded: see `kernel_use.recording`.
 
     Args:
       query_BNLD: queries, already scaled.
@@ -56,7 +56,7 @@ def attend_fused(
         pieces = 1 if made is None else made.devices * (2 if made.is_balanced else 1)
         read = [_piece(x, pieces) for x in (query_BNLD, keys_BNKD, values_BNKD)]
         obstacle = kernels.attention.obstacle(platform, call, *read)
-    kernels.kernel.note(context.layer_path(), "attention", obstacle)
+    kernel_use.note(context.layer_path(), "attention", obstacle)
     if obstacle:
         return None
     attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend

@@ -4,10 +4,7 @@ from lingvo_gshard.layers.moe.dispatches import DroplessDispatch, EinsumDispatch
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import (
     ExpertChoiceRouter,
-    ForcedBalanceRouter,
     HashRouter,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
@@ -17,12 +14,9 @@ __all__ = [
     "DroplessDispatch",
     "EinsumDispatch",
     "ExpertChoiceRouter",
-    "ForcedBalanceRouter",
     "GatherDispatch",
     "HashRouter",
     "MixtureOfExperts",
-    "SigmoidRouter",
-    "SinkhornRouter",
     "SwitchRouter",
     "Top2Router",
     "TopKRouter",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard import kernels
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, kernel_use
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -14,6 +14,7 @@ from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import products
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.products import ProductContext
+from lingvo_gshard.sharding.platforms import platform_in_use
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}
 
@@ -26,7 +27,7 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     """Returns why the platform's kernel cannot compute the products of experts; "" if it can.
 
     Args:
-      platform: one of `kernels.kernel.PLATFORMS`.
+      platform: one of `platforms.PLATFORMS`.
       rows: the number of rows of all experts.
       dtype: type of the rows.
       theta: the weights of the experts.
@@ -44,18 +45,18 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
 def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
     """Returns the platform whose kernel computes the products of experts; "" if none does.
 
-    Whether a layer uses the kernel, or why not, is recorded: see `kernels.kernel.recording`.
+    Whether a layer uses the kernel, or why not, is recorded: see `kernel_use.recording`.
 
     Args:
       rows: the number of rows of all experts.
       dtype: type of the rows.
       theta: the weights of the experts.
     """
-    platform = kernels.kernel.platform_in_use()
+    platform = platform_in_use()
     if not platform:
         return ""
     found = obstacle(platform, rows, dtype, theta)
-    kernels.kernel.note(context.layer_path(), kernels.grouped.NAME, found)
+    kernel_use.note(context.layer_path(), kernels.grouped.NAME, found)
     return "" if found else platform
 
 

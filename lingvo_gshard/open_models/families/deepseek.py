@@ -7,8 +7,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.indexed_attention import IndexedAttention
-from lingvo_gshard.layers.attention.latent_attention import LatentAttention
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     DECODER_DEFAULTS,
@@ -31,6 +29,8 @@ from lingvo_gshard.open_models.families.experts import (
 from lingvo_gshard.open_models.families.family import Family, extra_layers
 from lingvo_gshard.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.published_layers.latent_attention import LatentAttention
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 

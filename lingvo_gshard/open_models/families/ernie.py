@@ -7,7 +7,6 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.moe.routers import BiasedSoftmaxRouter
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
@@ -19,6 +18,7 @@ from lingvo_gshard.open_models.families.decoder import (
 )
 from lingvo_gshard.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
 from lingvo_gshard.open_models.families.family import Family, Setting
+from lingvo_gshard.published_layers.routers import BiasedSoftmaxRouter
 
 # Published with a dimension of size 1 before the experts.
 _SELECTION_BIAS = layer_row(

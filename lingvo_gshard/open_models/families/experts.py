@@ -9,11 +9,12 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
-from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
+from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import feed_forward_rows, layer_row
 from lingvo_gshard.open_models.table import Table, TensorPattern
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 
 
 def shared_rows(block: str) -> Table:

@@ -10,7 +10,6 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.open_models.config import PublishedConfig
@@ -37,6 +36,7 @@ from lingvo_gshard.open_models.families.family import (
     set_pattern,
     types_of_layers,
 )
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
 _FUSED = "feed_forward.experts.gate_up_proj"

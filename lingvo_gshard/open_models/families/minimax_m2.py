@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     DECODER,
@@ -25,6 +24,7 @@ from lingvo_gshard.open_models.families.experts import (
 )
 from lingvo_gshard.open_models.families.family import JITTER, Family
 from lingvo_gshard.open_models.families.rope import set_rope
+from lingvo_gshard.published_layers.routers import SigmoidRouter
 
 # Keys of published files that the class does not read.
 _UNREAD = (

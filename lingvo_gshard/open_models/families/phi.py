@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe.routers import SparseMixerRouter
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
@@ -29,6 +28,7 @@ from lingvo_gshard.open_models.families.family import (
 )
 from lingvo_gshard.open_models.families.rope import set_rope
 from lingvo_gshard.open_models.table import TensorPattern
+from lingvo_gshard.published_layers.routers import SparseMixerRouter
 
 _LENGTH = "original_max_position_embeddings"
 _DEFAULTS = DECODER_DEFAULTS | {

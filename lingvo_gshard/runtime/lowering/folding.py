@@ -18,16 +18,11 @@ of different functions, and inlines functions only right before it partitions.
 The partitioner cuts a gather or scatter of rows within rows without communication if the indices
 are an iota over the rows. TensorFlow hides the iota by reshapes and broadcasts of a short one.
 Indices that NumPy computed are constants.
-
-A table such as [1,L,M] is broadcast to [B,L,M]. XLA's partitioner may cut the first dimension of
-the table as it cuts B. One device then computes the table and sends it to the other devices. An
-annotation keeps the table whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,13 +32,12 @@ import numpy as np
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.lazy import func, ir, mlir, op_callbacks, pywrap_tfe, tf
 from lingvo_gshard.runtime.lowering.shardy import (
-    CUSTOM_CALL,
     ENTERS_REGION,
-    annotated,
     call_target,
+    maker_of,
     operations_of,
+    shape_of,
 )
-from lingvo_gshard.runtime.lowering.value_splits import maker_of, shape_of
 
 
 def make_constants(module: ir.Module, values: Mapping[int, np.ndarray]) -> None:
@@ -73,7 +67,7 @@ _AROUND = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 def separate_constants(module: ir.Module) -> None:
     """Moves every constant into a function of its own, in a module with manual regions."""
     operations = operations_of(module)
-    if not _has_regions(operations):
+    if not has_regions(operations):
         return
     constants = [
         each
@@ -84,7 +78,8 @@ def separate_constants(module: ir.Module) -> None:
         _make_call(constant, f"constant_{index}", module)
 
 
-def _has_regions(operations: Sequence[ir.Operation]) -> bool:
+def has_regions(operations: Sequence[ir.Operation]) -> bool:
+    """Returns whether a module has manual regions, given all of its operations."""
     return any(call_target(operation) == ENTERS_REGION for operation in operations)
 
 
@@ -201,46 +196,6 @@ def _constant_counts_along(operation: ir.Operation) -> int | None:
         if (array == np.arange(size).reshape(along)).all():
             return dimension
     return None
-
-
-# Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer
-# computes constants up to this size when it folds them.
-_LARGEST_BYTES = 10 * 2**20
-_BROADCAST = "stablehlo.broadcast_in_dim"
-# They have no operands, but a device has them whatever their split.
-_SOURCES = ("stablehlo.constant", "stablehlo.iota")
-
-
-def keep_tables_whole(module: ir.Module) -> None:
-    """Annotates the small operands of broadcasts that depend on no input as replicated.
-
-    A program with manual regions stays as it is: what a region computes is split by hand.
-    """
-    operations = operations_of(module)
-    if _has_regions(operations):
-        return
-    closed: set[ir.Value] = set()
-    tables: list[ir.Operation] = []
-    for operation in operations:
-        is_plain = not operation.regions and operation.name != CUSTOM_CALL
-        if is_plain and len(operation.results) == 1 and closed.issuperset(operation.operands):
-            if operation.operands or operation.name in _SOURCES:
-                closed.add(operation.results[0])
-                if _broadcasts_table(operation):
-                    tables.append(operation)
-    for operation in tables:
-        with ir.InsertionPoint(operation), operation.location:
-            operation.operands[0] = annotated(operation.operands[0], "{replicated}")
-
-
-def _broadcasts_table(operation: ir.Operation) -> bool:
-    """Returns whether an operation repeats a table that is computed, and not large."""
-    if operation.name != _BROADCAST:
-        return False
-    table, result = (ir.RankedTensorType(v.type) for v in (operation.operands[0], operation.result))
-    is_computed = operation.operands[0].owner.name not in _SOURCES
-    size = math.prod(table.shape)
-    return is_computed and 1 < size < math.prod(result.shape) and 4 * size <= _LARGEST_BYTES
 
 
 _lock = threading.Lock()

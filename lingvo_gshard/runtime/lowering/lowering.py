@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from lingvo_gshard.core import kernel_use
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.memory_kinds import MOVE
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.kernels import kernel, splicing
 from lingvo_gshard.runtime.lowering.folding import (
-    keep_tables_whole,
     make_constants,
     make_iotas,
     remove_barriers,
@@ -30,15 +30,12 @@ from lingvo_gshard.runtime.lowering.folding import (
     without_folding,
 )
 from lingvo_gshard.runtime.lowering.inlining import inline_in_loops
-from lingvo_gshard.runtime.lowering.loop_sums import reduce_after_loops
-from lingvo_gshard.runtime.lowering.partial_operations import add_before_reducing
 from lingvo_gshard.runtime.lowering.shardy import (
     call_target,
     operations_of,
     shorten_shardings,
     to_shardy,
 )
-from lingvo_gshard.runtime.lowering.uneven_sums import reduce_to_uneven_parts
 from lingvo_gshard.runtime.lowering.variables import (
     Captured,
     HeldVariable,
@@ -46,15 +43,19 @@ from lingvo_gshard.runtime.lowering.variables import (
     remove_last_barriers,
     write_all,
 )
-from lingvo_gshard.runtime.lowering.whole_dimensions import keep_whole
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding.platforms import BODIES, HARDWARE, PLATFORMS
 from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
 Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
+
+# A feature rewrites a StableHLO module in place before XLA partitions it over a mesh.
+PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
 
 
 def lower(
@@ -98,7 +99,7 @@ def lower(
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
     started = time.monotonic()
-    with _tracing(partitioning, folds_constants), kernel.recording() as kernels:
+    with _tracing(partitioning, folds_constants), kernel_use.recording() as kernels:
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
@@ -141,7 +142,7 @@ def with_bodies(
       partitioning: the partitioning of `portable`.
     """
     bodies = []
-    for platform in kernel.HARDWARE:
+    for platform in HARDWARE:
         program = make(partitioning.on(platform))
         if not program.kernels:
             # A function without a layer that could use kernels has none on any platform.
@@ -225,9 +226,10 @@ def _portable(
         version = stablehlo.get_minimum_version()
         has_moves = _name_memory_kinds(parsed)
         inline_in_loops(parsed)
-        has_kernels = partitioning.platform in kernel.PLATFORMS
+        has_kernels = partitioning.platform in PLATFORMS
         if has_kernels:
-            splicing.replace_markers(parsed, partitioning.platform)
+            for replace_marks in BODIES:
+                replace_marks(parsed, partitioning.platform)
         if has_kernels or has_moves:
             # The oldest version has no custom calls with a dictionary, which kernels and moves are.
             weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
@@ -238,12 +240,8 @@ def _portable(
             remove_barriers(parsed)
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
-        add_before_reducing(parsed, mesh)
-        reduce_after_loops(parsed, mesh)
-        reduce_to_uneven_parts(parsed, mesh)
-        if mesh.size > 1:
-            keep_tables_whole(parsed)
-        keep_whole(parsed, mesh)
+        for rewrite in PASSES:
+            rewrite(parsed, mesh)
         separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

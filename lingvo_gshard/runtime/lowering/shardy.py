@@ -43,6 +43,16 @@ def operations_of(module: ir.Module | ir.Operation) -> list[ir.Operation]:
     return found
 
 
+def maker_of(value: ir.Value) -> ir.Operation | None:
+    """Returns the operation that a value is a result of; None for an argument of a block."""
+    return None if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
+def shape_of(value: ir.Value) -> list[int]:
+    """Returns the sizes of a value's dimensions."""
+    return list(ir.RankedTensorType(value.type).shape)
+
+
 def call_target(operation: ir.Operation) -> str:
     """Returns the target of a custom call; "" if the operation is none."""
     if operation.name != CUSTOM_CALL:

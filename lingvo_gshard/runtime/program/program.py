@@ -21,9 +21,9 @@ import numpy as np
 from lingvo_gshard.core import memory_kinds
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.lazy import Device, ir, jax, jax_export, jnp
 from lingvo_gshard.core.version import VERSION
-from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array

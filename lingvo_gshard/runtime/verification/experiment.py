@@ -16,7 +16,6 @@ from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.kernels.kernel import interpreted
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
@@ -45,6 +44,7 @@ from lingvo_gshard.runtime.verification.steps import (
 )
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import interpreted
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step import precision
 from lingvo_gshard.training.step.trainer import Trainer

@@ -16,7 +16,6 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, tf
-from lingvo_gshard.kernels.kernel import HARDWARE, interpreted
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
@@ -32,6 +31,7 @@ from lingvo_gshard.runtime.verification.steps import (
 )
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE, interpreted
 
 TOLERANCE = 1e-9
 

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.kernels.kernel import uses_in_words
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program.array import Array
@@ -29,7 +29,7 @@ from lingvo_gshard.runtime.verification.findings import (
 from lingvo_gshard.runtime.verification.observation import Observation, Observed
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
+from lingvo_gshard.training.step.metric_vectors import metric_vector
 from lingvo_gshard.training.step.trainer import Trainer
 
 # (kind, name, difference) of tensors.

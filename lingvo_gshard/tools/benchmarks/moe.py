@@ -19,11 +19,11 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
     DroplessDispatch,
     EinsumDispatch,
-    ForcedBalanceRouter,
     GatherDispatch,
     MixtureOfExperts,
     Top2Router,
 )
+from lingvo_gshard.published_layers.routers import ForcedBalanceRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array

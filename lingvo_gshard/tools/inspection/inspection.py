@@ -15,10 +15,9 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.kernels import kernel
-from lingvo_gshard.kernels.kernel import KernelUse
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.planning.planned_program import layer_names
 from lingvo_gshard.runtime.devices import devices_for, platform_of
@@ -35,6 +34,7 @@ from lingvo_gshard.runtime.propagation.propagated import (
 from lingvo_gshard.sharding import sharding_tables, weight_patterns
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE
 from lingvo_gshard.sharding.recording import Recorded
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow, weight_rows
 from lingvo_gshard.sharding.strategies import Split
@@ -248,7 +248,7 @@ def for_all_platforms(
 
 def check_kernels(platform: str | None) -> None:
     """Raises UserError if the value of --kernels is unknown; None stands for no value."""
-    known = (*kernel.HARDWARE, HERE)
+    known = (*HARDWARE, HERE)
     if platform is not None and platform not in known:
         raise UserError(f"--kernels={platform} is unknown. {names.nearest(platform, known)}")
 
@@ -266,7 +266,7 @@ def kernel_uses(
 
     Args:
       function: one of FUNCTIONS.
-      platform: one of `kernel.HARDWARE`, or HERE.
+      platform: one of `platforms.HARDWARE`, or HERE.
       params: the experiment.
       trainer: its trainer.
       partitioning: the mesh and the strategy.

@@ -10,8 +10,9 @@ import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.kernels.kernel import HARDWARE, KernelUse, uses_in_words
+from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.inspection import inspection

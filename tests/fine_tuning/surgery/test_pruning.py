@@ -5,12 +5,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.fine_tuning.surgery import pruning
+from lingvo_gshard.fine_tuning.surgery import expert_use, pruning
+from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.layers.moe.routers import HashRouter
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
-from lingvo_gshard.training.run.monitoring import expert_use
-from lingvo_gshard.training.run.monitoring.expert_use import ExpertUse
 from tests.fine_tuning.surgery import tiny_stacks
 from tests.layers.stacks.executions import loop
 

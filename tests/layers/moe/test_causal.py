@@ -1,3 +1,4 @@
+# tests: layers/moe/layer.py, layers/moe/routers/router.py
 """Tests that in a causal layer no output depends on later tokens, however full the experts are."""
 
 import numpy as np
@@ -12,12 +13,11 @@ from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     GatherDispatch,
     MixtureOfExperts,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
 )
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 S, M, CASES = 16, 4, 40
 ROUTERS = {

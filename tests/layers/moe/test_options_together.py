@@ -1,3 +1,4 @@
+# tests: layers/moe/layer.py
 """Tests that incompatible options of the layer, router and dispatch are rejected."""
 
 from absl.testing import parameterized
@@ -8,11 +9,10 @@ from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
     HashRouter,
     MixtureOfExperts,
-    SigmoidRouter,
-    SinkhornRouter,
     TopKRouter,
 )
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 
 def layer_params(router=None, **values):

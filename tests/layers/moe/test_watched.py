@@ -1,3 +1,4 @@
+# tests: layers/moe/load_metrics.py
 """Tests what watched routers report, against loops over the tokens."""
 
 import math
@@ -11,16 +12,18 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.layers.moe import (
     ExpertChoiceRouter,
-    ForcedBalanceRouter,
     HashRouter,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
 )
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import _by_part, watched_sums
+from lingvo_gshard.published_layers.routers import (
+    ForcedBalanceRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 from lingvo_gshard.testing.layers import assert_close
 
 GROUPS, TOKENS, MODEL, EXPERTS = 3, 16, 8, 4

@@ -1,3 +1,5 @@
+# tests: layers/stacks/transformer.py, layers/stacks/transformer_layer.py
+# tests: inference/layers/transformer.py
 """Compares norm positions and alternating attentions of stacks with sums of their parts."""
 
 import numpy as np
@@ -6,12 +8,12 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise

@@ -1,3 +1,4 @@
+# tests: layers/stacks/transformer.py, layers/attention/relative_bias.py
 """Compares a relative bias that all layers share with layers that have their own tables."""
 
 import numpy as np
@@ -6,9 +7,9 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.attention.attention_options import latent
 from tests.layers.stacks.executions import loop, pipeline

@@ -11,18 +11,13 @@ import numpy as np
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.moe import (
     DroplessDispatch,
     EinsumDispatch,
     ExpertChoiceRouter,
-    ForcedBalanceRouter,
     GatherDispatch,
     HashRouter,
-    SigmoidRouter,
-    SinkhornRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
@@ -30,6 +25,13 @@ from lingvo_gshard.layers.moe import (
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.long_inputs.ring import RingKernel
+from lingvo_gshard.published_layers.routers import (
+    ForcedBalanceRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor

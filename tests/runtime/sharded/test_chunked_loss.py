@@ -1,5 +1,7 @@
+# tests: layers/chunked_loss.py
 """A loss in chunks on many devices: values, gradients, collectives, and what is in memory."""
 
+import functools
 import math
 import re
 from typing import Any
@@ -11,9 +13,9 @@ from absl.testing import parameterized
 
 from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.chunked_loss import Objective
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
-from lingvo_gshard.layers.losses import cross_entropy
+from lingvo_gshard.layers.losses import Objective, cross_entropy
+from lingvo_gshard.long_inputs.chunked_loss import chunked_cross_entropy
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 
@@ -53,7 +55,8 @@ def step(layer, positions):
             tape.watch((theta, x_BLM))
             if positions:
                 objective = Objective(labels_BL, segments_BL, SMOOTHING, Z_LOSS, CAP)
-                sums = layer.cross_entropy(theta, x_BLM, objective, positions)
+                loss_in_chunks = functools.partial(chunked_cross_entropy, positions=positions)
+                sums = layer.cross_entropy(theta, x_BLM, objective, loss_in_chunks)
             else:
                 is_tied = isinstance(layer, TokenEmbedding)
                 logits_BLV = layer.logits(theta, x_BLM) if is_tied else layer.fprop(theta, x_BLM)

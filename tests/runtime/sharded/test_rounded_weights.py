@@ -1,3 +1,4 @@
+# tests: training/step/precision.py
 """Shows how far weights in bfloat16 differ on a mesh: as far as by one bit of the first weights.
 
 Another mesh adds in another order. In float32 five steps then differ by less than 1e-4 of a
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe import DroplessDispatch, SinkhornRouter
+from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.published_layers.routers import SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime

@@ -1,3 +1,4 @@
+# tests: layers/attention/ring.py, layers/attention/blockwise.py, sharding/strategies.py
 """Compares layers sharded over positions with one device, and checks their collectives."""
 
 import functools
@@ -12,11 +13,11 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
-from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close

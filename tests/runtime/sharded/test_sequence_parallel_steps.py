@@ -1,3 +1,4 @@
+# tests: layers/attention/ring.py, layers/attention/blockwise.py, sharding/strategies.py
 """Checks that steps sharded over positions equal one device and need less memory."""
 
 import functools
@@ -7,8 +8,8 @@ import pytest
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
-from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime

@@ -10,7 +10,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families.decoder import (
     ATTENTION,
@@ -35,6 +34,7 @@ from lingvo_gshard.open_models.families.family import (
     types_of_layers,
 )
 from lingvo_gshard.open_models.table import Table, TensorPattern
+from lingvo_gshard.published_layers.gated_delta_net import GatedDeltaNet
 
 _LINEAR = "linear_attention"
 _NET = "self_attention"

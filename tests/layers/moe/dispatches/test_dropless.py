@@ -1,3 +1,5 @@
+# tests: layers/moe/dispatches/dropless.py, layers/moe/dispatches/expert_blocks.py
+# tests: kernels/exchange.py
 """Tests dropless dispatch against other dispatches and loops, on one device and on many."""
 
 import functools

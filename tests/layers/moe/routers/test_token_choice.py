@@ -1,3 +1,5 @@
+# tests: layers/moe/routers/capacity.py, layers/moe/routers/router.py
+# tests: layers/moe/routers/selection.py
 """Tests features of all token-choice routers: capacity and expert output masking."""
 
 import numpy as np
@@ -6,7 +8,8 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import ForcedBalanceRouter, HashRouter, TopKRouter
+from lingvo_gshard.layers.moe import HashRouter, TopKRouter
+from lingvo_gshard.published_layers.routers import ForcedBalanceRouter
 from lingvo_gshard.testing.layers import assert_close
 from tests.layers.moe.routers import loops
 

@@ -1,0 +1,1 @@
+"""Long rows and large vocabularies: attention in blocks and rings, losses in chunks."""

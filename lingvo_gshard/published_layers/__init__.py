@@ -1,0 +1,1 @@
+"""Layers that only published models need, made as a user makes layers of their own."""

@@ -1,0 +1,1 @@
+"""Passes over StableHLO that write out for XLA's SPMD partitioner what it does not find."""
