@@ -28,7 +28,6 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
-TRAINED = (*MODEL, "training", "hlo", "runtime")
 HEART = {
     "core": (),
     "data": ("core",),
@@ -38,7 +37,8 @@ HEART = {
     "tasks": MODEL[:5],
     "training": MODEL,
     "hlo": ("core", "sharding", "kernels"),
-    "runtime": (*MODEL, "training", "hlo"),
+    "optimizers": (*MODEL, "training"),
+    "runtime": (*MODEL, "training", "optimizers", "hlo"),
     "params": (*MODEL, "training"),
 }
 # Wings may import the heart, and the other wings that are named.
@@ -56,12 +56,12 @@ WINGS_OF = {
     "facts": ("published_layers", "fine_tuning"),
     "inference": ("published_layers", "preparation", "facts"),
     "open_models": (
-        *("object_stores", "published_layers", "preparation", "services", "fine_tuning", "facts"),
-        "inference",
+        *("object_stores", "published_layers", "preparation", "services", "facts", "inference"),
+        *("fine_tuning",),
     ),
     "testing": ("inference",),
     "planning": ("pages", "services", "facts", "inference"),
-    "profiling": ("facts", "planning"),
+    "profiling": ("services", "facts", "planning"),
     "export": ("object_stores", "preparation", "inference"),
     "reporting": ("pages", "services", "planning", "profiling"),
     "giants": ("published_layers", "preparation"),

@@ -16,7 +16,7 @@ from lingvo_gshard.low_precision import delayed_scales
 from lingvo_gshard.low_precision.delayed_scales import STEPS
 from lingvo_gshard.low_precision.fp8 import Fp8
 from lingvo_gshard.low_precision.rounding import DelayedScales
-from lingvo_gshard.training.step.local_updates import LocalUpdates
+from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.low_precision.test_rounding import E4M3, E5M2, LARGEST, power_of_two
 from tests.runtime import tiny_translation
