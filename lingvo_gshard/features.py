@@ -9,6 +9,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
     "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
     "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
+    "program_readers": ("lingvo_gshard.planning.program_reader",),
     "useful_flops": ("lingvo_gshard.facts.step",),
     "experiments": (
         "lingvo_gshard.params.language_model",
