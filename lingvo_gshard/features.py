@@ -27,4 +27,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
+    "products": (
+        "lingvo_gshard.low_precision.delayed_scales",
+        "lingvo_gshard.fine_tuning.adapters",
+    ),
+    "codecs": ("lingvo_gshard.low_precision.codecs",),
+    "precisions": ("lingvo_gshard.low_precision.fp8",),
+    "tasks": ("lingvo_gshard.fine_tuning.lora",),
+    "language_models": ("lingvo_gshard.fine_tuning.preferences",),
+    "step": ("lingvo_gshard.low_precision.fp8",),
 }

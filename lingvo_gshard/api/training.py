@@ -24,6 +24,7 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.facts.parameters import active_parameters
+from lingvo_gshard.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import processes, run_records
 from lingvo_gshard.training.run.checkpoint import snapshots
@@ -43,7 +44,6 @@ from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, Obs
 from lingvo_gshard.training.run.monitoring.step_reporter import reporters
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
-from lingvo_gshard.training.run.starting import FirstWeights, StartingPoint
 from lingvo_gshard.training.step.trainer import Trainer
 
 

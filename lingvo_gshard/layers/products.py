@@ -1,6 +1,10 @@
 """Products of activations with weights.
 
-Training may round the factors of these products to 8 bits; see rounding.py. `unrounded` keeps the
+A layer multiplies by `product`, or by `joined_product` if it computes several products as one.
+Features take part in all of them by rules; see product_rules.py. Without a rule, a product is an
+einsum.
+
+Training may round the factors of products; see `sharding.einsum.Rounding`. `unrounded` keeps the
 products of sensitive layers, such as logits, in the type of their activations. Rows of
 dropless experts are not computed together on every mesh: `rounded_by_rows` is for them.
 
@@ -19,19 +23,25 @@ Scales are largest magnitudes / 127, and there is no zero point.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import delayed_scales
-from lingvo_gshard.layers.rounding import DelayedScales
+from lingvo_gshard.layers.product_rules import (
+    RULES,
+    Product,
+    ProductContext,
+    ProductRule,
+    current_rules,
+)
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import parts_of
 
 INT8, INT8_WEIGHTS = "int8", "int8_weights"
@@ -43,25 +53,12 @@ _LARGEST = 127
 SMALL = 2**18
 
 
-@dataclasses.dataclass(frozen=True)
-class ProductContext:
-    """The extension of the context for the weights of products.
-
-    Attributes:
-      precision: How `decoding_weights` stores them, or empty to leave them as they are.
-      rounding: Rounds the factors of products in training; None computes in the type of the
-        activations.
-      table_dtype: The type that rows of tables are rounded to in training; empty for the table's.
-    """
-
-    precision: str = ""
-    rounding: Rounding | None = None
-    table_dtype: str = ""
-
-
 def unrounded() -> contextlib.AbstractContextManager[context.Context]:
-    """Computes products inside a `with` block in the type of their activations."""
-    return context.override_extension(ProductContext, rounding=None)
+    """Computes products inside a `with` block in the type of their activations.
+
+    The rules of a precision take no part in them.
+    """
+    return context.override_extension(ProductContext, rounding=None, rules=())
 
 
 def rounded_by_rows() -> contextlib.AbstractContextManager[context.Context]:
@@ -98,29 +95,123 @@ def is_stored(weight: Any) -> bool:
     return isinstance(weight, NestedMap) and (INT8 in weight or INT8_WEIGHTS in weight)
 
 
+def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
+    """Returns the product of activations with a weight of a layer.
+
+    Args:
+      layer: the layer that owns the weight.
+      theta: its weights.
+      name: name of the weight.
+      equation: see `multiply`.
+      x: the activations.
+    """
+    y = multiply(equation, x, theta[name], theta, (name,))
+    return _with_additions(Product(equation, theta, (name,), layer), x, y)
+
+
+def joined_product(
+    layer: Layer,
+    theta: NestedMap,
+    equations: Mapping[str, str],
+    equation: str,
+    x: tf.Tensor,
+    weight: tf.Tensor | NestedMap,
+    split: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Returns the products of activations with several weights of a layer, computed as one.
+
+    The weights are rounded as one.
+
+    Args:
+      layer: the layer that owns the weights.
+      theta: its weights.
+      equations: name of each weight -> the equation of its own product.
+      equation: the equation of the product with the joined weight.
+      x: the activations.
+      weight: the weights, joined.
+      split: splits the product into one for each weight, in order.
+    """
+    parts = split(multiply(equation, x, weight, theta, tuple(equations)))
+    return [
+        _with_additions(Product(own, theta, (name,), layer), x, part)
+        for (name, own), part in zip(equations.items(), parts, strict=True)
+    ]
+
+
 def multiply(
     equation: str,
     x: tf.Tensor,
     weight: tf.Tensor | NestedMap,
-    history_fh: tf.Tensor | None = None,
+    theta: NestedMap | None = None,
+    names: tuple[str, ...] = (),
 ) -> tf.Tensor:
-    """Returns einsum(equation, x, weight) in the type of x.
+    """Returns einsum(equation, x, weight) in the type of x, without what rules add.
 
     Args:
       equation: the contracted letters are the last of x and the first or the last of the weight;
         the other ones make the result, in order.
       x: activations.
       weight: a weight, or what `store` returned for it.
-      history_fh: the weight's history, which delayed scales are made of; see delayed_scales.py.
+      theta: the weights of the layer.
+      names: the names of the weights that `weight` is made of; none for a tied or frozen weight.
     """
-    if not isinstance(weight, NestedMap):
+    if isinstance(weight, NestedMap):
+        return _multiply_stored(equation, x, weight)
+    made_of = Product(equation, NestedMap() if theta is None else theta, names)
+    return _follow(current_rules(), made_of, x, weight)
+
+
+def _follow(
+    rules: Sequence[ProductRule], of: Product, x: tf.Tensor, weight: tf.Tensor
+) -> tf.Tensor:
+    """Returns a product by rules, each of which calls the next one."""
+    if not rules:
         rounding = context.extension(ProductContext).rounding
-        weight = tf.cast(weight, x.dtype)
-        if history_fh is None or not isinstance(rounding, DelayedScales):
-            return einsum(equation, x, weight, rounding=rounding)
-        rounding = delayed_scales.known(rounding, history_fh)
-        y = einsum(equation, x, weight, rounding=rounding)
-        return delayed_scales.measured(y, history_fh, x, weight)
+        return einsum(of.equation, x, tf.cast(weight, x.dtype), rounding=rounding)
+    first, *rest = rules
+    return first.multiply(of, x, weight, functools.partial(_follow, rest, of))
+
+
+def _with_additions(of: Product, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns the result y of one weight with what rules add to it."""
+    for rule in current_rules():
+        y = rule.add(of, x, y)
+    return y
+
+
+def factors(
+    layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns activations and a weight whose plain einsum is `product(layer, theta, ...)`.
+
+    They are for sensitive products that are computed in chunks.
+
+    Args:
+      layer: the layer that owns the weight.
+      theta: its weights.
+      name: name of the weight, a matrix whose first dimension the product sums over.
+      equation: see `multiply`. The summed letter is the last of x.
+      x: the activations.
+    """
+    weight = theta[name]
+    for rule in RULES:
+        x, weight = rule.factors(Product(equation, theta, (name,), layer), x, weight)
+    return x, weight
+
+
+def obstacle(theta: NestedMap) -> str:
+    """Returns why a layer's products must be computed by `product` alone; "" if they need not.
+
+    A kernel, or code that splits a weight, asks first.
+
+    Args:
+      theta: the weights of the layer, or their specs.
+    """
+    return next(filter(None, (rule.obstacle(theta) for rule in current_rules())), "")
+
+
+def _multiply_stored(equation: str, x: tf.Tensor, weight: NestedMap) -> tf.Tensor:
+    """Returns the product of activations with what `store` returned for a weight."""
     inputs, _, output = equation.partition("->")
     left, right = inputs.split(",")
     sizes = dict(zip(right, known_sizes(_values(weight).shape), strict=True))

@@ -25,12 +25,13 @@ from lingvo_gshard.training.step import micro_batches, offload, precision, spike
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.averages import Averages
 from lingvo_gshard.training.step.gradients import Gradients
-from lingvo_gshard.training.step.histories import Histories
 from lingvo_gshard.training.step.local_updates import LocalUpdates
+from lingvo_gshard.training.step.measured import Measured
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import Fp8, LossScale
+from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
+from lingvo_gshard.training.step.step_feature import STEP_FEATURES, StepFeature
 from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
 
 # The parts of a state whose tensors are split over devices.
@@ -48,8 +49,8 @@ class Trainer(Configurable):
         moments     the moments of the optimizer
         averages    averages of the weights, with `average_decay`
         loss_scale  the scale of the loss, with a precision that needs one
-        histories   what delayed scales are made of
         spikes      running statistics of loss and gradient norm, with a policy for spikes
+        ...         what each StepFeature keeps
 
     Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
     state that led to the bad step must still be there to diagnose it. With a loss scale, a step
@@ -78,10 +79,11 @@ class Trainer(Configurable):
         p.define(
             "precision",
             "float32",
-            f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
+            f"Types of weights and activations: {', '.join(precision.precision_names())}.",
             changes_results=False,
         )
-        p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
+        for name, feature in STEP_FEATURES.items():
+            p.define(name, feature.params(), feature.HELP, changes_results=False)
         scaling = "How the loss is scaled, with float16."
         p.define("loss_scale", LossScale.params(), scaling, changes_results=False)
         p.define(
@@ -130,7 +132,12 @@ class Trainer(Configurable):
         """
         super().__init__(params)
         micro_batches.check_reduce_dtype(params.reduce_dtype)
-        dtypes = precision.get(params.precision).with_fp8(params.fp8)
+        self.features: list[StepFeature] = [
+            params.get(name).instantiate() for name, _ in STEP_FEATURES.items()
+        ]
+        dtypes = precision.get(params.precision)
+        for feature in self.features:
+            dtypes = feature.precision(dtypes)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
         self.precision = dtypes
@@ -139,7 +146,7 @@ class Trainer(Configurable):
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = self.task.variable_specs()
-        histories = self._make_histories()
+        added = [feature.part(self.task, params) for feature in self.features]
         self.optimizer.check(specs)
         frozen = self.optimizer.frozen(specs)
         # An outer optimizer of local updates leaves frozen weights alone, too.
@@ -148,14 +155,14 @@ class Trainer(Configurable):
         )
         averages = params.average_decay and Averages(self.theta_specs, params.average_decay)
         loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
-        parts = (averages, loss_scale, spikes.from_params(params.spikes), histories)
+        parts = (averages, loss_scale, spikes.from_params(params.spikes), *added)
         self.parts: dict[str, StatePart] = {part.name: part for part in parts if part}
         self.gradients = Gradients(
             self.task,
             dtypes,
             self.theta_specs,
             frozen,
-            histories,
+            next((part for part in added if isinstance(part, Measured)), None),
             params.micro_batches,
             params.reduce_dtype,
         )
@@ -167,17 +174,18 @@ class Trainer(Configurable):
             )
         self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
 
-    def _make_histories(self) -> Histories | None:
-        """Returns what delayed scales are made of, if the Params choose them."""
-        if not self.p.fp8.delayed_scales:
-            return None
-        if self.p.local_updates.every:
-            raise UserError(
-                "step.fp8.delayed_scales is True, but step.local_updates.every is "
-                f"{self.p.local_updates.every}: workers have no histories of their own. Set one of "
-                "them to its default"
-            )
-        return Histories(self.task)
+    def check_device(self, platform: str, name: str, capability: str = "") -> None:
+        """Checks that devices compute the step in its precision; see `StepFeature`."""
+        for feature in self.features:
+            feature.check_device(self.precision, platform, name, capability)
+
+    def device_notes(self, platform: str, has_kernels: bool = True) -> list[str]:
+        """Returns sentences on what devices compute in another way; see `StepFeature`."""
+        found = (
+            each.device_notes(self.precision, self.task, platform, has_kernels)
+            for each in self.features
+        )
+        return [note for notes in found for note in notes]
 
     @property
     def evaluated_part(self) -> str:
