@@ -26,36 +26,38 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
-MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
-TRAINED = (*MODEL, "training", "hlo", "runtime")
+MODEL = ("core", "data", "sharding", "layers", "tasks")
+TRAINED = (*MODEL, "kernels", "training", "hlo", "runtime")
 BELOW_API = (
     *TRAINED,
-    *("pages", "long_inputs", "published_layers", "spmd_passes", "preparation", "fine_tuning"),
-    *("low_precision", "open_models", "facts", "inference", "planning", "export", "profiling"),
-    *("reporting", "params", "giants"),
+    *("pages", "dropless", "long_inputs", "published_layers", "spmd_passes", "preparation"),
+    *("fine_tuning", "low_precision", "open_models", "facts", "inference", "planning", "export"),
+    *("profiling", "reporting", "params", "giants"),
 )
 FOLDERS = {
     "core": (),
     "data": ("core",),
     "sharding": ("core",),
-    "kernels": ("core", "sharding"),
     "pages": ("core", "sharding"),
     "preparation": ("core", "data"),
-    "layers": ("core", "sharding", "kernels"),
-    "long_inputs": ("core", "sharding", "layers"),
+    "layers": ("core", "sharding"),
+    "kernels": ("core", "sharding", "layers"),
+    "dropless": ("core", "sharding", "layers", "kernels"),
+    "long_inputs": ("core", "sharding", "layers", "kernels"),
     "published_layers": ("core", "sharding", "layers"),
-    "tasks": MODEL[:5],
+    "tasks": MODEL[:4],
     "training": MODEL,
-    "low_precision": (*MODEL, "training"),
+    "low_precision": (*MODEL, "kernels", "training"),
     "fine_tuning": (*MODEL, "preparation", "training"),
     "hlo": ("core", "sharding", "kernels"),
     "runtime": (*MODEL, "training", "hlo"),
     "spmd_passes": ("core", "sharding", "runtime"),
     "agents": TRAINED,
     "facts": (*TRAINED, "published_layers", "fine_tuning"),
-    "inference": (*TRAINED, "published_layers", "preparation", "facts"),
+    "inference": (*TRAINED, "dropless", "published_layers", "preparation", "facts"),
     "open_models": (
         *TRAINED,
+        "dropless",
         "published_layers",
         "fine_tuning",
         "preparation",
@@ -63,12 +65,12 @@ FOLDERS = {
         "inference",
     ),
     "testing": (*TRAINED, "inference"),
-    "planning": (*TRAINED, "pages", "facts", "inference"),
+    "planning": (*TRAINED, "pages", "dropless", "facts", "inference"),
     "profiling": (*TRAINED, "facts", "planning"),
     "export": (*TRAINED, "preparation", "inference"),
     "reporting": (*TRAINED, "pages", "planning", "profiling"),
     "params": (*MODEL, "training"),
-    "giants": (*MODEL, "published_layers", "preparation", "training", "params"),
+    "giants": (*MODEL, "dropless", "published_layers", "preparation", "training", "params"),
     "keras": (*TRAINED, "planning"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),

@@ -8,11 +8,10 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias
+from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable

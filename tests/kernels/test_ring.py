@@ -8,8 +8,8 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.kernels.call import AttentionCall
+from lingvo_gshard.kernels.layers.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.dropout import DropoutMask
