@@ -49,7 +49,7 @@ FOLDERS = {
     "training": MODEL,
     "low_precision": (*MODEL, "kernels", "training"),
     "fine_tuning": (*MODEL, "preparation", "training"),
-    "hlo": ("core", "sharding", "kernels"),
+    "hlo": ("core", "sharding"),
     "runtime": (*MODEL, "training", "hlo"),
     "spmd_passes": ("core", "sharding", "runtime"),
     "agents": TRAINED,

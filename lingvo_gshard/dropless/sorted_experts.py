@@ -13,9 +13,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import feed_forward, products
-from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.products import ProductContext, is_stored, rounded_by_rows
+from lingvo_gshard.layers.products import ProductContext, add_bias, is_stored, rounded_by_rows
 from lingvo_gshard.sharding.platforms import platform_in_use
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}

@@ -353,3 +353,11 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 def _has_split_positions(ids: tf.Tensor) -> bool:
     """Returns whether L of ids [B,L] is split. TensorFlow's gradient would merge B and L."""
     return ids.shape.rank == 2 and parts_of("BL")[1] > 1
+
+
+def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x + bias in the type of x.
+
+    The sum is computed in float32. So is the gradient of the bias, which sums over all rows.
+    """
+    return tf.cast(tf.cast(x, tf.float32) + tf.cast(bias, tf.float32), x.dtype)

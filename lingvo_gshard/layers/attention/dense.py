@@ -21,14 +21,6 @@ from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.platforms import platform_in_use
 
 
-def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns x + bias in the type of x.
-
-    The sum is computed in float32. So is the gradient of the bias, which sums over all rows.
-    """
-    return tf.cast(tf.cast(x, tf.float32) + tf.cast(bias, tf.float32), x.dtype)
-
-
 def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:
     """Returns c tanh(x / c), or x if the cap c is 0."""
     return cap * tf.tanh(x / cap) if cap else x

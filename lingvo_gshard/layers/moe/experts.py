@@ -10,9 +10,8 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import feed_forward, products
-from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.products import multiply, product, rounded_by_rows
+from lingvo_gshard.layers.products import add_bias, multiply, product, rounded_by_rows
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
