@@ -3,6 +3,9 @@
 # PYTHON   the interpreter that creates the environment (Python 3.11 to 3.13)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
+# FILES    `make test` runs the tests of these files and folders alone; CHANGED names a revision of git
+#          instead, and means the files that differ from it
+# SLOW_SHARE   K/N: `make test` also runs each slow test whose name has the checksum K modulo N
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
 
 PYTHON ?= python3
@@ -18,6 +21,15 @@ INSTALLED_TEST := $(VENV)/.lingvo_gshard_test
 INSTALLED_DOCS := $(VENV)/.lingvo_gshard_docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# All tests in one process would fill its memory: TensorFlow never frees what it has lowered.
+MODEL_TESTS := $(wildcard $(addprefix tests/,core fine_tuning kernels layers long_inputs low_precision \
+  optimizers published_layers sharding tasks training))
+STEP_TESTS := $(wildcard $(addprefix tests/,hlo inference planning profiling runtime services serving \
+  spmd_passes))
+OTHER_TESTS := tests $(addprefix --ignore=,$(MODEL_TESTS) $(STEP_TESTS))
+PARTS := "$(MODEL_TESTS)" "$(STEP_TESTS)" "$(OTHER_TESTS)"
+SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)") \
+  $(if $(SLOW_SHARE),--slow-share=$(SLOW_SHARE))
 
 # Debian's bazel-bootstrap works offline: the packages bazel-platforms, bazel-rules-java and
 # bazel-rules-proto, and two stand-ins in bazel/debian, replace what bazel would download.
@@ -37,7 +49,9 @@ help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
 	@echo "make install      install into $(VENV), with the versions of constraints.txt"
 	@echo "make install-dev  the same, with what tests, linting and committing need"
-	@echo "make test         lint, then every test that takes seconds"
+	@echo "make test         lint, then every test that takes seconds; FILES=\"lingvo_gshard/layers ...\": the"
+	@echo "                  tests of these files; CHANGED=main: those of files that differ from main;"
+	@echo "                  SLOW_SHARE=3/200: also one of 200 parts of the slow tests"
 	@echo "make test-all     lint, then every test"
 	@echo "make soak         trains under $(FAULTS) random faults, an hour; compares with a run without"
 	@echo "make soak-serve   serves honest and hostile clients for 10 minutes; compares every answer"
@@ -66,9 +80,11 @@ install-dev: $(INSTALLED_TEST)
 	@$(PIP_INSTALL) -e ".[dev]"
 
 test: lint
-	$(PYTEST)
+	@failed=; for part in $(if $(FILES)$(CHANGED),"",$(PARTS)); do \
+	  $(PYTEST) $$part $(SELECTION) || failed=1; \
+	done; test -z "$$failed"
 
-# One process per file of slow tests: TensorFlow never frees what it has lowered.
+# One process per file of slow tests.
 test-all: test
 	@$(PIP_INSTALL) -e ".[datasets]"
 	@failed=; for file in $$(grep -rl slow tests --include='test_*.py'); do \

@@ -11,7 +11,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
     "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
     "program_readers": ("lingvo_gshard.planning.program_reader",),
-    "useful_flops": ("lingvo_gshard.facts.step",),
+    "observers": ("lingvo_gshard.services.observers",),
+    "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (
         "lingvo_gshard.params.language_model",
         "lingvo_gshard.params.translation",
@@ -28,8 +29,13 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.preparation.vocabularies.vocabulary_trainer",
     ),
     "leaks": ("lingvo_gshard.preparation.cleaning.leaks",),
+    "object_stores": ("lingvo_gshard.object_stores",),
+    "orbax_stores": ("lingvo_gshard.object_stores.checkpoints",),
+    "run_directories": ("lingvo_gshard.object_stores.run_directory",),
+    "useful_flops": ("lingvo_gshard.facts.step",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
     "products": (
+        "lingvo_gshard.inference.stored_weights",
         "lingvo_gshard.low_precision.delayed_scales",
         "lingvo_gshard.fine_tuning.adapters",
     ),

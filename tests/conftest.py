@@ -25,6 +25,7 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from lingvo_gshard.tools.console import spelling  # noqa: E402
+from tests import selection  # noqa: E402
 
 hypothesis.settings.register_profile(
     "house", deadline=None, derandomize=True, max_examples=50, database=None
@@ -32,6 +33,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("house")
 
 _CACHED = type(functools.cache(lambda: None))
+
+
+def pytest_addoption(parser):
+    """Adds options that select tests."""
+    selection.add_options(parser)
+
+
+def pytest_configure(config):
+    """Selects the tests that the options ask for."""
+    selection.register(config)
 
 
 class _ShowFailures:

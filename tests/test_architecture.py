@@ -1,3 +1,4 @@
+# tests: /lingvo_gshard/, /tests/, /benchmarks/, /studies/, /setup.py, /constraints.txt
 """Tests rules of the code base: imports, file sizes, ambient state, and packaging."""
 
 import ast
@@ -27,54 +28,53 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "tasks")
-TRAINED = (*MODEL, "kernels", "training", "hlo", "runtime")
-BELOW_API = (
-    *TRAINED,
-    *("pages", "dropless", "long_inputs", "published_layers", "spmd_passes", "preparation"),
-    *("fine_tuning", "low_precision", "open_models", "facts", "inference", "planning", "export"),
-    *("profiling", "reporting", "params", "giants"),
-)
-FOLDERS = {
+TRAINED = (*MODEL, "training", "hlo", "runtime")
+HEART = {
     "core": (),
     "data": ("core",),
     "sharding": ("core",),
-    "pages": ("core", "sharding"),
-    "preparation": ("core", "data"),
     "layers": ("core", "sharding"),
-    "kernels": ("core", "sharding", "layers"),
-    "dropless": ("core", "sharding", "layers", "kernels"),
-    "long_inputs": ("core", "sharding", "layers", "kernels"),
-    "published_layers": ("core", "sharding", "layers"),
     "tasks": MODEL[:4],
     "training": MODEL,
-    "low_precision": (*MODEL, "kernels", "training"),
-    "fine_tuning": (*MODEL, "preparation", "training"),
     "hlo": ("core", "sharding"),
     "runtime": (*MODEL, "training", "hlo"),
-    "spmd_passes": ("core", "sharding", "runtime"),
-    "agents": TRAINED,
-    "facts": (*TRAINED, "published_layers", "fine_tuning"),
-    "inference": (*TRAINED, "dropless", "published_layers", "preparation", "facts"),
-    "open_models": (
-        *TRAINED,
-        "dropless",
-        "published_layers",
-        "fine_tuning",
-        "preparation",
-        "facts",
-        "inference",
-    ),
-    "testing": (*TRAINED, "inference"),
-    "planning": (*TRAINED, "pages", "dropless", "facts", "inference"),
-    "profiling": (*TRAINED, "facts", "planning"),
-    "export": (*TRAINED, "preparation", "inference"),
-    "reporting": (*TRAINED, "pages", "planning", "profiling"),
     "params": (*MODEL, "training"),
-    "giants": (*MODEL, "dropless", "published_layers", "preparation", "training", "params"),
-    "keras": (*TRAINED, "planning"),
-    "api": BELOW_API,
-    "serving": (*BELOW_API, "api"),
-    "tools": (*BELOW_API, "agents", "api", "serving"),
+}
+# Wings may import the heart, and the other wings that are named.
+WINGS_OF = {
+    "pages": (),
+    "object_stores": (),
+    "preparation": (),
+    "services": (),
+    "kernels": (),
+    "dropless": ("kernels",),
+    "long_inputs": ("kernels",),
+    "published_layers": (),
+    "spmd_passes": (),
+    "agents": ("object_stores", "services"),
+    "low_precision": ("kernels",),
+    "fine_tuning": ("preparation",),
+    "facts": ("published_layers", "fine_tuning"),
+    "inference": ("kernels", "dropless", "published_layers", "preparation", "facts"),
+    "open_models": (
+        *("object_stores", "dropless", "published_layers", "preparation", "services"),
+        *("fine_tuning", "facts", "inference"),
+    ),
+    "testing": ("inference",),
+    "planning": ("pages", "dropless", "services", "facts", "inference"),
+    "profiling": ("facts", "planning"),
+    "export": ("object_stores", "preparation", "inference"),
+    "reporting": ("pages", "services", "planning", "profiling"),
+    "giants": ("dropless", "published_layers", "preparation"),
+    "keras": ("planning",),
+}
+ALL_BELOW_API = (*HEART, *(wing for wing in WINGS_OF if wing not in ("agents", "keras", "testing")))
+FOLDERS = {
+    **HEART,
+    **{wing: (*HEART, *others) for wing, others in WINGS_OF.items()},
+    "api": ALL_BELOW_API,
+    "serving": (*ALL_BELOW_API, "api"),
+    "tools": (*ALL_BELOW_API, "agents", "api", "serving"),
 }
 
 
@@ -418,14 +418,15 @@ def test_files_of_others_are_opened_in_one_place():
     )
     own = {
         # Linux, Python and this package.
-        *("agents/worker.py", "training/run/loop.py", "training/run/run_lock.py"),
+        *("agents/worker.py", "services/memory.py", "training/run/run_lock.py"),
         *("training/run/run_records.py", "tools/diagnosis/speed.py", "pages/html_page.py"),
         *("tools/diagnosis/environment.py", "tools/benchmarks/input/preparation.py"),
         *("tools/console/libraries.py", "tools/console/launcher.py"),
         # Caches, work folders and shared memory that the same user has written.
         *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
         *("preparation/duplicates.py", "preparation/job.py", "tools/launch/slurm.py"),
-        *("preparation/row_files.py", "training/run/checkpoint/snapshots.py"),
+        *("preparation/row_files.py", "object_stores/synced_folder.py"),
+        "services/snapshots.py",
         *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),

@@ -1,3 +1,4 @@
+# tests: /docs/counted/, /docs/open_models.md
 """Holds that the counts of docs/open_models.md are those of the configs beside them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: /docs/, /README.md
 """Runs every command in README.md and docs/, or names the test that covers it.
 
 A page's `bash` and `console` blocks (in the latter, the lines after `$ `) are run in order in one
@@ -118,7 +119,7 @@ ELSEWHERE = {
     r"gshard-serve .*": "tests/serving/test_process.py",
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
-    r"gshard-train .* --writer=.*": "tests/training/trackers/test_trackers.py",
+    r"gshard-train .* --writer=.*": "tests/services/test_trackers.py",
     # These need a bucket.
     r".*(?:gs|s3)://my-bucket/.*": "tests/buckets/test_page.py",
     # These need a published model, or transformers.

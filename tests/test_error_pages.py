@@ -1,3 +1,4 @@
+# tests: /docs/
 """Checks that the pages of errors show messages that the code has."""
 
 import ast

@@ -1,3 +1,4 @@
+# tests: /Makefile
 """Tests the commands of the Makefile's targets by `make -n`."""
 
 import os
@@ -56,6 +57,24 @@ def test_help_lists_every_target():
     declared = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     described = set(re.findall(r"^make ([\w-]+)", _make("help"), re.MULTILINE))
     assert described == set(declared.group(1).split()) - {"help"}
+
+
+def test_variables_select_tests():
+    text = _make("-n", "test", "FILES=lingvo_gshard/layers tests/tiny.py", "SLOW_SHARE=3/200")
+    selection = '--belongs-to="lingvo_gshard/layers tests/tiny.py" --slow-share=3/200'
+    assert f"pytest -n 2 --dist loadgroup $part {selection} " in " ".join(text.split())
+    assert 'for part in "";' in text
+    assert '--changed-since="main"' in _make("-n", "test", "CHANGED=main")
+    assert "--belongs-to" not in _make("-n", "test") and "--slow" not in _make("-n", "test")
+
+
+def test_parts_are_all_tests():
+    """A folder of tests is in one part, or in the last part, which leaves out what others run."""
+    (parts,) = re.findall(r"for part in (.*?);", _make("-n", "test"))
+    first, second, others = (part.split() for part in re.findall(r'"(.*?)"', parts))
+    assert others == ["tests", *(f"--ignore={folder}" for folder in first + second)]
+    assert all((ROOT / folder).is_dir() for folder in first + second)
+    assert len({*first, *second}) == len(first) + len(second)
 
 
 def test_variables_choose_environment_and_folder():

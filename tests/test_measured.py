@@ -1,3 +1,4 @@
+# tests: /docs/
 """Measures figures of the documentation again: what compilers report."""
 
 import collections

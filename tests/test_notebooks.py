@@ -1,3 +1,4 @@
+# tests: /docs/site/, /docs/first_translation.md
 """Makes notebooks of the tutorials and executes them, as a reader would in Jupyter."""
 
 import ast

@@ -1,3 +1,4 @@
+# tests: /docs/planned/, /docs/open_models_planned.md
 """Tests docs/open_models_planned.md: its data, that it is up to date, and that a row is planned."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: /docs/planned_and_published.md
 """Tests docs/planned_and_published.md: its data, its text, and that a row is planned again."""
 
 import math

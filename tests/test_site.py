@@ -1,3 +1,4 @@
+# tests: /docs/site/, /mkdocs.yml
 """Tests the sources of the site: every page is in its navigation, and every link has a target."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: /docs/size/
 """The count of files and lines, on a tree whose numbers are known."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# tests: /lingvo_gshard/, /benchmarks/, /studies/, /tests/words.py
 """Holds docstrings and comments to wording that is understood at first reading."""
 
 import pytest

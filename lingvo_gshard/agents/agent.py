@@ -29,13 +29,13 @@ from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.spare import Spare
 from lingvo_gshard.agents.stragglers import Stragglers
 from lingvo_gshard.agents.worker import Worker, start_process, words_of
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import FOLDER, RESTORED
-from lingvo_gshard.training.run.run_lock import ROUND
-from lingvo_gshard.training.run.signals import (
+from lingvo_gshard.core.signals import (
     EXIT_CODES,
     StopRequest,
     called_before_abrupt_end,
 )
+from lingvo_gshard.services.snapshot_parts import FOLDER, RESTORED
+from lingvo_gshard.training.run.run_lock import ROUND
 
 _FASTER = 20
 

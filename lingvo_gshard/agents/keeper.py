@@ -28,7 +28,7 @@ from lingvo_gshard.agents.border import Border
 from lingvo_gshard.core.files import regular
 from lingvo_gshard.runtime.cluster.envelope import PART, Envelope, are_equal, sign
 from lingvo_gshard.runtime.cluster.rendezvous import read_line, send_line
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.services.snapshot_parts import Part
 
 # Longest wait for the other side to begin, and for each of its messages.
 _SECONDS = 20.0

@@ -25,7 +25,7 @@ from lingvo_gshard.agents.records import (
 )
 from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.agents.worker import words_of
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.services.snapshot_parts import Part
 
 _HOUR = 3600.0
 

@@ -32,6 +32,7 @@ from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects, regular
 from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.object_stores.buckets import CompareAndSwapFile
 from lingvo_gshard.runtime.cluster.envelope import RECORD, SIGN, ForeignError, pack, sign, unpack
 from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 
@@ -257,7 +258,7 @@ def create(path: str, content: bytes, mode: int = 0o644) -> bool:
       OSError: it cannot be written.
     """
     if is_bucket(path):
-        file = objects.CompareAndSwapFile(path)
+        file = CompareAndSwapFile(path)
         found, generation = file.read()
         return found is None and file.write(content, generation) is not None
     with _new_file(path, content, mode, syncs=True) as new:

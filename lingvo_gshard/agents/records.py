@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
-from lingvo_gshard.training.run.signals import EXIT_CODES
+from lingvo_gshard.core.signals import EXIT_CODES
+from lingvo_gshard.services.snapshot_parts import Part
 
 # Exit codes of workers that were asked to stop.
 STOP_CODES = frozenset(EXIT_CODES.values())

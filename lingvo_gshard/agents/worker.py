@@ -18,13 +18,13 @@ from typing import Any
 
 from lingvo_gshard.agents.records import KILLED, Outcome
 from lingvo_gshard.agents.spare import Spare, module_of
-from lingvo_gshard.training.run.monitoring.worker_report import (
+from lingvo_gshard.core.signals import EXIT_CODES
+from lingvo_gshard.runtime.cluster.worker_report import (
     REPORT_FILE,
     WorkerReport,
     read_report,
 )
 from lingvo_gshard.training.run.run_lock import state_and_ticks
-from lingvo_gshard.training.run.signals import EXIT_CODES
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -13,9 +13,9 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.local_updates import AXIS
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -102,7 +102,7 @@ class Backend:
         """The jax devices that decode: the devices of the mesh, or jax's first device."""
         return self._devices if self.kind == "spmd" else jax.devices()[:1]
 
-    def make_runtime(self, trainer: Trainer) -> Runtime:
+    def make_runtime(self, trainer: Trainer) -> DeviceRuntime:
         """Returns a trainer's runtime on these devices.
 
         Raises ValueError if `sharding.overrides` names no layer or weight of the task.

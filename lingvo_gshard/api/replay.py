@@ -12,18 +12,18 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.services import determinism as replaying
+from lingvo_gshard.services.determinism import Replayed
+from lingvo_gshard.services.roll_back import BatchesWithoutSkipped, RollBacks
+from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run import determinism as replaying
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.run.determinism import Replayed
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow, rows_until
-from lingvo_gshard.training.run.roll_back import BatchesWithoutSkipped, RollBacks
-from lingvo_gshard.training.run.runtime_protocol import Runtime
 
 
 def replay(
@@ -105,7 +105,7 @@ def _params_of_step(directory: Logdir, checkpoints: list[int], step: int) -> Par
 
 def _prepare(
     params: Params, directory: Logdir, backend: Backend, store: CheckpointStore, step: int
-) -> tuple[Runtime, Checkpoint, BatchesWithoutSkipped]:
+) -> tuple[DeviceRuntime, Checkpoint, BatchesWithoutSkipped]:
     """Returns a runtime with the state before a step, its checkpoint, and the batches after it."""
     newest = store.peek()
     assert newest is not None
@@ -122,12 +122,13 @@ def _prepare(
     skipped = RollBacks(trainer.p.spikes, directory.path, checkpoint.step).skipped
     batches = BatchesWithoutSkipped(input_.train_batches(trainer.p.seed), skipped)
     if checkpoint.position is not None:
-        batches.move(checkpoint.step, checkpoint.position, skipped)
+        batches.set_state(checkpoint.position)
+        batches.go_on_after(checkpoint.step, skipped)
     checkpoint.arrays.clear()
     return runtime, checkpoint, batches
 
 
-def _verdict(found: Replayed, directory: Logdir, runtime: Runtime) -> str:
+def _verdict(found: Replayed, directory: Logdir, runtime: DeviceRuntime) -> str:
     if found.is_equal:
         return f"step {found.step:,} is equal to what the run recorded, in every bit: " + ", ".join(
             found.compared
@@ -139,7 +140,7 @@ def _verdict(found: Replayed, directory: Logdir, runtime: Runtime) -> str:
     return f"{text}. {others}" if others else text
 
 
-def _other_machine(directory: Logdir, step: int, runtime: Runtime) -> str:
+def _other_machine(directory: Logdir, step: int, runtime: DeviceRuntime) -> str:
     """Returns how this machine differs from the one that took a step; '' if it is not known to."""
     launches = [one for one in run_records.read_launches(directory.path) if one.step < step]
     if not launches:

@@ -18,13 +18,13 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
+from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -43,7 +43,7 @@ class TrainedModel:
     step: int
     task: Task
     theta: NestedMap
-    runtime: Runtime
+    runtime: DeviceRuntime
     input: Input
 
 

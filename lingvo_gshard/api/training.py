@@ -18,37 +18,40 @@ import rich.table
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.fine_tuning.starting import FirstWeights, StartingPoint
+from lingvo_gshard.services import divergence, snapshots, trackers
+from lingvo_gshard.services.determinism import checked
+from lingvo_gshard.services.hang_watch import HangWatch
+from lingvo_gshard.services.progress import StageDisplay
+from lingvo_gshard.services.runtime import DeviceRuntime
+from lingvo_gshard.services.snapshots import snapshot_run
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run import processes, run_records
-from lingvo_gshard.training.run.checkpoint import snapshots
+from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.choice import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.checkpoint.snapshots import SnapshotStore
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.run.determinism import checked
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.loop import Outcome, TrainingLoop, snapshot_run
-from lingvo_gshard.training.run.monitoring import divergence, trackers
+from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
 from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
-from lingvo_gshard.training.run.monitoring.hang_watch import HangWatch
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
-from lingvo_gshard.training.run.monitoring.step_reporter import reporters
-from lingvo_gshard.training.run.runtime_protocol import Runtime
-from lingvo_gshard.training.run.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.training.step.trainer import Trainer
 
 
 def print_summary(
-    console: rich.console.Console, params: Params, input_: Input, trainer: Trainer, runtime: Runtime
+    console: rich.console.Console,
+    params: Params,
+    input_: Input,
+    trainer: Trainer,
+    runtime: DeviceRuntime,
 ) -> None:
     """Prints the experiment, the model's size, the devices, and how the corpus was cleaned."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
@@ -209,8 +212,7 @@ def _train(
         runtime = checked(backend.make_runtime(trainer), params.run.check_determinism_every)
         if backend.cluster.size > 1:
             input_.own_rows = runtime.own_rows
-        run = snapshot_run(logdir)
-        checkpoint = snapshots.restore(run, newest, runtime.abstract_state())
+        checkpoint = snapshots.restore(snapshot_run(logdir), newest, runtime.abstract_state())
         kind = "snapshot" if checkpoint else "checkpoint"
         checkpoint = checkpoint or store.restore(runtime.abstract_state())
         if checkpoint and _is_done(params, checkpoint):
@@ -224,16 +226,13 @@ def _train(
         print_summary(console, params, input_, trainer, runtime)
         step = checkpoint.step if checkpoint else 0
         record_launch(logdir, params, trainer, runtime, backend, step, say)
-        observed = ObservedRun(
-            params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
+        split = backend.partitioning
+        run = ObservedRun(
+            params, trainer, runtime, split, input_, logdir, store, stop, step + 1, console
         )
-        watching = [make(observed) for make in observers]
-        watching += [HangWatch(params.run, backend.cluster.roll_call), *reporters()]
-        kept = SnapshotStore(run)
-        loop = TrainingLoop(
-            params, trainer, runtime, input_, logdir, store, stop, console, watching, kept
-        )
-        outcome = loop.run(checkpoint, progress)
+        watching = [make(run) for make in observers]
+        watching.append(HangWatch(params.run, backend.cluster.roll_call))
+        outcome = TrainingLoop(run, watching).run(checkpoint, progress)
         for line in input_.usage_notes():
             say(line)
         return outcome
@@ -307,7 +306,7 @@ def record_launch(
     logdir: Logdir,
     params: Params,
     trainer: Trainer,
-    runtime: Runtime,
+    runtime: DeviceRuntime,
     backend: Backend,
     step: int,
     say: Callable[[str], None],

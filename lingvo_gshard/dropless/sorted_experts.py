@@ -14,7 +14,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import feed_forward, products
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.products import ProductContext, add_bias, is_stored, rounded_by_rows
+from lingvo_gshard.layers.products import ProductContext, add_bias, rounded_by_rows
 from lingvo_gshard.sharding.platforms import platform_in_use
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}
@@ -36,8 +36,6 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     if found := products.obstacle(theta):
         return found
     weights = [weight for name, weight in theta.items() if name.startswith("w_")]
-    if any(map(is_stored, weights)):
-        return "its weights are int8"
     is_rounded = context.extension(ProductContext).rounding is not None
     obstacles = [
         kernels.grouped.obstacle(platform, rows, w, dtype.name, is_rounded) for w in weights

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Iterator
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import local_copies, objects
-from lingvo_gshard.core.files.problems import BucketError
-from lingvo_gshard.core.files.stores import GivenPath, is_bucket, split
-from lingvo_gshard.training.run.signals import called_before_abrupt_end
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.stores import BucketError, GivenPath, is_bucket
+from lingvo_gshard.core.signals import called_before_abrupt_end
+from lingvo_gshard.object_stores import buckets, scratch
+from lingvo_gshard.object_stores.connections import split
 
 # Name of a file that is written and deleted, to find out whether files can be written.
 _PROBE = ".gshard-probe"
@@ -57,7 +58,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
         `output`.
     """
     check_folder_in_bucket(path)
-    local = local_copies.new_folder("export")
+    local = scratch.new_folder("export")
     free = shutil.disk_usage(local).free
     if needed > free:
         raise UserError(
@@ -67,7 +68,7 @@ def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
         )
     try:
         yield local
-        local_copies.upload_folder(local, os.fspath(path).rstrip("/"))
+        buckets.upload_folder(local, os.fspath(path).rstrip("/"))
     except OSError as error:
         with contextlib.suppress(OSError):
             objects.remove_tree(path)

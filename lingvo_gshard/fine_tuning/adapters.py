@@ -14,7 +14,7 @@ first step computes what the model without adapters does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context, initializers, letters
@@ -203,7 +203,7 @@ def merged(specs: Any, theta: Any, merge: Merge) -> Any:
     return result
 
 
-def _adapted(specs: NestedMap) -> Sequence[str]:
+def _adapted(specs: Mapping[str, Any]) -> Sequence[str]:
     """Returns the names of the weights of one layer that have adapters."""
     factors = specs.get(CHILD, {})
     return [name[:-2] for name in factors if name.endswith("_a")]

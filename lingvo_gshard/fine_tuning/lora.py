@@ -15,7 +15,6 @@ from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
 from lingvo_gshard.tasks.task import TASK_FEATURES, Task, TaskFeature
 
 
-@TASK_FEATURES.register("lora")
 class LoRA(TaskFeature):
     """The weights with adapters, and the adapters' size. All other weights are frozen.
 
@@ -85,6 +84,9 @@ class LoRA(TaskFeature):
             return annotate_like(tf.cast(total, spec.dtype), spec)
 
         return merged(task.variable_specs(), theta, merge)
+
+
+TASK_FEATURES.register("lora")(LoRA)
 
 
 def adapt(model: Layer, params: Params, where: str) -> None:

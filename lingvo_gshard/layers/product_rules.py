@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
@@ -25,14 +25,12 @@ class ProductContext:
     """The extension of the context for the weights of products.
 
     Attributes:
-      precision: How `decoding_weights` stores them, or empty to leave them as they are.
       rounding: Rounds the factors of products in training; None computes in the type of the
         activations.
       rules: More rules for products in training, beside RULES.
       table_dtype: The type that rows of tables are rounded to in training; empty for the table's.
     """
 
-    precision: str = ""
     rounding: Rounding | None = None
     rules: tuple[ProductRule, ...] = ()
     table_dtype: str = ""
@@ -64,14 +62,14 @@ class ProductRule:
     """Takes part in all products of activations with weights. The defaults change nothing."""
 
     def multiply(
-        self, product: Product, x: tf.Tensor, weight: tf.Tensor, multiply: Multiply
+        self, product: Product, x: tf.Tensor, weight: Any, multiply: Multiply
     ) -> tf.Tensor:
         """Returns the product of activations with a weight.
 
         Args:
           product: the product.
           x: the activations.
-          weight: the weight, in the type of the weights.
+          weight: the weight, in the type of the weights; or what a rule has in its place.
           multiply: multiplies two factors by the following rules.
         """
         del product
@@ -100,6 +98,10 @@ class ProductRule:
         """
         del product
         return x, weight
+
+    def look_up(self, table: NestedMap, ids: tf.Tensor) -> tf.Tensor | None:
+        """Returns float32 rows of what the rule has in place of a table; None for other rules'."""
+        del table, ids
 
     def obstacle(self, theta: NestedMap) -> str:
         """Returns why a layer's products must be computed by the rule; "" if they need not.

@@ -14,6 +14,7 @@ scale. A history travels with its weight, through loops too. Its gradient is wha
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -110,7 +111,7 @@ class _Histories(ProductRule):
     """Rounds the factors of products by the histories of their weights."""
 
     def multiply(
-        self, product: Product, x: tf.Tensor, weight: tf.Tensor, multiply: Multiply
+        self, product: Product, x: tf.Tensor, weight: Any, multiply: Multiply
     ) -> tf.Tensor:
         """Returns a product by the history of its first weight, which it measures for."""
         rounding = context.extension(ProductContext).rounding

@@ -307,7 +307,7 @@ class _Values:
 
     def __init__(self, source: ExportSource):
         # Imports TensorStore, which mistakes need not wait for.
-        from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
+        from lingvo_gshard.open_models.streamed import WeightReader
 
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
         self._mapping = source.mapping
@@ -450,7 +450,7 @@ class PublishedAdapter:
 
     def _values(self) -> Iterator[np.ndarray]:
         # Imports TensorStore, which mistakes need not wait for.
-        from lingvo_gshard.training.run.checkpoint.streamed import WeightReader
+        from lingvo_gshard.open_models.streamed import WeightReader
 
         source = self.source
         reader = WeightReader(source.directory, source.checkpoint, source.item)

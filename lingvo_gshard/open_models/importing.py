@@ -21,6 +21,7 @@ from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.fine_tuning.adapters import is_factor, without_factors
 from lingvo_gshard.fine_tuning.preferences import without_reference
 from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
@@ -43,11 +44,10 @@ from lingvo_gshard.preparation.vocabularies.published_vocabulary import (
     copy_files,
 )
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.signals import called_before_abrupt_end
 from lingvo_gshard.training.step import precision
 
 if TYPE_CHECKING:
-    from lingvo_gshard.training.run.checkpoint import streamed
+    from lingvo_gshard.open_models import streamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ class PublishedModel:
 
     def parts(self, path: str) -> list[streamed.Part]:
         """Returns the parts of a weight, one for each published tensor that holds one."""
-        from lingvo_gshard.training.run.checkpoint import streamed
+        from lingvo_gshard.open_models import streamed
 
         found = []
         for piece, name in self._by_weight[path]:
@@ -290,7 +290,7 @@ def check_logdir(logdir: str | os.PathLike) -> None:
 
 def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
     # Imports Orbax, which mistakes need not wait for.
-    from lingvo_gshard.training.run.checkpoint import streamed
+    from lingvo_gshard.open_models import streamed
 
     theta = {
         path: streamed.StreamedArray(spec.shape, np.dtype(spec.dtype), model.parts(path))

@@ -19,7 +19,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import class_today
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.files.stores import is_bucket, store_of
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.preparation.cleaning.cleaner import BaseCleaner
 from lingvo_gshard.preparation.part_readers import PartOptions
@@ -185,9 +185,9 @@ class Job:
 
     def deliver(self, *names: str) -> None:
         """Copies complete files of the output to its bucket, if it is in one."""
-        if is_bucket(self.output):
+        if store := store_of(self.output):
             for name in names:
-                objects.upload(f"{self.local_output}/{name}", f"{self.output}/{name}")
+                store.upload(f"{self.local_output}/{name}", f"{self.output}/{name}")
 
     @property
     def is_text(self) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.files.lines import bounded_lines
-from lingvo_gshard.core.files.problems import BucketError
+from lingvo_gshard.core.files.stores import BucketError
 from lingvo_gshard.data.sources import readers, text, tsv
 from lingvo_gshard.data.sources.compression import decompressed
 from lingvo_gshard.data.sources.readers import LONG_LINE

@@ -16,7 +16,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.files.stores import is_bucket, store_of
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 from lingvo_gshard.preparation import (
@@ -175,10 +175,10 @@ class _Run:
 
     def _finished(self, settings: dict[str, Any], surveys: dict[str, Survey]) -> Manifest:
         """Returns the manifest that is there; ValueError if it is of other settings or sources."""
-        if self._job.local_output != self._job.output:
+        if store := store_of(self._job.output):
             objects.make_folder(self._job.local_output)
             path = f"{self._job.local_output}/{manifests.FILE}"
-            objects.download(f"{self._job.output}/{manifests.FILE}", path)
+            store.download(f"{self._job.output}/{manifests.FILE}", path)
         found = manifests.read(self._job.local_output)
         digests = {
             f"file {file.path}": file.sha256 for source in found.sources for file in source.files

@@ -24,12 +24,12 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.planning.calibration import Calibration
 from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.profiling.timeline import StepProgram, StepRange
 from lingvo_gshard.profiling.trace import Event, Trace
-from lingvo_gshard.training.run import processes
 
 _MICROSECOND = 1e6
 _HOST, _FIRST_DEVICE = 1, 100

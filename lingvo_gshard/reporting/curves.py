@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from lingvo_gshard.services.compilations import COMPILATIONS_FILE
 from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.monitoring.compilations import COMPILATIONS_FILE
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow, first_and_last, rows_until
 from lingvo_gshard.training.run.run_records import Launch
 

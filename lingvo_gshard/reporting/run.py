@@ -22,11 +22,11 @@ from lingvo_gshard.profiling.files import COMPARISON, FOLDER, SUMMARY
 from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.reporting import curves
 from lingvo_gshard.reporting.curves import History, Recompilation, RecordedCompilation
+from lingvo_gshard.services.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.services.routers.router_records import RouterRecord, routers_of_run
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
-from lingvo_gshard.training.run.routers.router_records import RouterRecord, routers_of_run
 from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding
 
 # More watched steps or experts than these are averaged in groups.

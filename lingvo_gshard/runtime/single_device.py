@@ -12,23 +12,18 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import offloading
-from lingvo_gshard.training.run.monitoring.compilations import (
-    Compilation,
-    Inputs,
-    compiling,
-    inputs_of,
-)
-from lingvo_gshard.training.run.monitoring.expert_use import (
+from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling, inputs_of
+from lingvo_gshard.training.step.metric_vectors import (
+    Measurement,
+    ReadMeasured,
+    StepMetrics,
+    WeightedMetrics,
     metric_vector,
     pair_with_weights,
     values_and_weights,
 )
-from lingvo_gshard.training.run.routers.counts import ReadSums, routing_sums, watched_batch
-from lingvo_gshard.training.run.runtime_protocol import StepMetrics, WeightedMetrics
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -56,7 +51,7 @@ class SingleDeviceRuntime:
         self._messages = _check_device(trainer)
         self._variables: NestedMap | None = None
         self.compilations: list[Compilation] = []
-        self._watches: dict[tuple, Callable[[TensorBatch], dict[str, tf.Tensor]]] = {}
+        self._measured: dict[tuple, Callable[[TensorBatch], TensorBatch]] = {}
         self._train = _Compiled("train", self._train_step, self._compile, self.compilations)
         self._evaluate = _Compiled("eval", self._eval_step, self._compile, self.compilations)
 
@@ -138,23 +133,22 @@ class SingleDeviceRuntime:
         """Returns the metrics of one batch, name -> (value, weight), without training."""
         return pair_with_weights(self._evaluate(batch).read())
 
-    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
-        """Starts the forward pass of a step that watches the routers."""
-        sizes, fed = watched_batch(batch, kinds, step)
-        tensors = {name: tf.convert_to_tensor(x) for name, x in fed.items()}
+    def measure(self, name: str, function: Measurement, batch: Batch) -> ReadMeasured:
+        """Starts a function of the weights, and returns a function that waits for its results."""
+        tensors = {name: tf.convert_to_tensor(x) for name, x in batch.items()}
         inputs = inputs_of(tensors)
-        key = (sizes, *_key(inputs))
-        if key not in self._watches:
-            self._watches[key] = self._compile(functools.partial(self._routing_step, kinds=sizes))
+        key = (function, *_key(inputs))
+        if key not in self._measured:
+            self._measured[key] = self._compile(functools.partial(self._call, function))
             started = time.monotonic()
             with compiling():
-                sums = self._watches[key](tensors)
-                tf.nest.map_structure(lambda value: value.numpy(), sums)
+                results = self._measured[key](tensors)
+                tf.nest.map_structure(lambda value: value.numpy(), results)
             seconds = time.monotonic() - started
-            self.compilations.append(Compilation("routers", inputs, 0.0, 0.0, seconds))
+            self.compilations.append(Compilation(name, inputs, 0.0, 0.0, seconds))
         else:
-            sums = self._watches[key](tensors)
-        return lambda: {name: value.numpy() for name, value in sums.items()}
+            results = self._measured[key](tensors)
+        return lambda: {name: value.numpy() for name, value in results.items()}
 
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns `function` with the current weights as its first argument."""
@@ -174,9 +168,9 @@ class SingleDeviceRuntime:
     def _eval_step(self, batch: TensorBatch) -> NestedMap:
         return NestedMap(values_and_weights(self._trainer.eval_step(self._theta(), batch)))
 
-    def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> dict[str, tf.Tensor]:
-        theta = self._held.theta.transform(lambda variable: variable.read_value())
-        return routing_sums(self._trainer, theta, batch, kinds)
+    def _call(self, function: Measurement, batch: TensorBatch) -> TensorBatch:
+        """Returns a function of the weights before a step."""
+        return function(self._held.theta.transform(lambda v: v.read_value()), batch)
 
     def _theta(self) -> NestedMap:
         part = self._held[self._trainer.evaluated_part]

@@ -12,8 +12,8 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import offloading, partitioning_log
+from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.executable import Executable
@@ -23,7 +23,7 @@ from lingvo_gshard.runtime.program.step_programs import (
     evaluated_arrays,
     function_program,
     init_program,
-    routing_program,
+    measuring_program,
     state_arrays,
     train_program,
 )
@@ -36,10 +36,13 @@ from lingvo_gshard.runtime.step_compiler import (
 )
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
-from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
-from lingvo_gshard.training.run.monitoring.expert_use import pair_with_weights
-from lingvo_gshard.training.run.routers.counts import ReadSums, watched_batch
-from lingvo_gshard.training.run.runtime_protocol import StepMetrics, WeightedMetrics
+from lingvo_gshard.training.step.metric_vectors import (
+    Measurement,
+    ReadMeasured,
+    StepMetrics,
+    WeightedMetrics,
+    pair_with_weights,
+)
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -249,21 +252,20 @@ class SpmdRuntime:
         (metrics,) = step.executable(*self._evaluated(), *step.feed(batch, self._mesh))
         return pair_with_weights(step.metrics(metrics).read())
 
-    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
-        """Starts the forward pass of a step that watches the routers."""
-        sizes, fed = watched_batch(batch, kinds, step)
-        made_of = (self._trainer, self._partitioning, self._partitioner, batch_specs(fed), sizes)
-        watched = self._compiler.step(
-            "routers",
-            (batch_key(fed), sizes),
+    def measure(self, name: str, function: Measurement, batch: Batch) -> ReadMeasured:
+        """Starts a function of the weights, and returns a function that waits for its results."""
+        made_of = (self._trainer, self._partitioning, self._partitioner, batch_specs(batch))
+        step = self._compiler.step(
+            name,
+            (batch_key(batch), function),
             self._devices,
-            lambda: (routing_program(*made_of), []),
-            inputs_of(fed),
+            lambda: (measuring_program(*made_of, function), []),
+            inputs_of(batch),
             is_reported=False,
         )
         pairs = zip(self._arrays, self._held, strict=True)
         theta = [value for array, value in pairs if array.path.startswith("theta.")]
-        return watched.start(*theta, *watched.feed(fed, self._mesh))
+        return step.start(*theta, *step.feed(batch, self._mesh))
 
     def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
         """Returns `function` with the current weights as its first argument."""

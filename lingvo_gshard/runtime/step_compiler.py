@@ -8,16 +8,16 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import partitioning_log
+from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling
 from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, compiling
-from lingvo_gshard.training.run.runtime_protocol import StepMetrics
+from lingvo_gshard.training.step.metric_vectors import StepMetrics
 from lingvo_gshard.training.step.precision import may_be_ahead
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -17,7 +17,6 @@ from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
@@ -25,7 +24,7 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training.run.routers.counts import routing_sums
+from lingvo_gshard.training.step.metric_vectors import Measurement
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -110,10 +109,9 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
             lambda theta, ids: function(self._annotating.layer_weights(theta), ids)
         )
 
-    def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> TensorBatch:
+    def _call(self, function: Measurement, batch: TensorBatch) -> TensorBatch:
         theta = self._held.theta.transform(lambda variable: variable.read_value())
-        trainer = self._annotating
-        return routing_sums(trainer.plain, trainer.annotated(theta), batch, kinds)
+        return function(self._annotating.annotated(theta), batch)
 
     def _compile(self, function: Callable) -> Callable:
         """Returns a function that the strategy runs, with annotations under the partitioning."""

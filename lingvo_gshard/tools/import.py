@@ -37,10 +37,10 @@ from lingvo_gshard.api.importing import import_model, open_model
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.runtime import devices
+from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
 from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
-from lingvo_gshard.training.run.monitoring.progress import StageDisplay
 from lingvo_gshard.training.step.precision import precision_names
 
 

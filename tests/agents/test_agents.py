@@ -1,3 +1,4 @@
+# tests: agents/agent.py, agents/leader.py, agents/meeting.py, agents/keeper.py, agents/worker.py
 """Runs agents as real processes, with workers that start in no time (stand_in.py)."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: agents/keeper.py, agents/border.py, training/run/checkpoint/snapshot_parts.py
 """Checks that parts of snapshots go from host to host, and to no stranger."""
 
 import os
@@ -10,7 +11,7 @@ import pytest
 
 from lingvo_gshard.agents import keeper
 from lingvo_gshard.agents.keeper import Keeper, Preparation
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.services.snapshot_parts import Part
 from tests.agents.between import Between
 
 PART = Part(1, 1, 10, 2, 0)

@@ -1,3 +1,4 @@
+# tests: agents/leader.py, agents/records.py
 """Checks what a leader decides, with a clock and signs made up by the test."""
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from lingvo_gshard.agents.leader import Leader
 from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.agents.records import FAILED, LOST, STOPPED, UNMET, Beat, Outcome, Record
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.services.snapshot_parts import Part
 
 HOUR = 3600.0
 

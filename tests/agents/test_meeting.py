@@ -1,3 +1,4 @@
+# tests: agents/meeting.py, agents/border.py, agents/records.py, agents/sightings.py
 """Checks that agents agree through a directory, and believe no stranger."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: agents/meeting.py, agents/agent.py
 """Checks that an agent notices when it cannot meet the others, also in a call that blocks."""
 
 import threading

@@ -1,3 +1,4 @@
+# tests: /tests/agents/soak/
 """Checks the parts of the soak: its network link, its clock, and how it counts what was lost."""
 
 import json

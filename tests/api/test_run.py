@@ -1,3 +1,5 @@
+# tests: api/run.py, __init__.py, api/experiments.py, api/partitioning.py, api/planning.py
+# tests: api/preparation.py, api/saved_run.py, api/training.py, api/options.py
 """Tests the Python API on a small translation model and a small language model."""
 
 import subprocess

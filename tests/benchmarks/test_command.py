@@ -1,3 +1,4 @@
+# tests: /benchmarks/
 """Runs the programs of benchmarks/ at tiny sizes: measurements, output, help and errors."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: /benchmarks/decode/
 """python -m benchmarks decode: the sizes of dense models, and other engines on tiny ones."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: /benchmarks/http_load.py
 """Checks that many clients in one thread send every request once, and see what happens to it."""
 
 import collections

@@ -1,3 +1,4 @@
+# tests: /benchmarks/partition.py
 """Runs the benchmark of partitioning at tiny sizes."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: agents/meeting.py, core/files/objects.py, core/files/stores.py
 """Checks that agents meet in a bucket, by conditional writes alone."""
 
 import threading

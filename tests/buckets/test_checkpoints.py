@@ -1,8 +1,11 @@
+# tests: training/run/checkpoint/orbax_storage.py, training/run/checkpoint/store.py
+# tests: core/files/objects.py, core/files/problems.py
 """Tests that checkpoints in a bucket are complete with their marker, and survive trouble."""
 
 import pytest
 
-from lingvo_gshard.core.files import objects, problems, stores
+from lingvo_gshard.core.files import objects, stores
+from lingvo_gshard.object_stores import problems
 from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, steps_in
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state, save, write_extras

@@ -1,3 +1,5 @@
+# tests: training/run/checkpoint/orbax_storage.py, training/run/checkpoint/store.py
+# tests: core/files/local_copies.py
 """Tests that two processes train in one bucket, each writing its shards, and go on there."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: core/files/local_copies.py, core/files/objects.py
 """Tests that files which are appended to locally are in the bucket soon, and before a push ends."""
 
 import os
@@ -5,8 +6,9 @@ import pathlib
 
 import pytest
 
-from lingvo_gshard.core.files import local_copies, objects
-from lingvo_gshard.core.files.local_copies import SyncedFolder
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.object_stores import synced_folder
+from lingvo_gshard.object_stores.synced_folder import SyncedFolder
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,7 @@ def test_only_what_changed_is_copied(folder, emulator):
 
 
 def test_changes_are_copied_by_themselves(folder, monkeypatch):
-    monkeypatch.setattr(local_copies, "_PERIOD_SECONDS", 0.1)
+    monkeypatch.setattr(synced_folder, "_PERIOD_SECONDS", 0.1)
     synced = open_folder(folder)
     synced.start(print)
     (synced.folder / "a").write_text("1")
@@ -67,7 +69,7 @@ def test_changes_are_copied_by_themselves(folder, monkeypatch):
 @pytest.fixture
 def cut_off(folder, emulator, monkeypatch):
     """Gives a synced folder whose bucket is gone, and what it said of that."""
-    monkeypatch.setattr(local_copies, "_PERIOD_SECONDS", 0.1)
+    monkeypatch.setattr(synced_folder, "_PERIOD_SECONDS", 0.1)
     said: list[str] = []
     synced = open_folder(folder)
     synced.start(said.append)

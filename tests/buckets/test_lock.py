@@ -1,3 +1,4 @@
+# tests: training/run/run_lock.py, core/files/objects.py
 """Tests that one run at a time holds a lock in a bucket."""
 
 import concurrent.futures
@@ -8,9 +9,9 @@ import msgspec
 import pytest
 
 from lingvo_gshard.core.files import objects, stores
-from lingvo_gshard.core.files.objects import CompareAndSwapFile
-from lingvo_gshard.training.run import run_lock
-from lingvo_gshard.training.run.run_lock import BucketLock, LockedError, LostLockError, this_process
+from lingvo_gshard.object_stores import run_directory
+from lingvo_gshard.object_stores.run_directory import BucketLock
+from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, this_process
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +25,9 @@ def path(folder):
 @pytest.fixture
 def fast(monkeypatch):
     """Makes locks stale soon."""
-    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.6)
-    monkeypatch.setattr(run_lock, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(run_lock, "_REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(run_directory, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(run_directory, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(run_directory, "REFRESH_SECONDS", 0.1)
 
 
 def leave(path: pathlib.Path, **fields: object) -> None:
@@ -72,7 +73,7 @@ def test_a_process_that_cannot_be_seen_has_a_minute(path, fast):
 
 def test_a_process_that_cannot_be_seen_but_refreshes_keeps_the_lock(path, fast, monkeypatch):
     lock = BucketLock(path, print)
-    monkeypatch.setattr(run_lock, "is_running", lambda holder: None)
+    monkeypatch.setattr(run_directory, "is_running", lambda holder: None)
     with pytest.raises(LockedError, match="in use by"):
         BucketLock(path, print)
     lock.check()
@@ -119,7 +120,7 @@ def test_one_of_many_processes_gets_a_stale_lock(path):
 
 def test_appends_of_many_processes_are_all_kept(folder):
     def append(number: int) -> None:
-        CompareAndSwapFile(f"{folder}/rows").append(f"{number}\n".encode())
+        objects.append(f"{folder}/rows", f"{number}\n".encode())
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(append, range(12)))

@@ -1,3 +1,4 @@
+# tests: core/files/objects.py, core/files/problems.py, core/files/stores.py
 """Tests that files of buckets are read and written as those of a disk are."""
 
 import gzip
@@ -5,8 +6,9 @@ import os
 
 import pytest
 
-from lingvo_gshard.core.files import local_copies, objects, problems, stores
-from lingvo_gshard.core.files.problems import BucketError
+from lingvo_gshard.core.files import objects, stores
+from lingvo_gshard.core.files.stores import BucketError
+from lingvo_gshard.object_stores import buckets, connections, problems
 
 
 @pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.slow), "disk"])
@@ -58,14 +60,14 @@ def test_a_stream_reads_the_same_bytes(top):
 @pytest.mark.slow
 def test_copies(folder, tmp_path):
     (tmp_path / "f").write_bytes(b"12")
-    objects.upload(tmp_path / "f", f"{folder}/d/f")
-    assert local_copies.local_file(f"{folder}/d/f").read_bytes() == b"12"
-    assert (local_copies.local_folder(folder) / "d" / "f").read_bytes() == b"12"
-    assert local_copies.local_folder(tmp_path) == tmp_path
-    objects.copy_tree(f"{folder}/d", f"{folder}/e")
+    buckets.upload(tmp_path / "f", f"{folder}/d/f")
+    assert objects.local_file(f"{folder}/d/f").read_bytes() == b"12"
+    assert (objects.local_folder(folder) / "d" / "f").read_bytes() == b"12"
+    assert objects.local_folder(tmp_path) == tmp_path
+    buckets.copy_tree(f"{folder}/d", f"{folder}/e")
     assert list(objects.find(folder)) == ["d/f", "e/f"]
     with pytest.raises(FileNotFoundError):
-        objects.upload(tmp_path / "g", f"{folder}/g")
+        buckets.upload(tmp_path / "g", f"{folder}/g")
 
 
 @pytest.mark.slow
@@ -115,4 +117,4 @@ def test_paths(tmp_path, monkeypatch):
     assert stores.absolute("a/b") == tmp_path / "a" / "b"
     found = stores.absolute("s3://bucket/run/") / "d"
     assert os.fspath(found) == "s3://bucket/run/d" and stores.is_bucket(found)
-    assert stores.split(found) == ("s3", "bucket", "run/d")
+    assert connections.split(found) == ("s3", "bucket", "run/d")

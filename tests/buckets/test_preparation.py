@@ -1,8 +1,10 @@
+# tests: preparation/pipeline.py, core/files/objects.py
 """Tests preparation from a bucket into a bucket, against emulators."""
 
 import pytest
 
 from lingvo_gshard.core.files import objects
+from lingvo_gshard.object_stores import buckets
 from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
 from tests.preparation import raw
 
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.slow
 def test_a_bucket_holds_what_a_disk_would(tmp_path, folder):
     rows = raw.rows(300)
     path = raw.write_tsv(tmp_path / "pairs.tsv", rows)
-    objects.upload(path, f"{folder}/raw/pairs.tsv")
+    buckets.upload(path, f"{folder}/raw/pairs.tsv")
     local, _ = raw.run(tmp_path, [f"{path},name=pairs"])
     options = PrepareOptions(raw.params(tmp_path / "cache"), 2, work=str(tmp_path / "work"))
     output = f"{folder}/prepared"
@@ -23,7 +25,7 @@ def test_a_bucket_holds_what_a_disk_would(tmp_path, folder):
     copy = tmp_path / "copy"
     for name in objects_there:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        objects.download(f"{output}/{name}", copy / name)
+        buckets.download(f"{output}/{name}", copy / name)
     found = raw.digests(copy)
     # The manifest names the file that was read, which is in the bucket.
     assert found.pop("manifest.json") != expected.pop("manifest.json")

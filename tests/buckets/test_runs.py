@@ -1,3 +1,4 @@
+# tests: core/files/objects.py, core/files/local_copies.py, training/run/checkpoint/orbax_storage.py
 """Tests commands whose --logdir is in a bucket, as users type them."""
 
 import json
@@ -11,8 +12,9 @@ import time
 
 import pytest
 
-from lingvo_gshard.core.files import local_copies, objects
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
+from lingvo_gshard.object_stores import buckets
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from tests.buckets.emulators import environment_with
@@ -113,7 +115,7 @@ def check_readers(folder: str, emulator, tmp_path: pathlib.Path) -> None:
         code=1,
     )
     assert "exists and is not empty" in errors
-    assert local_copies.local_folder(exported).is_dir()
+    assert objects.local_folder(exported).is_dir()
     output, _ = command("train", f"--logdir={folder}", emulator=emulator)
     assert f"the run in {folder} has {_STEPS} steps already" in output
 
@@ -133,7 +135,7 @@ def test_a_second_run_is_refused(corpus, folder, emulator):
 
 def test_a_run_starts_with_the_weights_of_one_in_a_bucket(corpus, folder, emulator, on_disk):
     for name in objects.find(on_disk):
-        objects.upload(on_disk / name, f"{folder}/first/{name}")
+        buckets.upload(on_disk / name, f"{folder}/first/{name}")
     objects.write_bytes(f"{folder}/first/checkpoints/{_STEPS}/commit_success.txt", b"")
     flags = [f"--init_from={folder}/first", f"--logdir={folder}/second", "--steps=3"]
     output, _ = command("train", *corpus, *flags, emulator=emulator)

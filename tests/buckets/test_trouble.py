@@ -1,3 +1,4 @@
+# tests: core/files/problems.py, core/files/stores.py, training/run/checkpoint/orbax_storage.py
 """Tests the one sentence that a command says when a bucket is in trouble."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: core/shapes.py
 """Compares dynamic slices and updates with NumPy."""
 
 import numpy as np

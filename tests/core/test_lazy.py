@@ -20,7 +20,7 @@ NEED_LIBRARIES = (
     "lingvo_gshard.testing",
     "lingvo_gshard.tools.benchmarks.",
     "lingvo_gshard.training.run.checkpoint.run_handler",
-    "lingvo_gshard.training.run.checkpoint.streamed",
+    "lingvo_gshard.open_models.streamed",
     "lingvo_gshard.__main__",
 )
 IMPORT_WITHOUT = """

@@ -1,3 +1,4 @@
+# tests: core/random_numbers.py
 """Compares rounding with exact fractions."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: core/files/cached.py
 """Tests where the user's cache folder is."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: data/language_model_input.py, data/corpus_input.py, data/input.py, data/stages.py
 """Tests LanguageModelInput: deterministic, resumable batches of documents."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: data/packed_input.py, data/batching/table.py, data/corpus_input.py
 """Tests that a table in memory gives the same batches as one on disk, for any number of hosts."""
 
 import collections

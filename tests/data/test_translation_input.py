@@ -1,3 +1,4 @@
+# tests: data/translation_input.py, data/corpus_input.py, data/input.py, data/stages.py
 """Tests TranslationInput: batches decode to the sentences of the corpus."""
 
 import collections

@@ -1,3 +1,5 @@
+# tests: dropless/dispatch.py, dropless/expert_blocks.py
+# tests: kernels/exchange.py
 """Tests dropless dispatch against other dispatches and loops, on one device and on many."""
 
 import functools

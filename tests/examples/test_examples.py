@@ -1,3 +1,4 @@
+# tests: /examples/
 """Runs every directory of examples/ as a reader does: its run.sh, in a copy, made short."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: export/decoder.py, inference/decoding/steps.py
 """Tests a search as one function: it finds what the engine finds, text by text."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: export/safetensors_writer.py, api/export.py, export/formats.py
 """Tests exported weights: read without this package, they are those of the checkpoint."""
 
 import json

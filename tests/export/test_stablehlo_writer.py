@@ -1,3 +1,4 @@
+# tests: export/stablehlo_writer.py, api/export.py, export/decoder.py
 """Tests exported programs: run by jax alone, they answer as the run does."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: export/stablehlo_writer.py, preparation/cleaning/normalization.py
 """Tests texts in a graph: the normal form and the ids are those that Python gives."""
 
 import random

@@ -1,3 +1,5 @@
+# tests: planning/machines/chips.py, planning/machines/chip_figures.py
+# tests: planning/machines/topologies.py
 """Tests that one record adds a chip to the planner."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: tools/console/launcher.py
 """Tests that a module in lingvo_gshard/tools and an entry in setup.py add a command.
 
 tests/test_architecture.py checks that both exist. The launcher finds the module by the name of the

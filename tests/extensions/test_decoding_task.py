@@ -1,3 +1,4 @@
+# tests: tasks/task.py, tools/evaluate.py, tools/generate.py, tools/export.py
 """Tests that one class adds a task that decodes: it is trained, evaluated, generated and exported.
 
 The task below scores what it writes, which no task of the package does. It names no command.

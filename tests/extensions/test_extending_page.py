@@ -1,3 +1,4 @@
+# tests: /docs/extending.md
 """Tests the examples of docs/extending.md: each builds, computes and is selected by gin."""
 
 import importlib
@@ -18,7 +19,9 @@ from lingvo_gshard.training.experiments import make_trainer
 from lingvo_gshard.training.step.precision import PRECISIONS
 from tests.test_docs import ROOT, write_files
 
-MODULES = ("my_router", "my_optimizer", "my_rounding", "my_reader", "my_task", "my_chip")
+MODULES = (
+    *("my_router", "my_optimizer", "my_rounding", "my_reader", "my_task", "my_service", "my_chip"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

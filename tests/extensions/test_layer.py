@@ -1,3 +1,4 @@
+# tests: core/layer.py, testing/layers.py
 """Tests that one file adds a layer, and that a LayerTest of two lines holds it to conformance."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# tests: core/layer.py, layers/stacks/transformer_layer.py, layers/stacks/execution.py
 """Tests that a layer with `fprop` alone trains and decodes as the feed-forward layer of a stack."""
 
 from __future__ import annotations

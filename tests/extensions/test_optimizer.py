@@ -1,3 +1,4 @@
+# tests: training/step/optimizer.py
 """Tests that one class adds an optimizer that gin selects, trains, and can be sharded."""
 
 import numpy as np

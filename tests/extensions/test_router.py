@@ -1,3 +1,4 @@
+# tests: layers/moe/routers/router.py, testing/passes.py
 """Tests that one file adds a router, which a RouterTest of two lines holds to conformance."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# tests: sharding/strategies.py
 """Tests that one file can add a base strategy with a new mesh axis."""
 
 import numpy as np

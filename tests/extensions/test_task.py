@@ -1,3 +1,4 @@
+# tests: tasks/task.py, /docs/your_own_task.md
 """Tests that the three files of docs/your_own_task.md add a task."""
 
 import io

@@ -1,3 +1,4 @@
+# tests: facts/flops.py, core/flops.py, tasks/translation.py, facts/parameters.py, facts/step.py
 """Compares FLOP counts with counts by hand and with compiled programs; tests active weights."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: layers/lora.py
 """Tests LoRA: losses and gradients against merged weights, what is frozen, and wrong patterns."""
 
 import numpy as np

@@ -1,3 +1,6 @@
+# tests: fine_tuning/conversations/chat_template.py, fine_tuning/conversations/template_program.py
+# tests: fine_tuning/conversations/conversation_input.py
+# tests: fine_tuning/conversations/preference_input.py
 """Fuzzes conversations: rows of any JSON, and templates that do what they should not.
 
 A row is an example, or it is left out and counted, or refused with file and line. A template writes

@@ -1,3 +1,5 @@
+# tests: core/files/objects.py, core/files/regular.py, data/sources/compression.py
+# tests: data/sources/text.py, data/sources/tsv.py, open_models/shards.py
 """Fuzzes readers of corpora, vocabularies, plans and configs with files that are hard to read.
 
 test_readers.py changes bytes of files. Here the file is a pipe, a device or a directory, stands for

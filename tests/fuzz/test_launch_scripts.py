@@ -1,3 +1,4 @@
+# tests: tools/launch/slurm.py, tools/launch/kubernetes.py, tools/launch/tpu_vm.py
 """Fuzzes the scripts and manifests of gshard-launch: every word arrives unchanged, or is refused.
 
 The oracles are a real shell, a real reader of YAML, and two readers that this file has from others:

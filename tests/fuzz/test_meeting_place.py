@@ -1,3 +1,4 @@
+# tests: agents/meeting.py, agents/records.py, agents/sightings.py
 """Fuzzes the meeting place of agents: files of any name, kind and content, and old signs.
 
 Whoever writes them can write to the directory and does not know the secret. Agents neither believe

@@ -1,3 +1,7 @@
+# tests: data/sources/tsv.py, preparation/formats/gettext.py, preparation/formats/moses.py
+# tests: data/sources/text.py, preparation/prepared/manifest.py, data/vocabularies/files.py
+# tests: core/config/params_text.py, planning/plan/plan.py, planning/planned_training.py
+# tests: training/run/checkpoint/run_item.py
 """Fuzzes the readers of files: damaged content is read, or refused in a sentence with the file.
 
 Each reader is given files that were cut, of which bytes or words were changed, or of which parts

@@ -1,3 +1,4 @@
+# tests: giants/study.py, giants/prepared_translation.py
 """Tests the experiments of the study: equal work per token, and more weights with more experts."""
 
 import math

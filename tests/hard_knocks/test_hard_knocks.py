@@ -1,3 +1,4 @@
+# tests: tools/, tools/prepare.py
 """Runs every case: the exit code, the one sentence, and nothing lost."""
 
 import contextlib

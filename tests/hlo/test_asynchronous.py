@@ -1,3 +1,4 @@
+# tests: hlo/asynchronous.py, hlo/demand.py, hlo/tpu_slices.py
 """Checks which collectives are under way while an operation runs, on scheduled HLO."""
 
 from lingvo_gshard.hlo import Slices, read_operations

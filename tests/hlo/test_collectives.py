@@ -1,3 +1,4 @@
+# tests: hlo/collectives.py, hlo/demand.py, hlo/operations.py
 """Tests reading collectives in all forms that compilers write."""
 
 import pytest

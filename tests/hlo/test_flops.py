@@ -1,3 +1,4 @@
+# tests: hlo/costs.py
 """Compares FLOPs of matmuls and convolutions with closed forms and with sums computed by jax."""
 
 import hypothesis

@@ -1,3 +1,4 @@
+# tests: hlo/names.py
 """Reads the partitioner's warnings of full replications."""
 
 from lingvo_gshard.hlo.names import FullReplication, full_replications

@@ -1,3 +1,4 @@
+# tests: hlo/costs.py, kernels/call.py
 """Counts the products of attentions that kernels compute, as compilers write their calls."""
 
 from absl.testing import parameterized

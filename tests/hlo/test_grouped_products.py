@@ -1,3 +1,4 @@
+# tests: hlo/costs.py
 """Counts the products of groups that kernels compute, as compilers write their calls."""
 
 from absl.testing import parameterized

@@ -1,3 +1,4 @@
+# tests: hlo/names.py, core/scopes.py
 """Tests the layer, phase and dispatch of a training step's operations, with and without loops."""
 
 import functools

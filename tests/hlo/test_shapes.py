@@ -1,3 +1,4 @@
+# tests: hlo/module.py
 """Reads shapes of arrays and tuples, given as HLO text."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: inference/engine/decode_batch.py, inference/engine/engine.py, inference/engine/shapes.py
 """Tests large batches of texts with different lengths, and the programs that they need."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: inference/programs/executables.py, inference/engine/engine.py
 """Tests that texts are decoded while programs for others are compiled."""
 
 import queue

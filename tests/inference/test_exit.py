@@ -1,3 +1,4 @@
+# tests: inference/engine/engine.py
 """Tests that a process may end while its engine decodes."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# tests: inference/programs/maker.py, inference/layers/cached_fused.py
 """The engine decodes the same tokens with kernels of the hardware as without."""
 
 import dataclasses

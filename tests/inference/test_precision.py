@@ -1,3 +1,4 @@
+# tests: inference/decoding/precision.py, inference/loading.py, inference/layers/stored.py
 """Tests of decoding with int8 weights."""
 
 import dataclasses

@@ -1,3 +1,5 @@
+# tests: inference/programs/executables.py, inference/programs/maker.py, inference/loading.py
+# tests: inference/decoding/state.py
 """Tests decoding over a mesh: results, the weights of each device, and a step's collectives."""
 
 import collections

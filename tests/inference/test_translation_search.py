@@ -1,3 +1,5 @@
+# tests: inference/decoding/beam.py, inference/decoding/greedy.py, inference/decoding/steps.py
+# tests: inference/requests.py
 """Compares an engine's translations with plain searches that run the full model for each token."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: inference/engine/waiting.py, inference/engine/engine.py, inference/requests.py
 """Tests whose turn it is, and that canceled texts do not wait."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: keras/checkpoints.py, keras/mesh_state.py, keras/model_state.py
 """Tests that training resumes from its checkpoints bit for bit, also under another mesh."""
 
 import keras

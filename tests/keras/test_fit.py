@@ -1,3 +1,5 @@
+# tests: keras/fitting.py, keras/layouts.py, keras/mesh_steps.py, keras/model_state.py
+# tests: keras/step_programs.py, keras/gshard_layer.py, runtime/lowering/variables.py
 """Compares training over a mesh with Keras on one device, step by step."""
 
 import keras

@@ -1,3 +1,4 @@
+# tests: keras/fitting.py, keras/mesh_state.py, /docs/keras.md
 """Trains a Keras model in several processes, with the program of docs/keras.md."""
 
 import ast

@@ -1,3 +1,4 @@
+# tests: keras/fitting.py, keras/layouts.py, keras/gshard_layer.py
 """Tests the messages for models and options that cannot be trained over a mesh."""
 
 import keras

@@ -1,3 +1,4 @@
+# tests: keras/planned.py, keras/verified.py, keras/step_programs.py
 """Plans a Keras model's step, and verifies it over a mesh in float64."""
 
 import numpy as np

@@ -1,3 +1,6 @@
+# tests: kernels/attention.py, kernels/attention_cuda.py, kernels/attention_tpu.py
+# tests: kernels/attention_triton.py, kernels/call.py, kernels/distance_bias.py
+# tests: kernels/triton_products.py, kernels/triton_rows.py, kernels/weight_dropout.py
 """Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
 
 import types

@@ -1,3 +1,5 @@
+# tests: kernels/cache_attention.py, kernels/cache_call.py, kernels/cache_tpu.py
+# tests: kernels/cache_triton.py, inference/layers/cached_fused.py
 """Compares the kernels of attention over a cache, on CPUs step by step, with loops in NumPy."""
 
 import functools

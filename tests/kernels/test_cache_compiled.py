@@ -1,3 +1,4 @@
+# tests: kernels/cache_attention.py, kernels/cache_tpu.py, kernels/cache_triton.py
 """Compiles generation for TPUs and GPUs: the cache's kernel is there, and no second cache."""
 
 import functools

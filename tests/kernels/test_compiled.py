@@ -1,3 +1,4 @@
+# tests: kernels/attention_cuda.py, kernels/attention_tpu.py, kernels/attention_triton.py
 """Checks attention that the compilers of TPUs and GPUs have compiled, without the hardware."""
 
 import pathlib

@@ -1,3 +1,5 @@
+# tests: kernels/grouped.py, kernels/activation_call.py, kernels/grouped_call.py
+# tests: kernels/grouped_tpu.py, kernels/grouped_tpu_product.py, kernels/grouped_triton.py
 """Compares the bodies of grouped products, on CPUs step by step, with a loop of NumPy."""
 
 import ml_dtypes

@@ -1,3 +1,4 @@
+# tests: dropless/sorted_experts.py, kernels/grouped.py, dropless/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: kernels/layers/fused_ring.py, long_inputs/ring.py
 """Tests ring attention with kernels: values and gradients of dense attention, and equal work."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: layers/, testing/layers.py, testing/passes.py
 """Every layer of the registry is a LayerTest: a quick class, and a slow one with all runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# tests: layers/products.py
 """Tests table lookup, whose gradients are summed in float32."""
 
 import numpy as np

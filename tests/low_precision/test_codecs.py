@@ -1,3 +1,4 @@
+# tests: layers/moe/exchange.py
 """Compares codecs of exchanged rows with NumPy and tests their error bounds."""
 
 import hypothesis

@@ -1,3 +1,4 @@
+# tests: layers/delayed_scales.py, training/step/histories.py, layers/rounding.py
 """Compares products by delayed scales, and what steps measure for them, with NumPy."""
 
 from typing import Any, cast

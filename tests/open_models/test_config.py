@@ -1,3 +1,4 @@
+# tests: open_models/config.py, open_models/families/, open_models/experiment.py
 """Tests configs: what they stand for, and what is refused."""
 
 import json

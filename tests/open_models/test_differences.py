@@ -1,3 +1,4 @@
+# tests: open_models/exporting.py
 """Tests what is said of models that no published family describes."""
 
 import pytest

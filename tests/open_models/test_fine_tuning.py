@@ -1,3 +1,4 @@
+# tests: open_models/importing.py, open_models/exporting.py, training/run/starting.py
 """Fine-tuning from end to end: a model of transformers is imported, trained, and taken back."""
 
 import os

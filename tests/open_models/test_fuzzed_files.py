@@ -1,3 +1,4 @@
+# tests: open_models/shards.py, open_models/experiment.py, open_models/config.py
 """Fuzzes files of published models: whatever they hold, a sentence names the file."""
 
 import functools

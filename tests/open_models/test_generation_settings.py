@@ -1,3 +1,4 @@
+# tests: inference/published_settings.py, tools/generate.py
 """Tests that an imported model generates as it was published to."""
 
 import importlib

@@ -1,3 +1,4 @@
+# tests: open_models/families/experts.py, open_models/families/family.py
 """Compares weighted router losses of imported models with those of transformers."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: open_models/shards.py, open_models/importing.py, open_models/exporting.py
 """Tests that import and export need memory for a tensor and not for a model.
 
     LARGE_MODEL_MB=2148 python -m pytest -m slow -s tests/open_models/test_memory.py

@@ -1,3 +1,5 @@
+# tests: inference/decoding/beam.py, inference/decoding/greedy.py, inference/decoding/steps.py
+# tests: export/decoder.py
 """Compares searches with those of transformers that `peer_searches` has recorded."""
 
 import dataclasses

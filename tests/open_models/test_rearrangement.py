@@ -1,3 +1,4 @@
+# tests: open_models/table.py
 """Tests rearrangements against explicit loops."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: preparation/vocabularies/published_vocabulary.py
 """Tests SentencePiece models as Llama 2, Mistral and Gemma are published with.
 
 Byte fallback, with and without a space before a text, control symbols and symbols of a user.

@@ -1,3 +1,4 @@
+# tests: /tests/pages/audit.py
 """Checks that the audit of pages finds what it looks for, and nothing else."""
 
 import re

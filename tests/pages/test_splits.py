@@ -1,3 +1,4 @@
+# tests: pages/html_page.py
 """Checks that shardings in words become mesh axes."""
 
 import re

@@ -1,3 +1,5 @@
+# tests: params/language_model.py, giants/one_gpu_language_models.py
+# tests: giants/published_language_models.py
 """Tests the language modeling experiments: their sizes and documented commands."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: core/config/constraints.py, training/experiments.py, params/
 """Tests that no number in an experiment's tree ends in anything but a sentence."""
 
 import importlib

@@ -1,3 +1,4 @@
+# tests: planning/calibration.py, planning/operation_rows.py
 """Tests that calibrations change the estimates of their kinds, and of their chip only."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: planning/generation.py
 """Extrapolates plans from two depths to all layers."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: layers/moe/exchange.py, layers/stacks/batch_parts.py, hlo/asynchronous.py
 """Checks that a TPU's schedule overlaps the exchange of some tokens with computation for others."""
 
 import pytest

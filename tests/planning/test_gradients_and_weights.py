@@ -1,3 +1,4 @@
+# tests: training/step/gradients.py, sharding/partitioning.py
 """Counts what training steps reduce and gather: gradients once, weights in 16 bits."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: runtime/compile_options.py, planning/overlap.py
 """Compiles a step for TPUs and GPUs with and without the options that overlap communication."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: planning/planner.py, planning/plan/plan.py, planning/planned_program.py
 """Compares plans of layers with closed forms, with and without loops, and of a training step."""
 
 import functools

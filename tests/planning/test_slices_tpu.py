@@ -1,3 +1,4 @@
+# tests: planning/planner.py, hlo/tpu_slices.py
 """Checks plans of small steps on several TPU slices, compiled by libtpu."""
 
 import pytest

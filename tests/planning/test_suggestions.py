@@ -1,3 +1,4 @@
+# tests: planning/experiments.py
 """Checks which changes are suggested for a step that does not fit, and in which order."""
 
 import shlex

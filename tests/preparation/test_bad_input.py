@@ -1,3 +1,4 @@
+# tests: preparation/read_rows.py, preparation/part_readers.py, preparation/sources.py
 """Tests that bad input is refused with file and place or, if asked for, skipped and counted."""
 
 import gzip

@@ -1,3 +1,6 @@
+# tests: preparation/sources.py, preparation/parts.py, preparation/part_readers.py
+# tests: preparation/formats/fields.py, preparation/formats/datasets.py
+# tests: preparation/formats/archives.py
 """Tests that rows of every format come out, however files are cut into parts."""
 
 import csv

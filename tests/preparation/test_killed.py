@@ -1,3 +1,4 @@
+# tests: preparation/job.py, preparation/pool.py, preparation/pipeline.py, preparation/row_files.py
 """Tests that a killed preparation goes on, and that nothing is lost or doubled."""
 
 import os

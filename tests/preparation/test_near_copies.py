@@ -1,3 +1,4 @@
+# tests: preparation/duplicates.py, preparation/cleaning/near_duplicates.py
 """Tests near duplicates of prepared data, against cleaning the same rows in memory."""
 
 import random

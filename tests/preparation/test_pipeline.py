@@ -1,3 +1,6 @@
+# tests: preparation/pipeline.py, preparation/inspector.py, preparation/job.py, preparation/pool.py
+# tests: preparation/preparation.py, preparation/read_rows.py, preparation/row_files.py
+# tests: preparation/shards.py, preparation/train_vocabulary.py
 """Tests that preparation gives the rows that were read, and the same bytes every time."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# tests: preparation/split_copies.py, preparation/preparation.py
 """Compares the counts of rows that several splits share with loops over all rows."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: preparation/train_vocabulary.py, preparation/vocabularies/json_vocabulary.py
 """Tests data that is prepared with a tokenizer.json of others, and read for training."""
 
 from lingvo_gshard.data.input import TextIds

@@ -1,3 +1,4 @@
+# tests: profiling/timeline.py, profiling/files.py
 """Tests the trace for Perfetto: times, layers, and rows without overlaps."""
 
 import collections

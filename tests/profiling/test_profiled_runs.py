@@ -1,3 +1,4 @@
+# tests: profiling/observer.py, profiling/profile.py
 """Profiles short training runs and compares them with the host's own clock and with plans."""
 
 import gzip

@@ -1,3 +1,4 @@
+# tests: core/tracing/source_lines.py, profiling/observer.py
 """Tests the lines of operations, which are looked up in a second trace of the step."""
 
 import inspect

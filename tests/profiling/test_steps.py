@@ -1,3 +1,4 @@
+# tests: profiling/timeline.py
 """Tests the texts that say which steps to profile."""
 
 import pytest

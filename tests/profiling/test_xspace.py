@@ -1,3 +1,4 @@
+# tests: profiling/xspace.py, profiling/trace.py
 """Tests traces of accelerators, as their profilers are documented to write them.
 
 The traces are synthetic: planes, lines and names follow XProf's readers, see

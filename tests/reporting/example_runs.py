@@ -19,9 +19,9 @@ from lingvo_gshard.profiling.profile import (
     Rate,
 )
 from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.services.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.services.routers.router_records import ROUTERS_FILE, RouterRecord
 from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.roll_back import ROLL_BACKS_FILE, RollBack
-from lingvo_gshard.training.run.routers.router_records import ROUTERS_FILE, RouterRecord
 from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding, TensorSharding
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")

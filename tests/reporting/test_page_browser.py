@@ -1,3 +1,4 @@
+# tests: reporting/page/
 """Uses the page of a report in a real browser."""
 
 import shutil

@@ -1,3 +1,4 @@
+# tests: reporting/runs_report.py, reporting/run.py
 """Checks what a report says of runs, and the sentences for directories that it cannot report on."""
 
 import shutil

@@ -1,3 +1,4 @@
+# tests: /docs/tpu.md, runtime/tpu_strategy.py
 """Compiles the training step for a TPU that is not attached, as in docs/tpu.md."""
 
 import importlib.util

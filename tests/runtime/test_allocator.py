@@ -1,3 +1,4 @@
+# tests: runtime/devices.py
 """Checks that a process reuses freed buffers without page faults."""
 
 import subprocess

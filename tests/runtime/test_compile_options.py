@@ -1,3 +1,4 @@
+# tests: runtime/compile_options.py, runtime/step_compiler.py
 """Checks the compiler options of steps: the table, changes to it, and what compilers refuse."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# tests: runtime/offloading.py, core/memory_kinds.py, training/step/offload.py
 """Trains with arrays in host memory: the same values, placements in the program, refusals."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: runtime/partition.py, runtime/lowering/variables.py
 """Runs a Keras model on eight devices with two annotations."""
 
 import re

@@ -1,3 +1,5 @@
+# tests: runtime/spmd.py, runtime/program/padding.py, runtime/program/step_programs.py
+# tests: training/run/runtime_protocol.py
 """Compares the spmd runtime on eight virtual devices with one device."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: training/run/routers/counts.py
 """Tests that every runtime watches the routers of a step as the step itself routes."""
 
 import functools
@@ -17,15 +18,16 @@ from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
-from lingvo_gshard.training.run.routers.counts import (
+from lingvo_gshard.services.routers.counts import (
+    RoutingSums,
     records_of,
-    routing_sums,
+    watch_routers,
     watched_batch,
     watched_layers,
 )
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.local_updates import LocalUpdates
+from lingvo_gshard.training.step.metric_vectors import metric_vector
 from tests.layers.stacks.executions import loop, pipeline
 from tests.runtime import tiny_translation
 
@@ -76,7 +78,7 @@ def _watched(runtime, trainer):
     """Returns the records of step STEP."""
     batch = tiny_translation.batch(STEP)
     kinds = _kinds(batch)
-    read = runtime.watch_routers(batch, kinds, STEP)
+    read = watch_routers(runtime, trainer, batch, kinds, STEP)
     return records_of(STEP, read(), watched_layers(trainer.task), kinds)
 
 
@@ -146,7 +148,7 @@ def test_an_eager_step_counts_every_token_once():
     kinds = _kinds(batch)
     sizes, fed = watched_batch(batch, kinds, STEP)
     theta = trainer.task.init(1)
-    sums = routing_sums(trainer, theta, {n: tf.constant(x) for n, x in fed.items()}, sizes)
+    sums = RoutingSums(trainer, sizes)(theta, {n: tf.constant(x) for n, x in fed.items()})
     sums = {name: value.numpy() for name, value in sums.items()}
     found = records_of(STEP, sums, watched_layers(trainer.task), kinds)
     assert len(found) == 2
@@ -204,7 +206,7 @@ def test_rows_over_the_bound_of_a_dropless_dispatch_are_dropped():
     # The first step has the number 1 and its own random numbers.
     batch = tiny_translation.batch(STEP)
     (first, second) = records_of(
-        1, runtime.watch_routers(batch, None, 1)(), watched_layers(trainer.task), None
+        1, watch_routers(runtime, trainer, batch, None, 1)(), watched_layers(trainer.task), None
     )
     metrics = runtime.train_step(batch).read()
     for record in (first, second):

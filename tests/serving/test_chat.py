@@ -1,3 +1,4 @@
+# tests: serving/endpoints/chat.py, serving/openapi.py, serving/endpoints/events.py
 """Tests /v1/chat/completions, scores of given tokens, and what describes the server."""
 
 import dataclasses

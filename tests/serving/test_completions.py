@@ -1,3 +1,5 @@
+# tests: serving/endpoints/completions.py, serving/endpoints/events.py, inference/scoring.py
+# tests: inference/text_generator.py
 """Tests /v1/completions and /v1/generate against the text generator and against each other."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: serving/connection.py, serving/server.py, serving/border.py
 """Tests what connections may do: sizes, deadlines, numbers, and clients that leave."""
 
 import contextlib

@@ -1,3 +1,5 @@
+# tests: serving/admission_queue.py, serving/app.py, serving/service.py, serving/errors.py
+# tests: serving/bodies.py
 """Tests what happens at the limits: full queue, deadlines, clients that leave, tokens, sizes."""
 
 import asyncio

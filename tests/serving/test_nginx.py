@@ -1,3 +1,4 @@
+# tests: serving/connection.py, serving/server.py, serving/origins.py, /docs/serving.md
 """Tests the configuration of nginx that docs/serving.md shows, with a real nginx."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: serving/model.py, serving/endpoints/
 """Every pair of options of every endpoint: whole against streamed, and against the model itself.
 
 Texts, tokens and offsets are those of the tokenizer alone, log-probabilities of prompts those of a

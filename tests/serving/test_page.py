@@ -1,3 +1,4 @@
+# tests: serving/page/
 """Uses the page for people in a real browser."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: serving/bodies.py, serving/endpoints/generate.py
 """Tests that a server decodes as a model was published to, unless a request says otherwise."""
 
 import dataclasses

@@ -1,3 +1,5 @@
+# tests: serving/endpoints/generate.py, inference/decoding/beam.py, inference/decoding/sampling.py
+# tests: inference/text.py
 """Compares searches of random requests with a Llama in NumPy, streamed and not, alone and not."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: serving/model.py, inference/options.py
 """Tests that a request without a seed draws one, and that the answer tells it."""
 
 import json

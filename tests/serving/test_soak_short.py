@@ -1,3 +1,4 @@
+# tests: /tests/serving/soak/, serving/
 """Runs a short soak of the server: 30 honest clients and 8 hostile ones."""
 
 import pytest

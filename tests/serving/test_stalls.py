@@ -1,3 +1,4 @@
+# tests: serving/service.py, serving/endpoints/state.py, serving/metrics.py
 """Tests that the server answers, and tells how it is, while a part of it does not move."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# tests: inference/text.py, serving/endpoints/generate.py
 """Tests where texts end: stop strings, several end ids, and characters of several tokens."""
 
 import dataclasses

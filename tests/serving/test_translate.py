@@ -1,3 +1,4 @@
+# tests: serving/endpoints/translate.py, inference/routed_experts.py, inference/translator.py
 """Tests /v1/translate: its answers are those of the translator, and its errors are sentences."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: sharding/partitioning.py
 """Checks how a state is split that the devices do not divide."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: sharding/paper_api.py
 """Tests the communication of compiled operators against Table 4 of GShard (arXiv:2006.16668).
 
 A dimension of size O(D) is partitioned over D devices. Compiled for 8 devices, each row must use

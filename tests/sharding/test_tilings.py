@@ -1,3 +1,4 @@
+# tests: sharding/xla.py
 """Compares tilings of numbered devices with the splits that they stand for."""
 
 import itertools

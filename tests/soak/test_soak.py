@@ -1,3 +1,4 @@
+# tests: /tests/soak/, training/run/loop.py, training/run/checkpoint/store.py
 """Runs a short soak, and checks that the comparison sees what faults may do to a run."""
 
 import copy

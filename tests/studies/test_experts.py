@@ -1,3 +1,4 @@
+# tests: /studies/
 """Runs python -m studies experts on a small corpus, and compares its groups with sums over rows."""
 
 import json

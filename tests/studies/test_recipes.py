@@ -1,3 +1,4 @@
+# tests: /studies/
 """Runs python -m studies recipes on a tiny model, and compares its table with sums by hand."""
 
 import json

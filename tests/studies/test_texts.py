@@ -1,3 +1,4 @@
+# tests: /studies/
 """Runs python -m studies texts on a small corpus, and extracts the text of documentation."""
 
 import gzip

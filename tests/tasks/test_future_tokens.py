@@ -1,3 +1,4 @@
+# tests: tasks/language_model.py
 """Compares multi-token prediction of a language model with each document by itself."""
 
 import numpy as np

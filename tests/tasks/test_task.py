@@ -1,3 +1,4 @@
+# tests: tasks/task.py, tasks/token_task.py, tasks/translation.py, inference/model_facts.py
 """Tests the token counts of a batch, and how vocabulary sizes reach a task's Params."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# tests: testing/layers.py, testing/optimizers.py, testing/passes.py
 """A LayerTest finds each fault that it looks for: every class below breaks one rule."""
 
 from __future__ import annotations

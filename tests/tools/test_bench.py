@@ -1,3 +1,5 @@
+# tests: tools/bench.py, tools/benchmarks/moe.py, tools/benchmarks/step.py
+# tests: tools/benchmarks/subcommands.py, tools/benchmarks/timing.py, tools/benchmarks/input/
 """Runs gshard-bench at tiny sizes: measurements, output and errors."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: tools/evaluate.py, tasks/evaluation/text_scores.py
 """Tests gshard-evaluate on a language model."""
 
 import importlib.util

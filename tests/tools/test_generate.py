@@ -1,3 +1,4 @@
+# tests: tools/generate.py, tools/console/line_command.py
 """Tests gshard-generate through its command line on a tiny language model."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: tools/import.py, tools/export.py, api/importing.py
 """Tests gshard-import through its command line, and the commands that go on from an import."""
 
 import importlib

@@ -1,3 +1,5 @@
+# tests: tools/inspect.py, tools/inspection/compiler.py, tools/inspection/inspection.py
+# tests: tools/inspection/tables.py, training/experiments.py
 """Tests gshard-inspect through its command line."""
 
 import json

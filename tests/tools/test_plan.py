@@ -1,3 +1,4 @@
+# tests: tools/plan.py, tools/plan_reports/page_server.py
 """Runs gshard-plan from the command line: plans, pages, comparisons, suggestions and errors."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# tests: tools/translate.py, tools/console/line_command.py, core/files/lines.py
 """Tests gshard-translate through its command line."""
 
 import io

@@ -1,3 +1,4 @@
+# tests: training/run/logdir.py, core/config/params_text.py
 """Checks that a log directory rejects another run and that params.txt restores the Params."""
 
 import os

@@ -1,3 +1,6 @@
+# tests: training/run/loop.py, api/training.py, training/run/options.py
+# tests: training/run/monitoring/run_log.py, training/run/monitoring/step_reporter.py
+# tests: training/run/checkpoint/storage.py
 """Tests complete runs: resuming equals no interruption, and every ending leaves a usable run."""
 
 import errno
@@ -13,14 +16,14 @@ import pytest
 import rich.console
 
 from lingvo_gshard.api.training import train
+from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.services.divergence import NonFiniteError
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import TrainingLoop
-from lingvo_gshard.training.run.monitoring.divergence import NonFiniteError
 from lingvo_gshard.training.run.monitoring.metrics import MEASURED
-from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
-from lingvo_gshard.training.run.signals import StopRequest
+from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
 from tests import tiny
 
 
@@ -54,10 +57,10 @@ class Run:
         try:
             with StopRequest() as stop:
                 checkpoint = store.restore()
-                loop = TrainingLoop(
-                    self.params, trainer, self.runtime, input_, self.logdir, store, stop, console
-                )
-                return loop.run(checkpoint)
+                step = checkpoint.step if checkpoint else 0
+                made_of = self.params, trainer, self.runtime, None, input_, self.logdir
+                run = ObservedRun(*made_of, store, stop, step + 1, console)
+                return TrainingLoop(run).run(checkpoint)
         finally:
             store.close()
 

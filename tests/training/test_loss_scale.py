@@ -1,3 +1,4 @@
+# tests: training/step/precision.py
 """Tests loss scaling: changes of the scale, skipped steps, and failed runs."""
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run.monitoring.divergence import NonFiniteError
+from lingvo_gshard.services.divergence import NonFiniteError
 from lingvo_gshard.training.step.precision import LossScale
 from tests import tiny
 from tests.training import mixed_task

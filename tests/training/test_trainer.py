@@ -1,3 +1,4 @@
+# tests: training/step/trainer.py, training/step/gradients.py, training/step/state_part.py
 """Tests the training step: randomness, clipping, and non-finite steps."""
 
 import numpy as np

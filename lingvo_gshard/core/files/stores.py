@@ -1,129 +1,23 @@
-"""Opens buckets: packages, credentials, endpoints and time limits of the libraries beneath.
+"""Stores of files beyond local disks, which features bring: a store has the files of a scheme.
 
-Small files go through fsspec's gcsfs and s3fs, which etils.epath and so Orbax use, too. Arrays go
-through TensorStore. Both read the usual settings of the environment: GOOGLE_APPLICATION_CREDENTIALS
-and `gcloud auth application-default login`; AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL.
+The path of a file in a store is a URL, such as gs://bucket/runs/small. `objects` reads and writes
+the files of local disks and of stores alike.
+
+Stores have no folders of their own: a folder is there while a file in it is. A file appears all at
+once, when it is complete. Stores have no appends and no files that are created exclusively.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import logging
+import dataclasses
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Callable
+from typing import BinaryIO, Protocol, TypeAlias
 
 from lingvo_gshard.core.errors import UserError
-
-if TYPE_CHECKING:
-    import fsspec
-
-PREFIXES = ("gs://", "s3://")
-# Scheme -> fsspec's protocol, its package, and what it reads.
-_PROTOCOLS = {"gs": ("gcs", "gcsfs", "Google Cloud Storage"), "s3": ("s3", "s3fs", "Amazon S3")}
-# An answer that stops for so long counts as a failed request.
-_CONNECT_SECONDS, _READ_SECONDS = 15, 60
-_REGION = "us-east-1"
-# Requests of TensorStore that fail are repeated, with pauses that double up to the largest.
-_RETRIES = {"max_retries": 7, "initial_delay": "500ms", "max_delay": "16s"}
-_SETTINGS = {
-    # epath would use TensorFlow's file systems for gs://, and has none for s3://.
-    "EPATH_USE_TF": "false",
-    # gcsfs would ask another service for the type of each bucket before it uses it.
-    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": str(_CONNECT_SECONDS),
-    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
-    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": str(_READ_SECONDS),
-}
-
-
-def prepare(path: str) -> None:
-    """Sets what the libraries read when they are imported.
-
-    Raises:
-      UserError: a package is missing.
-    """
-    _prepare(path.partition("://")[0])
-
-
-def file_system(path: str) -> fsspec.AbstractFileSystem:
-    """Returns fsspec's file system of a path in a bucket; always the same one."""
-    prepare(path)
-    import fsspec
-
-    protocol = _PROTOCOLS[path.partition("://")[0]][0]
-    return fsspec.filesystem(protocol)
-
-
-def key_value_store(path: str) -> dict[str, Any]:
-    """Returns TensorStore's specification of the store below a path in a bucket.
-
-    Args:
-      path: a URL. Keys are appended to the URL, so the URL of a folder ends with "/".
-    """
-    prepare(path)
-    scheme, _, rest = path.partition("://")
-    bucket, _, key = rest.partition("/")
-    if scheme == "gs":
-        driver = os.environ.get("TENSORSTORE_GCS_BACKEND", "gcs")
-        return {"driver": driver, "bucket": bucket, "path": key, "gcs_request_retries": _RETRIES}
-    spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": key}
-    spec["s3_request_retries"] = _RETRIES
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint:
-        spec |= {"endpoint": endpoint, "aws_region": region or _REGION}
-    elif region:
-        spec["aws_region"] = region
-    if os.environ.get("AWS_ACCESS_KEY_ID"):
-        # The chain of all sources would report each file that is missing.
-        spec["aws_credentials"] = {"type": "environment"}
-    return spec
-
-
-@functools.cache
-def _prepare(scheme: str) -> None:
-    protocol, package, service = _PROTOCOLS[scheme]
-    if importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"{scheme}:// needs the package {package}, which reads {service}: pip install {package}"
-        )
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    import fsspec.config
-
-    chosen = fsspec.config.conf.setdefault(protocol, {})
-    for name, value in _arguments(scheme).items():
-        chosen.setdefault(name, value)
-    for name in ("gcsfs", "s3fs", "fsspec"):
-        # They log the traceback of each failed request; `attempts` reports what lasts.
-        logger = logging.getLogger(name)
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False
-
-
-def _arguments(scheme: str) -> dict[str, Any]:
-    """Returns arguments of a file system: nothing is cached, and no request waits for ever."""
-    if scheme == "s3":
-        # Orbax's requests are repeated by the library alone.
-        retries = {"mode": "standard", "max_attempts": _RETRIES["max_retries"]}
-        limits = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-        return {"use_listings_cache": False, "config_kwargs": {**limits, "retries": retries}}
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(
-        total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS
-    )
-    # epath opens the file system with this argument, too.
-    return {
-        "use_listings_cache": False,
-        "session_kwargs": {"timeout": timeout},
-        "finalize_on_close": True,
-    }
-
+from lingvo_gshard.core.seams import Seam
 
 # A path as users give it.
 GivenPath: TypeAlias = "str | os.PathLike[str]"
@@ -131,9 +25,81 @@ GivenPath: TypeAlias = "str | os.PathLike[str]"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One file of a listing.
+
+    Attributes:
+      size: its size in bytes.
+      tag: differs between any two contents that the file had.
+    """
+
+    size: int
+    tag: str
+
+
+class BucketError(OSError):
+    """A bucket is missing, refuses access, or does not answer.
+
+    `strerror` says what happened and what to check; `filename` is the path.
+
+    Attributes:
+      is_transient: whether the same request may succeed later.
+    """
+
+    def __init__(self, code: int, words: str, path: str, is_transient: bool = False):
+        super().__init__(code, words, path)
+        self.is_transient = is_transient
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+class Store(Protocol):
+    """The files of one scheme.
+
+    Functions of `objects` with the same names say what most functions do. `path_of` returns a URL
+    as an object with the methods of pathlib.Path. `upload` copies a local file to the store, and
+    `download` copies a file of the store. `children` returns name -> Entry for the files in a
+    folder, and name -> None for its folders. All raise BucketError if the store is in trouble.
+    """
+
+    path_of: Callable[[str], pathlib.Path]
+    read_bytes: Callable[[GivenPath], bytes]
+    write_bytes: Callable[[GivenPath, bytes], None]
+    append: Callable[[GivenPath, bytes], None]
+    upload: Callable[[GivenPath, GivenPath], None]
+    download: Callable[[GivenPath, GivenPath], None]
+    open_to_read: Callable[[GivenPath], BinaryIO]
+    size_of: Callable[[GivenPath], int | None]
+    children: Callable[[GivenPath], dict[str, Entry | None]]
+    find: Callable[[GivenPath], dict[str, Entry]]
+    glob: Callable[[GivenPath], list[str]]
+    remove: Callable[[GivenPath], None]
+    remove_tree: Callable[[GivenPath], None]
+    local_file: Callable[[GivenPath], pathlib.Path]
+    local_folder: Callable[[GivenPath], pathlib.Path]
+
+
+# Scheme of URLs, such as "gs" -> its store.
+STORES: Seam[Store] = Seam("object_stores")
+
+
+def store_of(path: GivenPath) -> Store | None:
+    """Returns the store of a path; None for a local one."""
+    scheme = scheme_of(path)
+    return STORES[scheme] if scheme in STORES else None
+
+
+def scheme_of(path: GivenPath) -> str:
+    """Returns the scheme of a URL, such as "gs"; "" for a local path."""
+    found = _SCHEME.match(os.fspath(path))
+    return found[1] if found else ""
+
+
 def is_bucket(path: GivenPath) -> bool:
-    """Returns whether a path is in a bucket: gs://... or s3://..."""
-    return os.fspath(path).startswith(PREFIXES)
+    """Returns whether a path is in a store, such as gs://... or s3://..."""
+    return store_of(path) is not None
 
 
 def path_of(path: GivenPath) -> pathlib.Path:
@@ -143,41 +109,22 @@ def path_of(path: GivenPath) -> pathlib.Path:
       path: a local path, or a URL such as gs://bucket/runs/small.
 
     Returns:
-      A pathlib.Path; for a bucket etils' epath.Path, which has the same methods. The functions of
-      `objects` take both, retry, and raise OSErrors in words.
+      A pathlib.Path; for a store an object with the same methods. The functions of `objects` take
+      both, retry, and raise OSErrors in words.
 
     Raises:
       UserError: the URL names no bucket, its kind of storage is unknown, or a package is missing.
     """
     text = os.fspath(path)
-    found = _SCHEME.match(text)
-    if found is None:
-        return pathlib.Path(text)
-    if found[0] not in PREFIXES:
-        known = " and ".join(PREFIXES)
-        raise UserError(f"{text}: {found[0]} is not supported; give a local path, {known}")
-    split(text)
-    prepare(text)
-    from etils import epath
-
-    return cast(pathlib.Path, epath.Path(text))
+    if store := store_of(path):
+        return store.path_of(text)
+    if scheme := scheme_of(path):
+        known = " and ".join(f"{scheme}://" for scheme, _ in STORES.items())
+        raise UserError(f"{text}: {scheme}:// is not supported; give a local path, {known}")
+    return pathlib.Path(text)
 
 
 def absolute(path: GivenPath) -> pathlib.Path:
     """Returns `path_of` a path, with the current directory before a relative one."""
     found = path_of(path)
     return found if is_bucket(path) else found.absolute()
-
-
-def split(path: GivenPath) -> tuple[str, str, str]:
-    """Returns the scheme ("gs" or "s3"), the bucket and the key of a path in a bucket.
-
-    Raises:
-      UserError: the path names no bucket.
-    """
-    text = os.fspath(path)
-    scheme, _, rest = text.partition("://")
-    bucket, _, key = rest.partition("/")
-    if not bucket:
-        raise UserError(f"{text}: the name of a bucket is missing, as in {scheme}://bucket/run")
-    return scheme, bucket, key.strip("/")

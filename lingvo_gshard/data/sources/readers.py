@@ -15,7 +15,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects, regular
 from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
-from lingvo_gshard.core.files.problems import BucketError
+from lingvo_gshard.core.files.stores import BucketError
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.sources.compression import READ_ERRORS, decompressed

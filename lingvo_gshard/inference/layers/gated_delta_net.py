@@ -13,7 +13,7 @@ from lingvo_gshard.inference.layers.faces import (
     extend,
     state_shapes,
 )
-from lingvo_gshard.layers.products import store
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.published_layers.gated_delta_net import CONVOLVED, FROM_INPUT, GatedDeltaNet
 
 LOCAL_LETTERS = {

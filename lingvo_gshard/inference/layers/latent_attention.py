@@ -13,10 +13,10 @@ from lingvo_gshard.inference.layers import cached
 from lingvo_gshard.inference.layers.attention import mix_slots
 from lingvo_gshard.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.inference.layers.faces import cache_shapes, decoding_weights, extend
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.rotary import TextPositions
-from lingvo_gshard.layers.products import store
 from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding import annotate, einsum

@@ -15,7 +15,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.dropless.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
-from lingvo_gshard.training.run.routers.router_records import RouterRecord
+from lingvo_gshard.services.routers.router_records import RouterRecord
 
 if TYPE_CHECKING:
     from lingvo_gshard.planning.loads.layers import ExpertLayer

@@ -37,9 +37,9 @@ from lingvo_gshard.planning.loads.file import (
 from lingvo_gshard.planning.loads.layers import ExpertLayer, expert_layers
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
+from lingvo_gshard.services.routers.counts import watched_layers
+from lingvo_gshard.services.routers.router_records import RouterRecord
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.routers.counts import watched_layers
-from lingvo_gshard.training.run.routers.router_records import RouterRecord
 from lingvo_gshard.training.step.trainer import Trainer
 
 _MOST_NAMED = 3

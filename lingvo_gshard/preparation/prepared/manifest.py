@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, local_copies, objects, stores
+from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.vocabularies.files import load
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -345,7 +345,7 @@ def described_vocabularies(directory: str) -> list[VocabularyFile]:
 def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
     path = root / entry.files[0]
     try:
-        local = local_copies.local_file(path)
+        local = objects.local_file(path)
         if sha256_of(local) != entry.sha256:
             raise UserError(
                 f"{path}: the vocabulary is not the one that the manifest describes (SHA-256)"

@@ -18,7 +18,7 @@ from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import local_copies, objects, regular, stores
+from lingvo_gshard.core.files import objects, regular, stores
 from lingvo_gshard.data.batching.table import Group, Records
 from lingvo_gshard.preparation.prepared.manifest import Manifest, Shard, decode
 
@@ -97,7 +97,7 @@ def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.nda
 def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
     path = root / shard.lengths
     try:
-        local = local_copies.local_file(path)
+        local = objects.local_file(path)
         regular.require_regular(local)
         table = np.load(local, mmap_mode="r")
     except FileNotFoundError:
@@ -238,7 +238,7 @@ class PreparedTable:
         return found
 
     def _open(self, number: int) -> Any:
-        path = local_copies.local_file(self._root / self.shards[number].file)
+        path = objects.local_file(self._root / self.shards[number].file)
         return array_record_module.ArrayRecordReader(
             str(path), _READER_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES
         )

@@ -12,14 +12,17 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import pathlib
 import signal
 import sys
 import threading
 import time
+from typing import Protocol
 
 import msgspec
 
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.signals import EXIT_CODES, State, StoppedError, end_abruptly
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime.cluster.member import (
     DEFAULT_TIMEOUT,
@@ -35,9 +38,7 @@ from lingvo_gshard.runtime.cluster.rendezvous import (
     is_open_to_strangers,
     meet,
 )
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.worker_report import report_problem
-from lingvo_gshard.training.run.signals import EXIT_CODES, State, StoppedError, end_abruptly
+from lingvo_gshard.runtime.cluster.worker_report import report_problem
 
 # A process that hears of the failure of another process waits this long before it ends. Its own
 # main thread may be about to report the same failure.
@@ -56,6 +57,24 @@ _OPEN = (
 )
 
 
+class RunDirectory(Protocol):
+    """The directory of a run, such as a `Logdir`."""
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The local directory."""
+        ...
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the newest checkpoint."""
+        ...
+
+    def push(self) -> None:
+        """Copies local files to the directory's bucket, if it is in one."""
+        ...
+
+
 class Cluster:
     """This process and the others that run the program with it; possibly none.
 
@@ -68,7 +87,7 @@ class Cluster:
     """
 
     def __init__(self, member: ClusterMember | None = None):
-        self.logdir: Logdir | None = None
+        self.logdir: RunDirectory | None = None
         self.roll_call = RollCall(
             member.index if member else 0,
             member.count if member else 1,
@@ -161,7 +180,7 @@ class Cluster:
         atexit.register(self._at_exit)
         State.before_abrupt_end.append(self._at_abrupt_end)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # jax's preemption service would take SIGTERM away from training/run/signals.py.
+        # jax's preemption service would take SIGTERM away from core/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             self._relay.address,

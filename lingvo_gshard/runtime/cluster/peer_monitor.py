@@ -25,7 +25,6 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.runtime.cluster.rendezvous import send_line
-from lingvo_gshard.training.run.monitoring.hang_watch import Snapshot
 
 # A process whose interpreter runs answers within milliseconds.
 _ANSWER_SECONDS = 10.0
@@ -53,6 +52,27 @@ class StacksWanted(msgspec.Struct, frozen=True, tag="wanted"):
 Send = Callable[[int | None, msgspec.Struct], None]
 # Ends all processes; takes the number of the stuck process, and the reason in words.
 EndAll = Callable[[int, str], None]
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="stacks"):
+    """The place of a process in its work at one moment.
+
+    Attributes:
+      process: number of the process.
+      place: the progress of the process's training loop: the step, and the number of the part
+        within the step. A process that delays the others has the lowest place.
+      doing: the process's work as a verb phrase, such as "waits for the batch of step 7".
+      line: the line of code, as "file:line (function)".
+      stacks: the stacks of all threads, as text.
+      is_busy: whether the work may take long, as a compilation does.
+    """
+
+    process: int
+    place: tuple[int, int]
+    doing: str
+    line: str
+    stacks: str
+    is_busy: bool = False
 
 
 class RollCall:

@@ -18,7 +18,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.local_updates.workers import Workers, stacked
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -37,10 +37,12 @@ from lingvo_gshard.runtime.step_compiler import (
 )
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.monitoring.compilations import Compilation, Inputs, inputs_of
-from lingvo_gshard.training.run.routers.counts import ReadSums
-from lingvo_gshard.training.run.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.step.local_updates import OUTER, WORKERS
+from lingvo_gshard.training.step.metric_vectors import (
+    Measurement,
+    ReadMeasured,
+    WeightedMetrics,
+)
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -280,9 +282,9 @@ class LocalUpdatesRuntime:
         """Returns the metrics of one batch, with the weights after the last outer step."""
         return self._outer_weights.eval_step(batch)
 
-    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
-        """Starts a step that watches the routers, with the weights after the last outer step."""
-        return self._outer_weights.watch_routers(batch, kinds, step)
+    def measure(self, name: str, function: Measurement, batch: Batch) -> ReadMeasured:
+        """Starts a function of the weights after the last outer step."""
+        return self._outer_weights.measure(name, function, batch)
 
     def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
         """Returns `function` of the weights after the last outer step."""

@@ -12,7 +12,6 @@ from lingvo_gshard.core.memory_kinds import to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.lowering.shardy import check_layers
 from lingvo_gshard.runtime.program import padding
@@ -22,8 +21,11 @@ from lingvo_gshard.runtime.program.program_file import Work
 from lingvo_gshard.sharding.annotate import annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.run.monitoring.expert_use import metric_vector, values_and_weights
-from lingvo_gshard.training.run.routers.counts import routing_sums
+from lingvo_gshard.training.step.metric_vectors import (
+    Measurement,
+    metric_vector,
+    values_and_weights,
+)
 from lingvo_gshard.training.step.trainer import Trainer
 
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
@@ -133,34 +135,34 @@ def eval_program(
     return _lower("eval_step", eval_step, inputs, trainer, partitioning, partitioner), names
 
 
-def routing_program(
+def measuring_program(
     trainer: Trainer,
     partitioning: Partitioning,
     partitioner: str,
     batch: BatchSpecs,
-    kinds: WatchedKinds,
+    function: Measurement,
 ) -> Program:
-    """Returns the forward pass of a training step that watches the routers.
+    """Returns the program of a function of the weights before a step and of a batch.
 
-    Inputs: the weights, batch. Outputs: `routing_sums`, by name.
+    Inputs: the weights, batch. Outputs: the function's results by name, whole on each device.
 
     Args:
-      trainer: defines the state and the step.
+      trainer: defines the state.
       partitioning: the mesh and what is split over its axes.
       partitioner: "gspmd" or "shardy".
-      batch: the shape and dtype of each array that `watched_batch` returns.
-      kinds: the kinds of tokens that routers count.
+      batch: the shape and dtype of each array.
+      function: maps (theta, batch) to tensors by name.
     """
     arrays = [a for a in state_arrays(trainer, partitioning) if a.path.startswith("theta.")]
 
-    def routing_step(*tensors: tf.Tensor) -> list:
+    def measure(*tensors: tf.Tensor) -> list:
         theta = _unpadded(tensors[: len(arrays)], trainer.theta_specs)
         theta = annotated(NestedMap(theta=theta), trainer).theta
-        sums = routing_sums(trainer, theta, _batch(batch, tensors[len(arrays) :]), kinds)
-        return [(name, value, ((),) * value.shape.rank) for name, value in sums.items()]
+        results = function(theta, _batch(batch, tensors[len(arrays) :]))
+        return [(name, value, ((),) * value.shape.rank) for name, value in results.items()]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
-    return _lower("routing_step", routing_step, inputs, trainer, partitioning, partitioner)
+    return _lower("measure", measure, inputs, trainer, partitioning, partitioner)
 
 
 def function_program(

@@ -29,7 +29,7 @@ from lingvo_gshard.runtime.verification.findings import (
 from lingvo_gshard.runtime.verification.observation import Observation, Observed
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.monitoring.expert_use import metric_vector
+from lingvo_gshard.training.step.metric_vectors import metric_vector
 from lingvo_gshard.training.step.trainer import Trainer
 
 # (kind, name, difference) of tensors.

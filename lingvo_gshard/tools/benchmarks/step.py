@@ -29,6 +29,7 @@ from lingvo_gshard.profiling.observer import ProfiledStep, tracer_of, write_prof
 from lingvo_gshard.profiling.timeline import StepRange
 from lingvo_gshard.profiling.trace import Recorder
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
@@ -37,7 +38,6 @@ from lingvo_gshard.training.experiments import (
     make_trainer,
     with_configured_vocabularies,
 )
-from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -228,7 +228,7 @@ def _times(count: int, function: Callable[[], object]) -> None:
         function()
 
 
-def step_seconds(runtime: Runtime, batch: Batch) -> float:
+def step_seconds(runtime: DeviceRuntime, batch: Batch) -> float:
     """Runs a step to its end and returns its seconds."""
     return seconds_of(lambda: runtime.train_step(batch).read())
 

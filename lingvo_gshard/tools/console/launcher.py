@@ -20,15 +20,15 @@ from absl import flags
 
 from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.signals import (
+    CLOSED_OUTPUT,
+    EXIT_CODES,
+)
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.tools.console import libraries, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.process_start import open_closed_streams
 from lingvo_gshard.training.run.monitoring.closed_output import discard
-from lingvo_gshard.training.run.signals import (
-    CLOSED_OUTPUT,
-    EXIT_CODES,
-)
 
 _PREFIX = "gshard-"
 _VERSION_FLAGS = frozenset(("--version", "-version"))

@@ -15,8 +15,7 @@ import threading
 import time
 from typing import IO, TextIO, cast
 
-from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
-from lingvo_gshard.training.run.signals import (
+from lingvo_gshard.core.signals import (
     EXIT_CODES,
     FINISHING,
     REPEAT_SECONDS,
@@ -24,6 +23,7 @@ from lingvo_gshard.training.run.signals import (
     State,
     handled_signals,
 )
+from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 
 _SHOW_CURSOR = b"\x1b[?25h"
 

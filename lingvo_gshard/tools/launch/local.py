@@ -27,12 +27,12 @@ from absl import flags
 from lingvo_gshard.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.agents.worker import start_process
 from lingvo_gshard.core.options import declared
+from lingvo_gshard.core.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
-from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
 
 _POLL_SECONDS = 0.2
 

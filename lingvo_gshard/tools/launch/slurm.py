@@ -34,11 +34,11 @@ from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core.signals import EXIT_CODES, StopRequest
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
-from lingvo_gshard.training.run.signals import EXIT_CODES, StopRequest
 
 _SCRIPT = "job.sh"
 _POLL_SECONDS = 1.0

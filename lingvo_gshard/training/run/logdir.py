@@ -1,13 +1,14 @@
 """The log directory of a run: its paths, and the check that it belongs to the run.
 
-A log directory in a bucket has a local folder, a `SyncedFolder`, for all files but the checkpoints.
-The run that claims the directory appends to the files there, and they are copied to the bucket from
+A log directory in a store, such as a bucket, has a local folder for all files but the checkpoints.
+The run that claims the directory appends to the files there, and they are copied to the store from
 time to time and before each checkpoint is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
@@ -15,26 +16,71 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.core.files.local_copies import SyncedFolder
-from lingvo_gshard.core.files.problems import BucketError
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.core.files.stores import BucketError
+from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from lingvo_gshard.training.run.run_lock import BucketLock, LockedError, RunLock
-from lingvo_gshard.training.run.signals import called_before_abrupt_end
+from lingvo_gshard.training.run.run_lock import LockedError, RunLock
 
 Say = Callable[[str], None]
 
 _PARAMS, _LOCK = "params.txt", "run.lock"
 # Folder where the agents of a cluster meet, unless they meet elsewhere.
 AGENTS = "agents"
+
+
+class Lock(Protocol):
+    """A lock that this process holds; see `RunLock`."""
+
+    def check(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class SyncedFolder(Protocol):
+    """The local copy of a folder in a store.
+
+    `pull` copies what is new in the store, and `push` what changed locally. Between `start` and
+    `stop`, a thread copies what changes. All raise OSError if the store is in trouble.
+    """
+
+    folder: pathlib.Path
+
+    def pull(self) -> None: ...
+
+    def push(self) -> None: ...
+
+    def start(self, say: Say) -> None: ...
+
+    def stop(self, say: Say) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteDirectory:
+    """Makes the parts of a log directory in a store.
+
+    Attributes:
+      lock: takes the lock at a path.
+      synced: returns an empty local copy of a folder. Its second argument tells, by name, which
+        files and folders at the top stay in the store alone.
+    """
+
+    lock: Callable[[pathlib.Path, Say], Lock]
+    synced: Callable[[pathlib.Path, Callable[[str], bool]], SyncedFolder]
+
+
+# Scheme of a store -> its log directories.
+REMOTE: Seam[RemoteDirectory] = Seam("run_directories")
 
 
 def _warn(text: str) -> None:
@@ -52,8 +98,8 @@ class Logdir:
     def __init__(self, path: str | os.PathLike[str]):
         self.place = stores.absolute(path)
         self.checkpoints = self.place / "checkpoints"
-        self._is_remote = stores.is_bucket(path)
-        self._lock: RunLock | BucketLock | None = None
+        self._remote = REMOTE[stores.scheme_of(path)] if stores.is_bucket(path) else None
+        self._lock: Lock | None = None
 
     @property
     def path(self) -> pathlib.Path:
@@ -65,7 +111,7 @@ class Logdir:
         Raises:
           UserError: the bucket is in trouble.
         """
-        if not self._is_remote:
+        if not self._remote:
             return self.place
         if self._lock is None:
             with self._named():
@@ -79,12 +125,13 @@ class Logdir:
 
     @functools.cached_property
     def _synced(self) -> SyncedFolder:
-        return SyncedFolder(self.place, _stays_in_bucket)
+        assert self._remote
+        return self._remote.synced(self.place, _stays_in_bucket)
 
     def exists(self) -> bool:
         """Returns whether the directory is there. Raises ValueError as `path` does."""
         with self._named():
-            return objects.exists(self.place) if self._is_remote else self.place.is_dir()
+            return objects.exists(self.place) if self._remote else self.place.is_dir()
 
     def has_params(self) -> bool:
         """Returns whether params.txt, with every hyperparameter, is there."""
@@ -94,13 +141,13 @@ class Logdir:
     @property
     def number(self) -> str:
         """Text that differs between a local directory and one that was deleted before."""
-        return "" if self._is_remote else str(self.place.stat().st_ino)
+        return "" if self._remote else str(self.place.stat().st_ino)
 
     def identity(self) -> str | None:
         """Returns text that differs between any two directories; None if the run is gone."""
         try:
-            if self._is_remote:
-                entry = objects.children(self.place).get(_PARAMS)
+            if store := stores.store_of(self.place):
+                entry = store.children(self.place).get(_PARAMS)
                 return entry.tag if entry else None
             parts = [self.place.stat(), (self.place / _PARAMS).stat()]
         except OSError:
@@ -113,7 +160,7 @@ class Logdir:
         Raises:
           OSError: the bucket is in trouble.
         """
-        if self._is_remote and self._lock is not None:
+        if self._remote and self._lock is not None:
             self._synced.push()
 
     def has_checkpoints(self) -> bool:
@@ -189,7 +236,7 @@ class Logdir:
                     self.write_params(params)
                 yield
         finally:
-            if self._is_remote and self._lock is not None:
+            if self._remote and self._lock is not None:
                 self._synced.stop(say)
             self.release()
 
@@ -209,7 +256,7 @@ class Logdir:
             with called_before_abrupt_end(self.release):
                 yield
         finally:
-            if self._is_remote:
+            if self._remote:
                 self._synced.stop(say)
             self.release()
 
@@ -278,8 +325,8 @@ class Logdir:
         """Locks the directory for this process. Returns the problem if that is impossible."""
         try:
             objects.make_folder(self.place)
-            if self._is_remote:
-                self._lock = BucketLock(self.place / _LOCK, say)
+            if self._remote:
+                self._lock = self._remote.lock(self.place / _LOCK, say)
                 self._synced.pull()
                 self._synced.start(say)
             else:

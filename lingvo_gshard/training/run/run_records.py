@@ -14,10 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core.files import atomic, objects, regular
+from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.atomic import write_atomically
-from lingvo_gshard.core.files.objects import CompareAndSwapFile
-from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -29,12 +27,7 @@ _Row = TypeVar("_Row")
 
 def append_row(path: pathlib.Path, row: object) -> None:
     """Appends a row to a local file or one in a bucket. Raises OSError if it cannot be written."""
-    line = msgspec.json.encode(row) + b"\n"
-    if is_bucket(path):
-        CompareAndSwapFile(path).append(line)
-        return
-    with os.fdopen(regular.open_to_append(path), "ab") as file:
-        file.write(line)
+    objects.append(path, msgspec.json.encode(row) + b"\n")
 
 
 def read_rows(path: pathlib.Path, row: type[_Row]) -> list[_Row]:

@@ -181,7 +181,7 @@ class Precision:
     @property
     def extensions(self) -> Mapping[type, Any]:
         """The extensions of the context of a pass in this precision."""
-        return {ProductContext: ProductContext("", self.rounding, self.rules, self.table_dtype)}
+        return {ProductContext: ProductContext(self.rounding, self.rules, self.table_dtype)}
 
     def layer_weights(
         self, specs: NestedMap, theta: NestedMap, gathers_ahead: bool = False

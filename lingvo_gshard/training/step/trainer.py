@@ -236,6 +236,15 @@ class Trainer(Configurable):
         """Returns the initial optional parts, such as averages, for these weights."""
         return NestedMap({name: part.begin(theta) for name, part in self.parts.items()})
 
+    def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics of a step without values that only other steps have.
+
+        Args:
+          step: number of the step, from 1.
+          metrics: its metrics.
+        """
+        return update_ratios.only_if_due(step, metrics, self.p.update_ratios_every)
+
     def should_stop(self, metrics: dict[str, float]) -> bool:
         """Returns whether the step with these metrics ended the training, as `stopped` says."""
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"]):

@@ -1,3 +1,4 @@
+# tests: /benchmarks/parity/, open_models/families/
 """python -m benchmarks parity: every family and option computes what transformers computes."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: core/autodiff/remat_policy.py
 """Compares the minimum cut with an exhaustive search over all sets of saved tensors."""
 
 import itertools

@@ -1,3 +1,4 @@
+# tests: core/autodiff/remat_policy.py, core/autodiff/remat_unit.py
 """Tests remat policies, and saving and restoring the products of a remat unit."""
 
 import tensorflow as tf

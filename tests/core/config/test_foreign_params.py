@@ -1,3 +1,4 @@
+# tests: core/config/params_text.py, core/config/registry.py
 """The params.txt of a stranger names classes and functions of trusted modules, and no others."""
 
 import sys

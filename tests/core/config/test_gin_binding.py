@@ -1,3 +1,4 @@
+# tests: core/config/gin_binding.py, core/config/gin_reader.py
 """Tests gin bindings of Params: values, files, macros, references and error messages."""
 
 import pathlib

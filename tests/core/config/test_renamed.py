@@ -1,3 +1,4 @@
+# tests: core/config/params_text.py
 """Reads the params.txt of runs of earlier versions, as those versions wrote it."""
 
 import importlib

@@ -1,3 +1,4 @@
+# tests: core/config/registry.py
 """Tests imports of modules of the user: the module, or an error with the line that fails."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# tests: core/tracing/source_lines.py
 """Finds operations of traced graphs under the names that compiled programs give them."""
 
 import functools

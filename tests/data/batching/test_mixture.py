@@ -1,3 +1,4 @@
+# tests: data/batching/mixture_plan.py
 """Tests shares and the order of rows against formulas and plain loops."""
 
 import collections

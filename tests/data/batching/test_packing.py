@@ -1,3 +1,4 @@
+# tests: data/batching/packing.py, data/batching/stream.py
 """Tests packing: every token once, in order, in the segment of its translation."""
 
 import hypothesis

@@ -1,3 +1,4 @@
+# tests: data/batching/packing.py
 """Tests RowFiller: nothing is lost, rows hold their pieces, none waits forever, rows are full."""
 
 import hypothesis

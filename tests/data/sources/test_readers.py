@@ -1,3 +1,4 @@
+# tests: data/sources/readers.py, data/sources/compression.py
 """Tests features of all readers: options, splits and dividing a single file."""
 
 import gzip

@@ -1,3 +1,4 @@
+# tests: preparation/vocabularies/published_vocabulary.py, data/vocabularies/vocabulary.py
 """Tests where the tokens of a text are, against the text of each piece."""
 
 import io

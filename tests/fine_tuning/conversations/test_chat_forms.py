@@ -1,3 +1,5 @@
+# tests: fine_tuning/conversations/encoding.py, fine_tuning/conversations/answers.py
+# tests: fine_tuning/conversations/chat_template.py
 """Tests which tokens the loss counts of the forms of published templates, against marks by hand."""
 
 import json

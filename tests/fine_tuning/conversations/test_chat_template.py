@@ -1,3 +1,4 @@
+# tests: fine_tuning/conversations/chat_template.py, fine_tuning/conversations/template_program.py
 """Tests chat templates: the sandbox, and the bytes that transformers writes with the same ones."""
 
 import json

@@ -1,3 +1,5 @@
+# tests: fine_tuning/conversations/conversation_input.py, fine_tuning/conversations/reader.py
+# tests: fine_tuning/conversations/examples.py
 """Tests reading, packing and masking of conversations, and the loss against a NumPy loop."""
 
 import functools

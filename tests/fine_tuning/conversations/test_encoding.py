@@ -1,3 +1,5 @@
+# tests: fine_tuning/conversations/encoding.py, fine_tuning/conversations/examples.py
+# tests: fine_tuning/conversations/answers.py
 """Tests which tokens the loss counts, against transformers and by hand."""
 
 import json

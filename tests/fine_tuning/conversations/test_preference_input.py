@@ -1,3 +1,4 @@
+# tests: fine_tuning/conversations/preference_input.py, fine_tuning/conversations/reader.py
 """Tests reading and packing pairs of answers."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: hlo/names.py
 """Compares translated names with the scopes that a small jax program was written in."""
 
 import re

@@ -1,3 +1,4 @@
+# tests: hlo/tpu_slices.py, hlo/operations.py
 """Checks how transfers between TPU slices are read, on HLO as libtpu writes it for slices."""
 
 import pytest

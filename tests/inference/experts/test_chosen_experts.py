@@ -1,3 +1,5 @@
+# tests: inference/experts/chosen_experts.py, inference/experts/split_experts.py
+# tests: inference/experts/stacked_experts.py, inference/layers/moe.py
 """Compares experts in inference with a loop over tokens, on one device and on eight."""
 
 from __future__ import annotations

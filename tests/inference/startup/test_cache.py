@@ -1,3 +1,4 @@
+# tests: inference/programs/startup_cache.py
 """Tests which entries the start-up cache keeps."""
 
 import os

@@ -1,3 +1,7 @@
+# tests: layers/attention/attention.py, inference/layers/cached.py
+# tests: layers/attention/cross_attention.py, layers/attention/dense.py
+# tests: layers/attention/multi_head_attention.py, layers/attention/self_attention.py
+# tests: inference/layers/attention.py, inference/layers/faces.py
 """Compares SelfAttention and CrossAttention with loops over sentences, heads and positions."""
 
 import numpy as np

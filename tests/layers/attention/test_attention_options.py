@@ -1,3 +1,5 @@
+# tests: layers/attention/relative_bias.py, layers/attention/rotary.py
+# tests: layers/attention/self_attention.py, inference/layers/transformer.py
 """Tests options of attention against loops in float64, in stacks and in decoding."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: layers/attention/rotary.py
 """Compares scalings of rotary positions with numbers of Hugging Face's transformers 5.23."""
 
 import numpy as np

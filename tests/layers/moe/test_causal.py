@@ -1,3 +1,4 @@
+# tests: layers/moe/layer.py, layers/moe/routers/router.py
 """Tests that in a causal layer no output depends on later tokens, however full the experts are."""
 
 import numpy as np

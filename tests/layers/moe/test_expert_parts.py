@@ -1,3 +1,4 @@
+# tests: layers/moe/experts.py, layers/moe/layer.py
 """Checks experts that are split by hidden dimension: devices compute parts of their outputs."""
 
 import numpy as np

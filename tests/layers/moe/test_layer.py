@@ -1,3 +1,4 @@
+# tests: layers/moe/layer.py, layers/moe/shared_expert.py
 """Compares the mixture-of-experts layer with loops over tokens, and tests its options."""
 
 import functools

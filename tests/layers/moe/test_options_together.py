@@ -1,3 +1,4 @@
+# tests: layers/moe/layer.py
 """Tests that incompatible options of the layer, router and dispatch are rejected."""
 
 from absl.testing import parameterized

@@ -1,3 +1,4 @@
+# tests: layers/moe/routing.py, layers/moe/load_metrics.py
 """Tests capacity and the statistics of a routing."""
 
 import dataclasses

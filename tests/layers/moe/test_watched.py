@@ -1,3 +1,4 @@
+# tests: layers/moe/load_metrics.py
 """Tests what watched routers report, against loops over the tokens."""
 
 import math

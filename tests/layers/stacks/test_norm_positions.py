@@ -1,3 +1,4 @@
+# tests: layers/stacks/transformer.py, layers/stacks/transformer_layer.py
 """Tests a norm that sublayers share, the scale of residuals, and norms of embeddings."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: layers/stacks/transformer.py, layers/attention/relative_bias.py
 """Compares a relative bias that all layers share with layers that have their own tables."""
 
 import numpy as np

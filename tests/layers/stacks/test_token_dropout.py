@@ -1,3 +1,4 @@
+# tests: layers/stacks/transformer.py, layers/norm.py
 """Tests token dropout: what a stack computes, and gradients that do not grow with depth."""
 
 import numpy as np

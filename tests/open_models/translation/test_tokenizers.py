@@ -1,3 +1,4 @@
+# tests: preparation/published_inputs.py
 """Tests that the tokenizers of published models give the ids that they were published with.
 
 The expected ids follow from what the files hold, by the rules of transformers' tokenizers.

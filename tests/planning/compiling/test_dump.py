@@ -1,3 +1,4 @@
+# tests: planning/compiling/cache.py
 """Reads the buffers of a program from a file that TensorFlow's classes of XLA's messages wrote."""
 
 from tensorflow.compiler.xla.service import hlo_pb2

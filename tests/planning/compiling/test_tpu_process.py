@@ -1,3 +1,5 @@
+# tests: planning/compiling/tpu_process.py, planning/compiling/tpu_worker.py
+# tests: runtime/child_process.py
 """Compiles a small step by libtpu: what a plan reads is the same before and after code."""
 
 import dataclasses

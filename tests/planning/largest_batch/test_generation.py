@@ -1,3 +1,4 @@
+# tests: planning/generation.py, planning/largest_batch.py
 """The largest batch of a small model, by compiled programs, compared with a linear search."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: planning/largest_batch.py
 """The search for the largest batch, compared with a linear search over invented peaks."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: planning/loads/layers.py, planning/loads/file.py
 """Tests the rows that a plan says are dropped against those that a step drops on a mesh."""
 
 import pytest
@@ -8,8 +9,8 @@ from lingvo_gshard.planning.loads.file import LayerRecords
 from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.services.routers.counts import records_of, watch_routers, watched_layers
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.routers.counts import records_of, watched_layers
 from tests.runtime import tiny_translation
 
 
@@ -21,7 +22,7 @@ def test_rows_over_a_bound_are_those_that_the_mesh_drops():
     runtime = SpmdRuntime(trainer, partitioning, devices_for(8))
     runtime.init_state()
     batch = tiny_translation.batch(3)
-    sums = runtime.watch_routers(batch, None, 1)()
+    sums = watch_routers(runtime, trainer, batch, None, 1)()
     records = records_of(1, sums, watched_layers(trainer.task), None)
     metrics = runtime.train_step(batch).read()
     specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}

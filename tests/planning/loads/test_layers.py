@@ -8,13 +8,13 @@ from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, Top2Router
 from lingvo_gshard.planning.loads.layers import expert_layers
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.routers.counts import (
+from lingvo_gshard.services.routers.counts import (
     records_of,
     routing_sums,
     watched_batch,
     watched_layers,
 )
+from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 

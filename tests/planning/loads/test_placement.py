@@ -1,3 +1,4 @@
+# tests: planning/loads/devices.py
 """Tests placements against all placements of small cases, and against lower bounds."""
 
 import itertools

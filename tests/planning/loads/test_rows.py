@@ -1,3 +1,4 @@
+# tests: planning/loads/devices.py, planning/loads/layers.py
 """Tests the rows of devices, dropped rows and buffers against loops over tokens."""
 
 import math

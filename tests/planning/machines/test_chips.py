@@ -1,3 +1,4 @@
+# tests: planning/machines/chips.py, planning/machines/chip_figures.py
 """Checks that figures of chips have sources and agree with each other and with pod totals."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: planning/machines/cuda.py, planning/machines/gpu_targets.py
 """The compiler for GPUs: its version, its targets, and programs compiled for hosts of GPUs."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# tests: planning/machines/interconnect.py, planning/machines/topologies.py
 """Checks the bounds on collectives across TPU slices with closed forms."""
 
 import dataclasses

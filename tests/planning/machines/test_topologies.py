@@ -1,3 +1,4 @@
+# tests: planning/machines/topologies.py, planning/machines/compilers.py
 """Checks topologies by name, and libtpu's devices for them."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# tests: planning/picture/
 """Checks the HTML page of a plan: complete, without network access, and safe from injection."""
 
 import base64

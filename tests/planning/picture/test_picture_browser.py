@@ -1,3 +1,4 @@
+# tests: planning/picture/
 """Uses the HTML page of a plan in a real browser."""
 
 import dataclasses

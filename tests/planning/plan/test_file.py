@@ -1,3 +1,4 @@
+# tests: planning/loads/file.py, planning/plan/plan.py
 """Checks that plans are read back unchanged and that errors name the file and the field."""
 
 import json

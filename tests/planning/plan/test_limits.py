@@ -1,3 +1,4 @@
+# tests: planning/plan/diff.py
 """Checks limits on the change of a plan."""
 
 import pytest

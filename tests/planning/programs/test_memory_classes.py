@@ -1,3 +1,4 @@
+# tests: planning/programs/planned.py, planning/memory.py
 """Classifies arguments as Flax, Optax, Keras, Equinox and Haiku name them."""
 
 import pytest

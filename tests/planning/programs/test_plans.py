@@ -1,3 +1,4 @@
+# tests: planning/programs/jax_program.py, planning/programs/planned.py
 """Compares plans of a jax program with closed forms and with jax's own report on it."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: planning/programs/planned.py, planning/planned_program.py, runtime/program/program_file.py
 """Compares the plan of a saved training step with that of the trainer it was lowered from."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: planning/search/candidates.py, planning/search/choices.py
 """Checks that a candidate's flags shard every layer as the cost model assumed."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: planning/search/cost_model.py
 """Compares the cost model with compiled training steps: bytes of collectives and peak memory.
 
 The compiler also adds reductions of metrics, norms and optimizer means. XLA's CPU compiler has

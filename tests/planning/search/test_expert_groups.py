@@ -1,3 +1,4 @@
+# tests: planning/search/choices.py, planning/search/candidates.py
 """The search finds groups of experts that are smaller than the data axis."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: planning/search/explanation.py, planning/search/results.py
 """What a search says about its choice: the next best value of each choice, beside the best one."""
 
 import msgspec

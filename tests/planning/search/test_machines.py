@@ -1,3 +1,4 @@
+# tests: planning/search/machines.py, planning/search/experiment_search.py
 """Orders machines by the time and by the price of the best candidate of each."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: planning/search/search.py, planning/search/choices.py, planning/search/results.py
 """Checks which shardings the search finds, and how compilations decide."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: planning/training/goodput.py, planning/training/job.py
 """Checks plans of whole trainings: published rates, units, sensitivities and mistakes."""
 
 import dataclasses

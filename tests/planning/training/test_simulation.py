@@ -1,3 +1,4 @@
+# tests: planning/training/goodput.py, planning/training/formulas.py
 """Compares simulated trainings with closed formulas and with a simulation event by event."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: preparation/cleaning/cleaner.py, preparation/cleaning/all_rules.py, data/sources/row.py
 """Tests cleaning: each reason by example, and the counts."""
 
 import hypothesis

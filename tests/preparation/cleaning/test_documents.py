@@ -1,3 +1,5 @@
+# tests: preparation/cleaning/cleaner.py, preparation/cleaning/leaks.py
+# tests: preparation/cleaning/near_duplicates.py, preparation/cleaning/normalization.py
 """Tests cleaning of documents and its counts."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: preparation/cleaning/near_duplicates.py
 """Tests hashes of parts of texts, against sums that Python's integers compute."""
 
 import hypothesis

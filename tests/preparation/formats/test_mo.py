@@ -1,3 +1,4 @@
+# tests: preparation/formats/gettext.py
 """Tests the parser of .mo catalogs: both byte orders, and every kind of truncation."""
 
 import gettext

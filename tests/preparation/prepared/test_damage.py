@@ -1,3 +1,4 @@
+# tests: preparation/prepared/manifest.py, preparation/prepared/table.py
 """Tests damaged, missing and foreign files of prepared data: sentences that name the file."""
 
 import os

@@ -1,3 +1,4 @@
+# tests: preparation/prepared/manifest.py, preparation/prepared/shard_writer.py
 """Tests the files of prepared data: records, shards, lengths and the manifest."""
 
 import hashlib

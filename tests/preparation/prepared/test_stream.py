@@ -1,3 +1,6 @@
+# tests: preparation/prepared/base_input.py, preparation/prepared/language_model_input.py
+# tests: preparation/prepared/table.py, preparation/prepared/translation_input.py
+# tests: data/batching/stream.py
 """Tests the training batches of prepared data: every token, any number of processes, resumption."""
 
 import collections

@@ -1,3 +1,5 @@
+# tests: preparation/streamed/blocks.py, preparation/streamed/examples.py
+# tests: preparation/streamed/inputs.py
 """Tests inputs that stream data sets of Hugging Face, against the rows and from every position."""
 
 import collections

@@ -1,3 +1,4 @@
+# tests: preparation/vocabularies/byte_ranks.py, preparation/vocabularies/published_vocabulary.py
 """Tests tekken.json and files of tiktoken, against loops that merge bytes by their ranks.
 
 The slow test compares with tiktoken itself.

@@ -1,3 +1,4 @@
+# tests: preparation/vocabularies/vocabulary_trainer.py
 """Tests coverage by language, against counts made character by character."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: preparation/vocabularies/json_vocabulary.py, preparation/vocabularies/json_tokenizer.py
 """Tests a tokenizer.json as a vocabulary, against the tokenizers package itself."""
 
 import io

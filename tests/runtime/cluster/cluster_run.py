@@ -18,18 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.signals import EXIT_CODES, StoppedError, StopRequest
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
+from lingvo_gshard.runtime.cluster.worker_report import report_problem, report_step
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.options import option_flags, read_options
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.worker_report import report_problem, report_step
-from lingvo_gshard.training.run.signals import EXIT_CODES, StoppedError, StopRequest
 from tests import tiny
 
 ROWS, COLUMNS = 48, 4

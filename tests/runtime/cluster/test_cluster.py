@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
-from lingvo_gshard.training.run import processes
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.runtime.cluster import cluster_run
 

@@ -1,3 +1,4 @@
+# tests: runtime/cluster/rendezvous.py, runtime/cluster/envelope.py, runtime/cluster/member.py
 """Checks that all processes connect, or all learn which one is missing or which option differs."""
 
 import concurrent.futures

@@ -1,8 +1,9 @@
+# tests: runtime/cluster/peer_monitor.py
 """Tests which process a roll call calls stuck."""
 
 from lingvo_gshard.runtime.cluster import peer_monitor
 from lingvo_gshard.runtime.cluster.peer_monitor import Hang, RollCall, StacksWanted
-from lingvo_gshard.training.run.monitoring.hang_watch import Snapshot
+from lingvo_gshard.services.hang_watch import Snapshot
 
 
 class EndedError(Exception):

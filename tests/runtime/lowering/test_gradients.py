@@ -1,3 +1,4 @@
+# tests: runtime/lowering/lowering.py, runtime/partition.py, sharding/xla.py
 """Checks gradients of TensorFlow's and Keras's operations over meshes against one device."""
 
 import functools

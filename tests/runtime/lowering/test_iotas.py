@@ -1,3 +1,4 @@
+# tests: runtime/lowering/folding.py
 """Checks that index tensors become iotas in every form, and that other tensors do not."""
 
 import hypothesis

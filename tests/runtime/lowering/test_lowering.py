@@ -1,3 +1,4 @@
+# tests: runtime/lowering/lowering.py, runtime/lowering/variables.py
 """Tests lowering: captured tensors, sharding of inputs, and the choice of the partitioner."""
 
 import itertools

@@ -1,3 +1,4 @@
+# tests: runtime/lowering/folding.py
 """Checks that constants around manual regions move into functions, which XLA does not merge."""
 
 import numpy as np

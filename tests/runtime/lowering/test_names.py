@@ -1,3 +1,4 @@
+# tests: runtime/lowering/lowering.py
 """Modules that differ in the numbers that TensorFlow gives to names become equal."""
 
 from lingvo_gshard.core.lazy import ir, mlir

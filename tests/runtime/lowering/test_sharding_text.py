@@ -1,3 +1,4 @@
+# tests: runtime/lowering/shardy.py
 """Compares splits that are read from the text of shardings with numbered devices."""
 
 import pytest

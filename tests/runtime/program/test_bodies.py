@@ -1,3 +1,4 @@
+# tests: runtime/program/program.py, runtime/lowering/lowering.py, kernels/splicing.py
 """Checks that a saved program has a body for each platform with kernels, and a portable one."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: runtime/program/executable.py
 """Tests programs that jax caches: a runtime counts them, and they can be serialized."""
 
 import jax

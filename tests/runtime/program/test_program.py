@@ -1,3 +1,5 @@
+# tests: runtime/program/program.py, runtime/program/array.py, runtime/program/program_file.py
+# tests: runtime/program/executable.py
 """Checks that saved programs load unchanged, run with jax alone, and reject mismatches."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: runtime/program/program_file.py, runtime/program/step_programs.py
 """Tests the useful work that a saved program records."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: runtime/propagation/activations.py
 """Which instructions depend on a program's inputs, in calls, branches and loops."""
 
 from lingvo_gshard.runtime.propagation.activations import dependents

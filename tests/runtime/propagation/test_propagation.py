@@ -1,3 +1,5 @@
+# tests: runtime/propagation/propagated.py, runtime/propagation/activations.py
+# tests: sharding/recording.py
 """What XLA's sharding propagation decided is read with layer and line, on small layers."""
 
 import inspect

@@ -1,3 +1,4 @@
+# tests: long_inputs/chunked_loss.py
 """A loss in chunks on many devices: values, gradients, collectives, and what is in memory."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: layers/moe/exchange.py
 """Checks dtype, bytes and groups of the all-to-alls of a mixture of experts in compiled HLO."""
 
 import collections

@@ -1,3 +1,5 @@
+# tests: layers/embedding.py, layers/attention/self_attention.py, layers/moe/layer.py
+# tests: layers/feed_forward.py
 """Checks the collectives of single layers in compiled HLO, forward and backward.
 
 The tests compute gradients of weights and input from a given output gradient, so neither loss nor

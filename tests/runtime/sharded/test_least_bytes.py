@@ -1,3 +1,4 @@
+# tests: runtime/spmd.py, sharding/strategies.py, training/step/gradients.py
 """Compares the bytes that compiled training steps communicate with the least possible."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: layers/lora.py
 """Compares training of adapters over meshes with one device."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: training/step/optimizer.py, training/run/checkpoint/trainer_state.py
 """Tests low-precision moments, sharded and in checkpoints."""
 
 import numpy as np

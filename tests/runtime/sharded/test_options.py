@@ -1,3 +1,4 @@
+# tests: runtime/spmd.py, sharding/strategies.py, training/step/trainer.py
 """Checks that every strategy and training option trains on eight devices as on one."""
 
 import functools

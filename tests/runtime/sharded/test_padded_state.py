@@ -1,3 +1,4 @@
+# tests: runtime/program/padding.py, runtime/spmd.py
 """Checks a state that is padded in storage: its parts, its steps and what is seen of it."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: layers/stacks/pipeline.py, layers/stacks/pipeline_loop.py
 """Tests the results, cost and communication of pipelines over a mesh axis."""
 
 import collections

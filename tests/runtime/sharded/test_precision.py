@@ -1,3 +1,4 @@
+# tests: training/step/precision.py
 """Checks that each precision trains experts on eight devices as on one."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: training/step/precision.py
 """Shows how far weights in bfloat16 differ on a mesh: as far as by one bit of the first weights.
 
 Another mesh adds in another order. In float32 five steps then differ by less than 1e-4 of a

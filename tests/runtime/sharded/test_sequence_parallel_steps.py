@@ -1,3 +1,4 @@
+# tests: long_inputs/ring.py, long_inputs/blockwise.py, sharding/strategies.py
 """Checks that steps sharded over positions equal one device and need less memory."""
 
 import functools

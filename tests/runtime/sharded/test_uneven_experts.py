@@ -1,3 +1,4 @@
+# tests: sharding/partitioning.py, runtime/program/padding.py
 """Checks that experts that do not divide over the devices train as on one device."""
 
 import pytest

@@ -1,3 +1,5 @@
+# tests: runtime/verification/experiment.py, runtime/verification/findings.py
+# tests: runtime/verification/causes.py
 """Tests that a right step is called equal, and that prepared defects are found and named."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: runtime/verification/experiment.py, data/batching/synthetic.py
 """Tests that library layers are equal in loops, pipelines, micro-batches and remat units."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: runtime/verification/steps.py
 """Tests the rewriting of StableHLO from float32 to float64."""
 
 import jax

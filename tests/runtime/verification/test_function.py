@@ -1,3 +1,5 @@
+# tests: runtime/verification/function.py, runtime/verification/findings.py
+# tests: runtime/verification/causes.py, runtime/verification/operations.py
 """Tests the verification of functions that `partition` takes."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: runtime/verification/observation.py
 """Tests that groups of tokens are compared by their numbers, not by where a mesh stores them."""
 
 import numpy as np

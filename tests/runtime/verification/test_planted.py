@@ -1,3 +1,5 @@
+# tests: runtime/verification/patterns.py, runtime/verification/rules.py
+# tests: runtime/verification/operations.py
 """Tests that the cause of each planted defect is named, forward and in a gradient alone."""
 
 import numpy as np

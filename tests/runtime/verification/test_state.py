@@ -1,3 +1,4 @@
+# tests: runtime/verification/steps.py, runtime/verification/experiment.py
 """Tests the parts of a state besides weights: averages, the loss scale, local updates."""
 
 import pytest

@@ -1,3 +1,5 @@
+# tests: serving/planning/jobs.py, serving/planning/process.py, serving/planning/requests.py
+# tests: serving/planning/worker.py, serving/planning/app.py
 """Tests that no plan harms the server or later plans: processes, limits, sizes and lists."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: serving/planning/page/, serving/planning/app.py, serving/planning/worker.py
 """Uses the planning page in a real browser, from an empty form to a comparison of two machines."""
 
 import json

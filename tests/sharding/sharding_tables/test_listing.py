@@ -1,3 +1,4 @@
+# tests: sharding/sharding_tables.py
 """Tests the listing of weights and moments: their sharding and bytes per device."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: sharding/sharding_tables.py
 """Tests the list of tensors that stay replicated although a strategy splits their letters."""
 
 from lingvo_gshard import testing

@@ -1,3 +1,4 @@
+# tests: /studies/paper/
 """Runs python -m studies paper with synthetic plans."""
 
 import json

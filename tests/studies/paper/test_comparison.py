@@ -1,3 +1,4 @@
+# tests: /studies/paper/, giants/gshard_paper.py
 """Checks that published figures are consistent and are compared with the right numbers of plans."""
 
 from types import SimpleNamespace

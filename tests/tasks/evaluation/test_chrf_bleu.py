@@ -1,3 +1,4 @@
+# tests: tasks/evaluation/text_scores.py
 """Compares scores with direct calls of sacrebleu."""
 
 import collections

@@ -1,3 +1,4 @@
+# tests: tasks/evaluation/evaluation.py, tasks/evaluation/translation_scores.py
 """Compares the likelihood of references, by language, with sums over their tokens."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: tasks/evaluation/evaluation.py
 """Tests weighted means of metrics over batches."""
 
 import math

@@ -1,3 +1,4 @@
+# tests: tools/console/libraries.py
 """Tests that texts of strangers do not command the terminal, and that pipes get them unchanged."""
 
 import os

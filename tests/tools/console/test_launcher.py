@@ -1,3 +1,4 @@
+# tests: tools/console/launcher.py, tools/console/entry.py, tools/console/process_start.py
 """Tests `python -m lingvo_gshard` and the entry point of every command."""
 
 import json

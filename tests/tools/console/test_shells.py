@@ -1,3 +1,4 @@
+# tests: tools/console/shells.py, tools/completion.py
 """Completes command lines in real shells."""
 
 import os

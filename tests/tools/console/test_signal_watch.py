@@ -1,3 +1,4 @@
+# tests: training/run/signals.py, tools/console/process_start.py
 """Tests that a command answers signals at once: with one line, the right code, and nothing lost."""
 
 import contextlib
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.training.run.signals import REPEAT_SECONDS, handled_signals
+from lingvo_gshard.core.signals import REPEAT_SECONDS, handled_signals
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -18,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 BUSY = """
 import ctypes, sys
 from lingvo_gshard.tools.console.process_start import SignalWatch
-from lingvo_gshard.training.run.signals import State, called_before_abrupt_end
+from lingvo_gshard.core.signals import State, called_before_abrupt_end
 
 class Training:
     finishing = {finishing}

@@ -1,3 +1,4 @@
+# tests: tools/console/spelling.py, core/errors.py
 """Options that the library quotes are spelled as flags of the command that runs."""
 
 import pytest

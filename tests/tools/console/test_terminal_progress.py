@@ -1,3 +1,4 @@
+# tests: tools/console/stages.py
 """Tests what a command shows on a terminal before it answers, and nothing elsewhere."""
 
 import io

@@ -1,3 +1,4 @@
+# tests: tools/doctor.py, tools/diagnosis/environment.py, tools/diagnosis/speed.py
 """gshard-doctor: each check finds what is right, and what was made wrong for the test."""
 
 import importlib.metadata

@@ -1,3 +1,5 @@
+# tests: tools/experts/__init__.py, tools/experts/prune.py, tools/experts/report.py
+# tests: tools/experts/source_run.py, tools/experts/upcycle.py
 """Tests gshard-experts through its command line: report, upcycle and prune."""
 
 import importlib

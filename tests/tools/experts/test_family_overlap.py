@@ -1,3 +1,4 @@
+# tests: tools/experts/report.py
 """Compares the overlap of families with a loop over pairs of languages."""
 
 import itertools

@@ -1,3 +1,4 @@
+# tests: tools/flags/options.py, tools/flags/definitions.py, core/options.py, serving/bodies.py
 """Tests that one declaration of an option makes its flag, its argument and its field of a body."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: tools/flags/program.py
 """Runs gshard-plan with the file of a jax program, and with flags that do not fit it."""
 
 import json

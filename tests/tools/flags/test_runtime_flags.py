@@ -1,3 +1,4 @@
+# tests: tools/flags/run.py, api/backend.py
 """Tests the flags of partitioned runs: user errors, and one run from training to translation."""
 
 import io

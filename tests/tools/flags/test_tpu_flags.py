@@ -1,3 +1,4 @@
+# tests: tools/flags/run.py, api/backend.py
 """Tests the flags of the tpu_strategy runtime, including contradictions."""
 
 import pathlib

@@ -1,3 +1,5 @@
+# tests: /docs/memory_and_communication.md, tools/inspection/activations.py
+# tests: tools/inspection/inspection.py
 """The broken cases of docs/memory_and_communication.md: gshard-inspect names layer and line."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: tools/inspection/inspection.py
 """Which device holds which part of a tensor, compared with jax."""
 
 import jax

@@ -1,3 +1,5 @@
+# tests: tools/launch/command.py, agents/options.py, tools/launch/words.py, tools/launch/__init__.py
+# tests: tools/launch/local.py, tools/launch/agent.py
 """Checks what gshard-launch makes of a command, and what it refuses."""
 
 import sys

@@ -1,3 +1,4 @@
+# tests: tools/launch/slurm.py
 """Submits jobs to a real Slurm with two nodes, with workers that start in no time."""
 
 import json

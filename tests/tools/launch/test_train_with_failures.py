@@ -1,3 +1,5 @@
+# tests: tools/launch/local.py, tools/launch/agent.py, agents/agent.py
+# tests: training/run/checkpoint/snapshot_parts.py
 """Checks that a training whose processes are killed equals one without failures, to the bit."""
 
 import hashlib
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.run.checkpoint.snapshot_parts import Part
+from lingvo_gshard.services.snapshot_parts import Part
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from tests.agents.test_agents import children
 from tests.tools import tiny_translation

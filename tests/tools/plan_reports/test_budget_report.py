@@ -1,3 +1,4 @@
+# tests: tools/plan_reports/goodput_report.py, planning/training/budget/search.py
 """Runs gshard-plan --budget: report, JSON and mistakes."""
 
 import json

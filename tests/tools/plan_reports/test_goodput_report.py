@@ -1,3 +1,4 @@
+# tests: tools/plan_reports/goodput_report.py, tools/flags/goodput.py
 """Runs gshard-plan --goodput on the file of a plan: report, JSON and mistakes."""
 
 import json

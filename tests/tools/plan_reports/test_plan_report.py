@@ -1,3 +1,5 @@
+# tests: tools/plan_reports/plan_report.py, tools/plan_reports/layout.py
+# tests: tools/plan_reports/memory_tables.py
 """Checks the report of gshard-plan."""
 
 import io

@@ -1,3 +1,4 @@
+# tests: /docs/workflows/, tools/plan_reports/diff_report.py
 """Runs the workflow that users copy, with this repository on both sides of the pull request."""
 
 import os

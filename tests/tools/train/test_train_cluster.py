@@ -1,8 +1,9 @@
+# tests: runtime/cluster/cluster.py, tools/train.py
 """Checks that gshard-train in two processes of four devices equals one process of eight."""
 
 import pytest
 
-from lingvo_gshard.training.run.routers.router_records import routers_of_run
+from lingvo_gshard.services.routers.router_records import routers_of_run
 from tests.tools import tiny_translation
 from tests.tools.train.train_processes import finish, losses, start, train_in_two
 

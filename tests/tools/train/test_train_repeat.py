@@ -1,3 +1,4 @@
+# tests: layers/stacks/loop.py, tools/train.py
 """Checks that gshard-train with rematerialized loops equals separate layers."""
 
 import json

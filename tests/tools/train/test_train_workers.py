@@ -1,3 +1,4 @@
+# tests: runtime/local_updates/runtime.py, tools/train.py
 """Tests gshard-train with local updates: rejected options, several processes, resuming."""
 
 import pytest

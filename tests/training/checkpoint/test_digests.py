@@ -1,3 +1,4 @@
+# tests: training/run/checkpoint/arrays.py
 """Checks that digests do not depend on sharding and change whenever an array changes."""
 
 import jax

@@ -1,3 +1,6 @@
+# tests: training/run/checkpoint/store.py, training/run/checkpoint/storage.py
+# tests: training/run/checkpoint/run_item.py, training/run/checkpoint/orbax_storage.py
+# tests: training/run/checkpoint/run_handler.py
 """Checks that checkpoints restore the same bits and survive damage and a full disk."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# tests: training/run/checkpoint/arrays.py, training/run/checkpoint/store.py
 """Checks that sharded checkpoints restore the same bits on any mesh and on one device."""
 
 import json

@@ -1,3 +1,4 @@
+# tests: training/run/checkpoint/trainer_state.py
 """Tests copies of transposed arrays against NumPy's."""
 
 import itertools

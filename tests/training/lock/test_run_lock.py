@@ -140,7 +140,7 @@ def test_one_of_many_takes_over(path):
 
 
 def test_holder_refreshes_and_notices_that_the_lock_was_taken_over(path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(run_lock, "REFRESH_SECONDS", 0.01)
     with locked(path) as lock:
         os.utime(path, (0, 0))
         wait_until(lambda: time.time() - path.stat().st_mtime < 60)

@@ -1,3 +1,4 @@
+# tests: training/step/muon.py, training/step/orthogonalization.py
 """Compares Muon with the formulas of its papers, in NumPy and float64."""
 
 import dataclasses

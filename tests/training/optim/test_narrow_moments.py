@@ -1,3 +1,4 @@
+# tests: training/step/optimizer.py
 """Checks that low-precision moments are rounded to neighboring levels without bias."""
 
 import ml_dtypes

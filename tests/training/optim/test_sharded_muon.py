@@ -1,3 +1,4 @@
+# tests: training/step/muon.py, training/step/orthogonalization.py
 """Holds Muon to the rules for all optimizers, and its matrices to where devices compute them."""
 
 from typing import ClassVar

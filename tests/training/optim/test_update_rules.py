@@ -1,3 +1,4 @@
+# tests: training/step/trainer.py, training/step/optimizer.py
 """Checks that weights with an update rule follow the values that their layers report."""
 
 import functools

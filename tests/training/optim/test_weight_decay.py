@@ -1,3 +1,4 @@
+# tests: training/step/optimizer.py
 """Tests that matrices and tables decay, and biases and scales do not, wherever they are."""
 
 import pytest

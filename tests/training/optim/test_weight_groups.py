@@ -1,3 +1,4 @@
+# tests: training/step/optimizer.py, sharding/weight_patterns.py
 """Tests learning-rate factors by path, frozen weights, and patterns that match nothing."""
 
 import dataclasses

@@ -9,9 +9,10 @@ import types
 
 import pytest
 
+from lingvo_gshard.services import memory
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.run import loop, run_records
+from lingvo_gshard.training.run import run_records
 from tests import tiny
 
 
@@ -98,13 +99,13 @@ def test_sharding_lists_weights_and_moments_with_the_bytes_of_a_device(tmp_path)
 
 def test_memory_is_that_of_the_process_and_of_its_devices():
     runtime = types.SimpleNamespace(peak_device_memory=lambda: None)
-    row = loop.memory_metrics(runtime)
+    row = memory.memory_metrics(runtime)
     # The kernel counts the largest resident set in KiB.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert 0 < row.pop("host_memory_bytes") <= most * 1.01
     assert row == {}
     runtime.peak_device_memory = lambda: 7
-    assert loop.memory_metrics(runtime)["peak_device_memory_bytes"] == 7.0
+    assert memory.memory_metrics(runtime)["peak_device_memory_bytes"] == 7.0
 
 
 def test_evaluations_are_rows(tmp_path):

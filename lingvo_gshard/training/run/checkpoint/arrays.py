@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.training.run.checkpoint.orbax_storage import prepare_orbax
 from lingvo_gshard.training.step import local_updates
 
 MODULUS = 2**64
@@ -230,11 +230,7 @@ def bytes_to_write(arrays: Arrays) -> int:
 
 def _handler(directory: pathlib.Path) -> Any:
     """Returns a handler of Orbax, whose types allow no pathlib.Path."""
-    if is_bucket(directory):
-        # Imports Orbax, which a start from the cache does not need.
-        from lingvo_gshard.training.run.checkpoint.orbax_storage import teach_orbax
-
-        teach_orbax()
+    prepare_orbax(directory)
     return ocp.PyTreeCheckpointHandler()
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket
+from lingvo_gshard.core.files.stores import is_bucket, store_of
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.choice import best_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import (
@@ -105,7 +105,7 @@ def prunable(directory: pathlib.Path, keep: int) -> list[int]:
 
 def delete(directory: pathlib.Path, steps: Sequence[int]) -> None:
     """Deletes checkpoints. A process that is killed meanwhile leaves none with holes."""
-    storage = storage_of(directory, lambda: None)
+    storage = storage_of(directory)
     for step in steps:
         storage.delete(step)
 
@@ -149,12 +149,12 @@ def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
 
 def _copy_file(source: str, target: str) -> int:
     """Copies a file and returns its size."""
-    if is_bucket(target):
+    if store := store_of(target):
         if is_bucket(source):
             content = objects.read_bytes(source)
-            objects.write_bytes(target, content)
+            store.write_bytes(target, content)
             return len(content)
-        objects.upload(source, target)
+        store.upload(source, target)
         return os.path.getsize(source)
     objects.make_folder(os.path.dirname(target))
     with objects.open_to_read(source) as file, open(target, "wb") as new:

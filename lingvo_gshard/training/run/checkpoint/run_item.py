@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, local_copies, objects, regular
+from lingvo_gshard.core.files import atomic, objects, regular
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 
@@ -178,7 +178,7 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
         raise UserError(problem)
     # Orbax and TensorStore would wait for a named pipe.
     regular.require_regular_tree(checkpoint)
-    directory = local_copies.local_folder(checkpoint / ITEM)
+    directory = objects.local_folder(checkpoint / ITEM)
     record = atomic.decode(objects.read_bytes(directory / _RECORD), RunRecord)
     if record.digest and record != record.with_digest():
         raise UserError(f"{ITEM}/{_RECORD} is damaged")

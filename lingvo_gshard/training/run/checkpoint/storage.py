@@ -1,4 +1,4 @@
-"""Directories of checkpoints on disks and in buckets, and which checkpoints are kept in them."""
+"""Directories of checkpoints on disks and in stores, and which checkpoints are kept in them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.problems import BucketError, problem_of
-from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training.run import processes
-from lingvo_gshard.training.run.checkpoint.orbax_storage import (
-    delete,
-    reason_of,
-    remove_unfinished,
-    steps_in,
-    teach_orbax,
-    temporary_path_class,
-)
+from lingvo_gshard.core.files.stores import is_bucket, scheme_of
+from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.training.run.checkpoint.orbax_storage import reason_of
+from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
 
 
 class NewestAndBest:
@@ -86,6 +79,12 @@ class CheckpointStorage(Protocol):
         """
         ...
 
+    def run_save(
+        self, record: RunRecord, params_text: str, write_extras: WriteExtras | None
+    ) -> Any:
+        """Returns Orbax's arguments to save a `run` item; see `run_handler.RunSave`."""
+        ...
+
     def check_writable(self, needed: int) -> None:
         """Raises OSError if a checkpoint of `needed` bytes cannot be written."""
         ...
@@ -103,16 +102,24 @@ class CheckpointStorage(Protocol):
         ...
 
 
-def storage_of(directory: pathlib.Path, before_commit: Callable[[], None]) -> CheckpointStorage:
+# Scheme of a store -> makes the storage of a directory there, with arguments as of `storage_of`.
+STORAGES: Seam[Callable[[pathlib.Path, Callable[[], None]], CheckpointStorage]] = Seam(
+    "checkpoint_storages"
+)
+
+
+def storage_of(
+    directory: pathlib.Path, before_commit: Callable[[], None] = lambda: None
+) -> CheckpointStorage:
     """Returns the storage of a directory of checkpoints.
 
     Args:
       directory: the directory.
-      before_commit: called before a checkpoint in a bucket becomes complete.
+      before_commit: called before a checkpoint in a store becomes complete.
     """
-    return (
-        BucketStorage(directory, before_commit) if is_bucket(directory) else DiskStorage(directory)
-    )
+    if is_bucket(directory):
+        return STORAGES[scheme_of(directory)](directory, before_commit)
+    return DiskStorage(directory)
 
 
 class DiskStorage:
@@ -138,6 +145,15 @@ class DiskStorage:
             "preservation_policy": policy,
             "cleanup_tmp_directories": True,
         }
+
+    def run_save(
+        self, record: RunRecord, params_text: str, write_extras: WriteExtras | None
+    ) -> Any:
+        """Returns Orbax's arguments to save a `run` item."""
+        # Imports Orbax, which a start from the cache does not need.
+        from lingvo_gshard.training.run.checkpoint.run_handler import RunSave
+
+        return RunSave(record, params_text, write_extras)
 
     def check_writable(self, needed: int) -> None:
         """Raises OSError if a checkpoint of `needed` bytes cannot be written.
@@ -177,7 +193,7 @@ class DiskStorage:
 
     def set_aside(self, step: int) -> pathlib.Path:
         """Moves a damaged checkpoint out of the directory."""
-        target = _unused(self._directory.parent, step)
+        target = unused_name(self._directory.parent, step)
         (self._directory / str(step)).rename(target)
         return target
 
@@ -186,61 +202,7 @@ class DiskStorage:
         return reason_of(error)
 
 
-class BucketStorage:
-    """A directory in a bucket, where a marker says that a checkpoint is complete."""
-
-    advice = "Check the bucket, the credentials and the network"
-
-    def __init__(self, directory: pathlib.Path, before_commit: Callable[[], None]):
-        self._directory, self._before_commit = directory, before_commit
-
-    def prepare(self) -> None:
-        """Deletes checkpoints without a marker."""
-
-        remove_unfinished(self._directory)
-
-    def options(self, policy: NewestAndBest) -> dict[str, Any]:
-        """Returns arguments of CheckpointManagerOptions."""
-
-        teach_orbax()
-
-        def delete_old() -> None:
-            steps = steps_in(self._directory)
-            for step in set(steps).difference(policy.kept(steps)):
-                self.delete(step)
-
-        return {
-            # Orbax deletes nothing: it would ask further services how. `delete` does.
-            "preservation_policy": ocp.checkpoint_managers.LatestN(None),
-            "temporary_path_class": temporary_path_class(
-                self._directory, self._before_commit, delete_old
-            ),
-        }
-
-    def check_writable(self, needed: int) -> None:
-        """Does nothing: a bucket is never full, and answers each request in time."""
-
-    def delete(self, step: int) -> None:
-        """Deletes a checkpoint."""
-
-        delete(self._directory, step)
-
-    def set_aside(self, step: int) -> pathlib.Path:
-        """Moves a damaged checkpoint out of the directory."""
-        target = _unused(self._directory.parent, step)
-        objects.copy_tree(self._directory / str(step), target)
-        self.delete(step)
-        return target
-
-    def reason_of(self, error: Exception) -> str:
-        """Returns why a save failed, as one line."""
-        found = problem_of(error, os.fspath(self._directory), writes=True)
-        if isinstance(found, BucketError) and found.errno != errno.EIO:
-            return str(found.strerror)
-        return reason_of(error)
-
-
-def _unused(directory: pathlib.Path, step: int) -> pathlib.Path:
+def unused_name(directory: pathlib.Path, step: int) -> pathlib.Path:
     """Returns a name for a damaged checkpoint that is not there yet."""
     number, target = 0, directory / f"damaged-{step}"
     while objects.exists(target):

@@ -16,11 +16,12 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lingvo_gshard.core import processes
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import stores
 from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run import processes
+from lingvo_gshard.core.signals import State
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import (
@@ -39,7 +40,6 @@ from lingvo_gshard.training.run.checkpoint.run_item import (
     read_run,
 )
 from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
-from lingvo_gshard.training.run.signals import State
 
 Say = Callable[[str], None]
 
@@ -118,7 +118,6 @@ class CheckpointStore:
           best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
         # Imports Orbax, which reading and writing need but the command line's help does not.
-        from lingvo_gshard.training.run.checkpoint import run_handler
 
         self.finish()
         arrays = {
@@ -136,9 +135,7 @@ class CheckpointStore:
             items: dict[str, Any] = {
                 part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays
             }
-            is_remote = stores.is_bucket(self._directory)
-            kind = run_handler.RunInBucketSave if is_remote else run_handler.RunSave
-            items[run_item.ITEM] = kind(record, params_text, write_extras)
+            items[run_item.ITEM] = self._storage.run_save(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
             processes.together(lambda: manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.

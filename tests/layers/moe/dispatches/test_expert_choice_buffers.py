@@ -1,3 +1,5 @@
+# tests: layers/moe/dispatches/dispatch.py, layers/moe/dispatches/einsum.py
+# tests: layers/moe/dispatches/gather.py
 """Compares dispatches of expert-choice routings with each other and with loops."""
 
 import hypothesis

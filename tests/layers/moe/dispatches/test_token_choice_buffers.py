@@ -1,3 +1,5 @@
+# tests: layers/moe/dispatches/dispatch.py, layers/moe/dispatches/einsum.py
+# tests: layers/moe/dispatches/gather.py
 """Tests that both dispatches agree, are exact in bfloat16, and that gather has no [G,S,E,C]."""
 
 import math

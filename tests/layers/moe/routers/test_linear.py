@@ -1,3 +1,4 @@
+# tests: layers/moe/routers/scores.py, layers/moe/routers/router.py, layers/moe/routers/top_k.py
 """Tests features of all learned routers: jitter and the z-loss."""
 
 import numpy as np

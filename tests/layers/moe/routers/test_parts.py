@@ -1,3 +1,4 @@
+# tests: layers/moe/routers/router.py, layers/moe/routers/scores.py
 """Tests of the parts that routers are composed of: declared by a class, bound to an object."""
 
 from __future__ import annotations

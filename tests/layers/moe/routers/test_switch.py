@@ -1,3 +1,4 @@
+# tests: layers/moe/routers/top_k.py
 """Compares the Switch router with loops over tokens, and its defaults with the paper."""
 
 import hypothesis

@@ -1,3 +1,5 @@
+# tests: layers/moe/routers/capacity.py, layers/moe/routers/router.py
+# tests: layers/moe/routers/selection.py
 """Tests features of all token-choice routers: capacity and expert output masking."""
 
 import numpy as np

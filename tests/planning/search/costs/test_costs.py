@@ -1,3 +1,4 @@
+# tests: planning/search/costs.py, planning/search/cost_model.py
 """Compares the cost model with closed forms: FLOPs, bytes and collectives of single layers."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# tests: preparation/cleaning/all_rules.py
 """Tests texts in another language, and what a user reads without the detector."""
 
 import sys

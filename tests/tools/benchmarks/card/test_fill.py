@@ -1,3 +1,4 @@
+# tests: tools/benchmarks/card/fill.py, tools/benchmarks/card/folder.py
 """Tests how a step that fills a card is chosen and written."""
 
 import json

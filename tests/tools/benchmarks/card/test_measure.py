@@ -1,3 +1,5 @@
+# tests: tools/benchmarks/card/measure.py, tools/benchmarks/card/command.py
+# tests: tools/benchmarks/card/folder.py, tools/profile_reports/profile_report.py
 """Measures a tiny step that fills a CPU, without TensorFlow, and compares it with its plan."""
 
 import dataclasses

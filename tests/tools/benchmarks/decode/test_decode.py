@@ -1,3 +1,4 @@
+# tests: tools/benchmarks/decode/measure.py
 """gshard-bench decode: its cases, their FLOPs, and measurements of tiny models."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: training/run/checkpoint/choice.py
 """Checks which evaluation counts as the best, and which checkpoint is read."""
 
 import math

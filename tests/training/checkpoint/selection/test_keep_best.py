@@ -1,3 +1,4 @@
+# tests: training/run/checkpoint/choice.py, training/run/loop.py
 """Checks that a run keeps its best checkpoint, and ends when it no longer gets better."""
 
 import os

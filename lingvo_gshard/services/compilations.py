@@ -1,0 +1,178 @@
+"""Watches what the programs of a run cost to compile, and says why one was compiled again."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from lingvo_gshard.core import processes
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.runtime.compilations import Compilation, Inputs, input_words, phases
+from lingvo_gshard.training.run import run_records
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
+from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+
+# The shapes that batches are declared to have, one dict for each.
+DeclaredBatches: TypeAlias = "Sequence[Mapping[str, tf.TensorSpec]]"
+
+# The file in a log directory that has a row for each compilation.
+COMPILATIONS_FILE = "compilations.jsonl"
+# The functions whose inputs are batches; others have inputs of many shapes by design.
+_ON_BATCHES = ("train", "eval")
+_MOST_WARNINGS = 5
+
+
+class CompilationWatch:
+    """Sums up the compilations of a run, and explains unexpected compilations."""
+
+    def __init__(self, declared: Callable[[], DeclaredBatches]):
+        """Makes the watch of one run.
+
+        Args:
+          declared: returns the shapes that batches may have; called when a second program of a
+            function is compiled.
+        """
+        self._declared = declared
+        self._programs: dict[str, list[Compilation]] = {}
+        self._warnings = 0
+
+    def new(self, compilations: Sequence[Compilation]) -> list[Compilation]:
+        """Returns the compilations that were not added yet."""
+        known = {id(one) for programs in self._programs.values() for one in programs}
+        return [one for one in compilations if id(one) not in known]
+
+    def add(self, step: int, compilation: Compilation) -> str:
+        """Records a compilation. Returns a warning to show, or '' if it was expected.
+
+        Args:
+          step: the step that was compiled for.
+          compilation: the compilation.
+        """
+        earlier = self._programs.setdefault(compilation.function, [])
+        is_expected = self._is_expected(compilation, earlier)
+        nearest = min(
+            reversed(earlier), key=lambda one: len(_changes(one, compilation)), default=None
+        )
+        earlier.append(compilation)
+        if is_expected or nearest is None:
+            return ""
+        self._warnings += 1
+        if self._warnings > _MOST_WARNINGS:
+            return ""
+        return (
+            f"Warning: step {step:,}: the {compilation.function} step was compiled again, in "
+            f"{compilation.seconds:.1f} s: {', '.join(_changes(nearest, compilation))}. Give all "
+            "batches one shape and type, or declare the others in the input's declared_batches"
+        )
+
+    def summary(self) -> list[str]:
+        """Returns a line for each function that was compiled."""
+        lines = [_sum(name, programs) for name, programs in self._programs.items()]
+        hidden = self._warnings - _MOST_WARNINGS
+        if hidden > 0:
+            lines.append(f"Warning: {hidden:,} more compilations of other shapes or types")
+        return lines
+
+    def _is_expected(self, compilation: Compilation, earlier: Sequence[Compilation]) -> bool:
+        """Returns whether it is the function's first program, or one of a declared shape."""
+        if compilation.function not in _ON_BATCHES or not earlier:
+            return True
+        if any(not _changes(one, compilation) for one in earlier):
+            # Each worker of local updates has a program of its own.
+            return True
+        declared = self._declared()
+        return _is_declared(compilation.inputs, declared) and any(
+            _is_declared(one.inputs, declared) for one in earlier
+        )
+
+
+class CompilationLog(StepObserver):
+    """Shows and writes what each program of a run cost to compile."""
+
+    def __init__(self, run: ObservedRun):
+        """Takes the run, whose input declares the shapes of its batches."""
+        input_ = run.input_
+        self._watch = CompilationWatch(lambda: input_.declared_batches(input_.p))
+        self._run, self._started = run, 0
+        self._runtime: Any = run.runtime
+
+    def before_step(self, step: int, batch: Batch) -> None:
+        """Notes which step the next programs are compiled for."""
+        self._started = step
+
+    def after_start(self, step: int) -> None:
+        """Adds the program of the step, if it is new, which may have taken minutes."""
+        self._add()
+
+    def record(self, step: int, row: MetricsRow) -> None:
+        """Adds the programs of an evaluation."""
+        self._add()
+
+    def summary(self) -> list[str]:
+        """Returns a line for each function that was compiled."""
+        return self._watch.summary()
+
+    def _add(self) -> None:
+        """Shows and writes what was compiled since the last call."""
+        run, step = self._run, self._started
+        for compilation in self._watch.new(self._runtime.compilations):
+            if compilation.function == "train":
+                run.say(f"step {step:,}  {compilation.words()}")
+            warning = self._watch.add(step, compilation)
+            if warning:
+                run.say(warning)
+            if processes.is_main():
+                append_compilation(run.logdir.path, step, compilation, run.say)
+
+
+def append_compilation(
+    directory: pathlib.Path, step: int, compilation: Compilation, say: Callable[[str], None]
+) -> None:
+    """Appends the row of a compilation to compilations.jsonl, also when a run resumes.
+
+    Args:
+      directory: the run's directory.
+      step: the step that was compiled for.
+      compilation: the compilation.
+      say: shows a line to the user if the file cannot be written.
+    """
+    try:
+        row = {"step": step, **compilation.record()}
+        run_records.append_row(directory / COMPILATIONS_FILE, row)
+    except OSError as error:
+        say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
+
+
+def _is_declared(inputs: Inputs, declared: DeclaredBatches) -> bool:
+    return any(
+        inputs.keys() == specs.keys()
+        and all(
+            specs[name].shape.is_compatible_with(shape) and specs[name].dtype.name == dtype
+            for name, (shape, dtype) in inputs.items()
+        )
+        for specs in declared
+    )
+
+
+def _changes(before: Compilation, after: Compilation) -> list[str]:
+    """Returns in words how the inputs of two programs differ."""
+    old, new = before.inputs, after.inputs
+    changed = [
+        f"input {name} changed from {input_words(old[name])} to {input_words(new[name])}"
+        for name in old
+        if name in new and old[name] != new[name]
+    ]
+    added = [f"input {name}, {input_words(new[name])}, is new" for name in new if name not in old]
+    return changed + added + [f"input {name} is missing" for name in old if name not in new]
+
+
+def _sum(function: str, programs: Sequence[Compilation]) -> str:
+    """Returns a line such as "compiled train: 1 program in 3.1 s (...)"."""
+    count, cached = len(programs), sum(program.is_cached for program in programs)
+    seconds = sum(program.seconds for program in programs)
+    return (
+        f"compiled {function}: {count:,} program{'s' * (count > 1)} in {seconds:.1f} s "
+        f"({phases(programs)}; {cached:,} from the cache)"
+    )
