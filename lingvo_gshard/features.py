@@ -11,6 +11,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
     "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
     "program_readers": ("lingvo_gshard.planning.program_reader",),
+    "step_parts": (
+        "lingvo_gshard.optimizers.averages",
+        "lingvo_gshard.optimizers.spikes",
+        "lingvo_gshard.optimizers.local_updates",
+        "lingvo_gshard.optimizers.update_ratios",
+        "lingvo_gshard.optimizers.offload",
+        "lingvo_gshard.low_precision.fp8",
+    ),
     "observers": ("lingvo_gshard.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
     "experiments": (
@@ -43,5 +51,4 @@ MODULES: dict[str, tuple[str, ...]] = {
     "precisions": ("lingvo_gshard.low_precision.fp8",),
     "tasks": ("lingvo_gshard.fine_tuning.lora",),
     "language_models": ("lingvo_gshard.fine_tuning.preferences",),
-    "step": ("lingvo_gshard.low_precision.fp8",),
 }

@@ -28,7 +28,6 @@ LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "tasks")
-TRAINED = (*MODEL, "training", "hlo", "runtime")
 HEART = {
     "core": (),
     "data": ("core",),
@@ -37,7 +36,8 @@ HEART = {
     "tasks": MODEL[:4],
     "training": MODEL,
     "hlo": ("core", "sharding"),
-    "runtime": (*MODEL, "training", "hlo"),
+    "optimizers": (*MODEL, "training"),
+    "runtime": (*MODEL, "training", "optimizers", "hlo"),
     "params": (*MODEL, "training"),
 }
 # Wings may import the heart, and the other wings that are named.
@@ -62,7 +62,7 @@ WINGS_OF = {
     ),
     "testing": ("inference",),
     "planning": ("pages", "dropless", "services", "facts", "inference"),
-    "profiling": ("facts", "planning"),
+    "profiling": ("services", "facts", "planning"),
     "export": ("object_stores", "preparation", "inference"),
     "reporting": ("pages", "services", "planning", "profiling"),
     "giants": ("dropless", "published_layers", "preparation"),

@@ -121,7 +121,7 @@ ELSEWHERE = {
     r"tensorboard .*": "tests/training",
     r"gshard-train .* --writer=.*": "tests/services/test_trackers.py",
     # These need a bucket.
-    r".*(?:gs|s3)://my-bucket/.*": "tests/buckets/test_page.py",
+    r".*(?:gs|s3)://my-bucket/.*": "tests/object_stores/test_page.py",
     # These need a published model, or transformers.
     r"gshard-import .*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",

@@ -19,24 +19,20 @@ PAIRS, DOCUMENTS, VOCABULARIES = "pairs", "documents", "vocabularies"
 
 
 class RowCleaner(Protocol):
-    """Normalizes rows and drops rows that would only add noise to training.
-
-    Attributes:
-      unicode_form: Unicode's normal form of the rows that are kept.
-    """
+    """Normalizes rows to `unicode_form`, and drops rows that would only add noise to training."""
 
     @property
     def unicode_form(self) -> str: ...
 
     def clean(
         self, rows: Sequence[Row], split: str, progress: Progress
-    ) -> tuple[list[Row], CleaningReport]:
-        """Returns the rows kept and the report."""
-        ...
+    ) -> tuple[list[Row], CleaningReport]: ...
 
 
 class VocabularyMaker(Protocol):
-    """Trains or reads the vocabularies of an input.
+    """Trains or reads vocabularies: of the sides of pairs, or of documents.
+
+    The vocabularies of both sides may be the same object. Languages are sampled with a temperature.
 
     Attributes:
       unicode_form: Unicode's normal form of the rows.
@@ -49,25 +45,12 @@ class VocabularyMaker(Protocol):
     notes: list[str]
 
     @classmethod
-    def configured_sizes(cls, params: Params) -> tuple[int, int]:
-        """Returns the sizes of the vocabularies of source and target that Params ask for."""
-        ...
+    def configured_sizes(cls, params: Params) -> tuple[int, int]: ...
 
-    def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]:
-        """Returns the vocabularies of source and target; the same object twice if they are joint.
+    def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]: ...
 
-        Args:
-          rows: training rows.
-          temperature: of the sampling of languages.
-        """
-        ...
-
-    def train_on_documents(self, rows: Sequence[Row], temperature: float) -> Vocabulary:
-        """Returns the vocabulary of documents, which are rows without a source."""
-        ...
+    def train_on_documents(self, rows: Sequence[Row], temperature: float) -> Vocabulary: ...
 
     def coverage_notes(
         self, rows: Sequence[Row], source: Vocabulary, target: Vocabulary
-    ) -> list[str]:
-        """Returns lines about the languages that the vocabularies write with most tokens."""
-        ...
+    ) -> list[str]: ...

@@ -15,6 +15,7 @@ import pathlib
 import re
 import timeit
 from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.layer import scope_name
@@ -39,6 +40,7 @@ from lingvo_gshard.profiling.trace import JaxTracer, Recorder, TensorFlowTracer,
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.step_compiler import batch_specs
+from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
@@ -47,7 +49,6 @@ from lingvo_gshard.training.run.monitoring.step_observer import (
     ObserverFactory,
     StepObserver,
 )
-from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 
 _SIZE = 2048
@@ -210,13 +211,14 @@ class ProfiledStep:
 
     name: str
     trainer: Trainer
-    runtime: Runtime
+    runtime: DeviceRuntime
     partitioning: Partitioning | None
 
     @classmethod
     def of_run(cls, run: ObservedRun) -> ProfiledStep:
         """Returns the training step of a run."""
-        return cls(run.params.name, run.trainer, run.runtime, run.partitioning)
+        runtime = cast(DeviceRuntime, run.runtime)
+        return cls(run.params.name, run.trainer, runtime, run.partitioning)
 
     @property
     def mesh(self) -> Mesh:
@@ -405,6 +407,6 @@ def write_profile(
     return result
 
 
-def tracer_of(runtime: Runtime) -> Tracer:
+def tracer_of(runtime: DeviceRuntime) -> Tracer:
     """Returns the tracer of the library that a runtime runs its steps with."""
     return TensorFlowTracer() if isinstance(runtime, SingleDeviceRuntime) else JaxTracer()

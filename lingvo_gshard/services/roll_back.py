@@ -26,6 +26,7 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.signals import TrainingFailedError
 from lingvo_gshard.data.input import Batch, TrainBatches
+from lingvo_gshard.optimizers.spikes import ROLL_BACK
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import (
@@ -33,7 +34,6 @@ from lingvo_gshard.training.run.monitoring.step_observer import (
     RollBackError,
     StepObserver,
 )
-from lingvo_gshard.training.step.spikes import ROLL_BACK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ from lingvo_gshard.services.roll_back import count_roll_backs
 from lingvo_gshard.services.snapshot_parts import FOLDER, RESTORED, Part
 from lingvo_gshard.training.run.checkpoint.arrays import (
     IN_RUN_RECORD,
-    PART_NAMES,
     Arrays,
     check_fit,
 )
@@ -38,6 +37,7 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
 from lingvo_gshard.training.run.run_lock import ROUND
+from lingvo_gshard.training.step.state_part import part_titles
 
 # A part that is complete is kept until the next one is.
 _KEPT = 2
@@ -313,7 +313,7 @@ def _check(arrays: _Arrays, abstract_state: NestedMap | None) -> None:
             name: jax.ShapeDtypeStruct(pieces[0][0].shape, np.dtype(pieces[0][0].dtype))
             for name, pieces in found.items()
         }
-        check_fit(expected, stored, PART_NAMES[part])
+        check_fit(expected, stored, part_titles()[part])
         for name, struct in expected.items():
             indices = struct.sharding.addressable_devices_indices_map(struct.shape).values()
             for index in indices:

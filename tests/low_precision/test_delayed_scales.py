@@ -1,4 +1,4 @@
-# tests: layers/delayed_scales.py, training/step/histories.py, layers/rounding.py
+# tests: low_precision/delayed_scales.py, low_precision/fp8.py, training/step/measured.py
 """Compares products by delayed scales, and what steps measure for them, with NumPy."""
 
 from typing import Any, cast
@@ -16,7 +16,7 @@ from lingvo_gshard.low_precision import delayed_scales
 from lingvo_gshard.low_precision.delayed_scales import STEPS
 from lingvo_gshard.low_precision.fp8 import Fp8
 from lingvo_gshard.low_precision.rounding import DelayedScales
-from lingvo_gshard.training.step.local_updates import LocalUpdates
+from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.low_precision.test_rounding import E4M3, E5M2, LARGEST, power_of_two
 from tests.runtime import tiny_translation

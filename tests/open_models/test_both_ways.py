@@ -1,5 +1,5 @@
 # tests: open_models/importing.py, open_models/exporting.py, open_models/weight_mapping.py
-# tests: open_models/fused.py, training/run/checkpoint/streamed.py, api/importing.py
+# tests: open_models/fused.py, open_models/streamed.py, api/importing.py
 """Tests import and export: a model computes what it was published to, and comes back as it was."""
 
 import hashlib

@@ -1,4 +1,4 @@
-# tests: open_models/starting.py, training/run/starting.py, open_models/table.py
+# tests: open_models/starting.py, fine_tuning/starting.py, open_models/table.py
 """Tests that a run starts with a published model, of which a process reads what it needs."""
 
 import itertools

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.optimizers import offload
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.planning.operation_rows import HOST_TRANSFERS
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.step import offload
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -12,6 +12,7 @@ from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import EinsumDispatch, ExpertChoiceRouter, HashRouter, TopKRouter
+from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
@@ -26,7 +27,6 @@ from lingvo_gshard.services.routers.counts import (
     watched_layers,
 )
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.metric_vectors import metric_vector
 from tests.layers.stacks.executions import loop, pipeline
 from tests.runtime import tiny_translation

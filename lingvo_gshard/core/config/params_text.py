@@ -87,10 +87,10 @@ RENAMED_MODULES = {
     "layers.stacks.sequential": "layers.stacks.execution",
     "tasks.preferences": "fine_tuning.preferences",
     "tasks.future_token": "tasks.token_task",
-    "training.local_updates": "training.step.local_updates",
+    "training.local_updates": "optimizers.local_updates",
     "training.loss_scale": "training.step.precision",
     "training.monitoring.routers.settings": "training.run.options",
-    "training.spikes.rule": "training.step.spikes",
+    "training.spikes.rule": "optimizers.spikes",
     "training.step.loss_scale": "training.step.precision",
     "training.trainer": "training.step.trainer",
     **{
@@ -121,7 +121,12 @@ RENAMED_MODULES = {
     },
     **{
         f"training.optim.{name}": f"training.step.{name}"
-        for name in ("adafactor", "adam", "lion", "momentum", "optimizer", "schedules")
+        for name in ("adafactor", "adam", "momentum", "optimizer", "schedules")
+    },
+    "training.optim.lion": "optimizers.lion",
+    **{
+        f"training.step.{name}": f"optimizers.{name}"
+        for name in ("lion", "local_updates", "muon", "spikes")
     },
 }
 # Class of an earlier version -> the class today, where its module has other classes still.

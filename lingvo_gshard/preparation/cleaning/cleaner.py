@@ -161,7 +161,6 @@ class BaseCleaner(Configurable, abc.ABC):
         return Normalizer(report.rewritten, self.p.unicode_form, self.p.drop_stray_joiners)
 
 
-@STAGES.register(PAIRS)
 class Cleaner(BaseCleaner):
     """Normalizes sentence pairs and drops pairs that would only add noise to training."""
 
@@ -201,3 +200,6 @@ class Cleaner(BaseCleaner):
         if split != "train":
             return RowRules(report, normal_row, [all_rules.empty_side], None)
         return RowRules(report, normal_row, self._rules, limit)
+
+
+STAGES.register(PAIRS)(Cleaner)

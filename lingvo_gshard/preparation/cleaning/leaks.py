@@ -27,7 +27,6 @@ SHORT = "too short"
 LONG = "too long"
 
 
-@STAGES.register(DOCUMENTS)
 class DocumentCleaner(BaseCleaner):
     """Normalizes the lines of documents; drops short, long and repeated documents.
 
@@ -64,6 +63,9 @@ class DocumentCleaner(BaseCleaner):
         most = self.p.max_characters
         limit = Limit("input.cleaning.max_characters", "characters", most, collections.Counter())
         return RowRules(report, normal_row, self._rules, limit if most else None)
+
+
+STAGES.register(DOCUMENTS)(DocumentCleaner)
 
 
 def _lengths(least: int, most: int) -> all_rules.Rule:

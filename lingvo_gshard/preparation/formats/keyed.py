@@ -96,24 +96,32 @@ class KeyedReader(units.BaseUnitReader):
         languages = [named.language for named in splits if named.language]
         if not languages or any(units.matches(code, wanted) for code in languages):
             return None
-        if siblings is None:
-            siblings = _beside(path)
-        found: dict[NamedFile, str] = {}
-        for sibling in sorted(siblings):
-            for named in self.named(sibling):
-                found.setdefault(named, sibling)
-        for stem, language in splits:
-            codes = sorted(code for other, code in found if other == stem)
-            codes = [wanted, "", *(code for code in codes if units.matches(code, wanted))]
-            names = (NamedFile(stem, code) for code in codes)
-            target = next((found[name] for name in names if name in found), None)
-            if language and target is not None:
-                is_read = not self.p.language or units.matches(language, self.p.language)
-                return (language, target) if is_read and language not in _NO_LANGUAGES else None
-        raise UserError(
-            f"{path}: there is no file of its targets: the same name in the target language "
-            f"{wanted!r} was expected"
-        )
+        targets = self._targets(_beside(path) if siblings is None else siblings)
+        pairs = [(code, targets[stem]) for stem, code in splits if code and stem in targets]
+        if not pairs:
+            raise UserError(
+                f"{path}: there is no file of its targets: the same name in the target language "
+                f"{wanted!r} was expected"
+            )
+        language, target = pairs[0]
+        is_read = not self.p.language or units.matches(language, self.p.language)
+        return (language, target) if is_read and language not in _NO_LANGUAGES else None
+
+    def _targets(self, files: Sequence[str]) -> dict[str, str]:
+        """Returns the stem of a name -> the file of the targets.
+
+        That is the file in the target language, or else one without a language, or else in a region
+        of the target language.
+        """
+        wanted = self.p.target_language
+        found: dict[str, tuple[tuple[bool, bool, str], str]] = {}
+        for path in sorted(files):
+            for stem, code in self.named(path):
+                if not code or units.matches(code, wanted):
+                    rank = code != wanted, bool(code), code
+                    if stem not in found or rank < found[stem][0]:
+                        found[stem] = rank, path
+        return {stem: path for stem, (_, path) in found.items()}
 
     def _expand(self, pattern: str) -> list[str]:
         found = super()._expand(pattern)

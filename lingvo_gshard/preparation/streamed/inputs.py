@@ -28,6 +28,7 @@ from lingvo_gshard.preparation.vocabularies import vocabulary_trainer
 
 # Rows and batches are shuffled with different keys, so that their orders are independent.
 _ROWS, _BATCHES = 5, 6
+_PACKAGE = __name__.removesuffix("streamed.inputs")
 
 
 class StreamedInput(PackedInput):
@@ -182,7 +183,8 @@ class StreamedInput(PackedInput):
 
     def _identity(self, seed: int) -> str:
         settings = self.p.dataset, self.p.cleaning, self.p.vocabulary
-        texts = [each.to_text() for each in settings]
+        # Positions of earlier versions go on, which knew the classes by these names.
+        texts = [each.to_text().replace(_PACKAGE, "lingvo_gshard.data.") for each in settings]
         sizes = self.buckets, self.p.packing_window, self.p.block_rows, self.p.vocabulary_rows
         content = repr((texts, *sizes, self.p.on_bad_row, self.before, seed))
         return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -46,7 +46,6 @@ _SHOWN = 20
 _TOKENIZER, _END, _BEGIN = "tokenizer", "end_token", "begin_token"
 
 
-@KINDS.register("json")
 class JsonVocabulary(TokenizerVocabulary):
     """A tokenizer of the tokenizers package. Texts never give its special tokens.
 
@@ -135,6 +134,9 @@ class JsonVocabulary(TokenizerVocabulary):
             return isinstance(json.loads(content), dict)
         except (ValueError, RecursionError):
             return False
+
+
+KINDS.register("json")(JsonVocabulary)
 
 
 def _wrap(content: bytes, chosen: Mapping[str, str]) -> bytes:

@@ -47,7 +47,6 @@ _LONGEST_PIECE = 1000
 _LEAST_COVERAGE = 0.98
 
 
-@STAGES.register(VOCABULARIES)
 class VocabularyTrainer(Configurable):
     """Trains the vocabularies of source and target, or loads them from the cache.
 
@@ -307,6 +306,9 @@ class VocabularyTrainer(Configurable):
             "eos_id": EOS_ID,
             "unk_id": UNK_ID,
         }
+
+
+STAGES.register(VOCABULARIES)(VocabularyTrainer)
 
 
 def _of_others(params: Params) -> tuple[Vocabulary, ...]:

@@ -2,7 +2,7 @@
 
 Each worker runs an ordinary training step on its own devices, so nothing passes between workers.
 After every `step.local_updates.every` steps an outer step, one program over all devices, makes
-the workers' weights equal (training/step/local_updates.py). Evaluation, decoding and the saved
+the workers' weights equal (optimizers/local_updates.py). Evaluation, decoding and the saved
 `theta` use the weights after the last outer step. A checkpoint also has the workers' own states.
 """
 
@@ -18,6 +18,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.local_updates.workers import Workers, stacked
@@ -37,13 +38,17 @@ from lingvo_gshard.runtime.step_compiler import (
 )
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.local_updates import OUTER, WORKERS
 from lingvo_gshard.training.step.metric_vectors import (
     Measurement,
     ReadMeasured,
     WeightedMetrics,
 )
 from lingvo_gshard.training.step.trainer import Trainer
+
+
+def rule_of(trainer: Trainer) -> LocalUpdates:
+    """Returns the outer step of a trainer."""
+    return trainer.p.local_updates.instantiate()
 
 
 def outer_step_program(
@@ -61,7 +66,7 @@ def outer_step_program(
       everywhere: the partitioning over the devices of all workers.
       partitioner: "gspmd" or "shardy".
     """
-    rule, specs = trainer.local_updates, trainer.theta_specs
+    rule, specs = rule_of(trainer), trainer.theta_specs
     kind = trainer.sharded_parts["theta"]
     arrays = [a for a in state_arrays(trainer, everywhere) if a.path.startswith("theta.")]
     moment_arrays = outer_moment_arrays(trainer, everywhere)
@@ -93,7 +98,7 @@ def outer_step_program(
 
 def outer_moment_arrays(trainer: Trainer, everywhere: Partitioning) -> list[Array]:
     """Returns the arrays of the outer optimizer's moments, split as their weights are."""
-    specs = trainer.local_updates.moment_specs(trainer.theta_specs)
+    specs = rule_of(trainer).moment_specs(trainer.theta_specs)
     return [
         Array(f"outer.{path}", s.shape, s.dtype, everywhere.spec_storage_split(s, "moments"))
         for path, s in specs.flatten_items()
@@ -127,7 +132,7 @@ class LocalUpdatesRuntime:
         _check(trainer)
         options = options or SpmdOptions()
         self._trainer, self._partitioner = trainer, options.partitioner
-        self._rule = trainer.local_updates
+        self._rule = rule_of(trainer)
         partitioning.mesh.check_devices(len(devices))
         partitioning = partitioning.on(platform_of(devices[0]))
         self._workers = Workers(partitioning, devices)
@@ -401,7 +406,7 @@ def _with_own_seed(trainer: Trainer, worker: int) -> Trainer:
 
 def _unused_steps_warning(trainer: Trainer) -> list[str]:
     """Returns a warning if the run does not end with an outer step."""
-    steps, every = trainer.steps, trainer.local_updates.p.every
+    steps, every = trainer.steps, trainer.p.local_updates.every
     if not steps % every:
         return []
     return [
@@ -414,12 +419,12 @@ def _check(trainer: Trainer) -> None:
     if trainer.p.offload_moments:
         raise UserError(
             "step.offload_moments cannot be combined with "
-            f"step.local_updates.every={trainer.local_updates.p.every}: each worker's moments are "
+            f"step.local_updates.every={trainer.p.local_updates.every}: each worker's moments are "
             "kept on its devices"
         )
     if trainer.p.average_decay:
         raise UserError(
             f"step.average_decay={trainer.p.average_decay} cannot be combined with "
-            f"step.local_updates.every={trainer.local_updates.p.every}, which averages the "
+            f"step.local_updates.every={trainer.p.local_updates.every}, which averages the "
             "evaluated weights over workers already"
         )

@@ -12,7 +12,7 @@ from lingvo_gshard.hlo.names import operation_name
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.propagation.propagated import Chosen, Traced, chosen
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.step.trainer import SHARDED_PARTS
+from lingvo_gshard.training.step.trainer import is_sharded
 
 # Phases of tensors that are activations. The task's own operations belong to no layer.
 _PHASES = ("forward", "other")
@@ -64,7 +64,7 @@ def activations(
       traced: the operations of the function.
       mesh: the mesh.
     """
-    is_weight = [array.path.partition(".")[0] in SHARDED_PARTS for array in inputs]
+    is_weight = [is_sharded(array.path) for array in inputs]
     relevant = dependents(module, [i for i, skip in enumerate(is_weight) if not skip])
     found: dict[tuple, tuple[tuple[int, int], Activation]] = {}
     for instruction in _instructions(module):

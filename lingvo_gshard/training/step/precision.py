@@ -38,9 +38,16 @@ from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.state_part import Seen, StatePart, Verdict
+from lingvo_gshard.training.step.state_part import (
+    STEP_PARTS,
+    Ingredients,
+    Seen,
+    StatePart,
+    Verdict,
+)
 
 
+@STEP_PARTS.register("loss scale")
 class LossScale(Configurable, StatePart):
     """Decides how the scale changes. Its state is a NestedMap with these scalars:
 
@@ -50,6 +57,18 @@ class LossScale(Configurable, StatePart):
     """
 
     name = "loss_scale"
+    titles = {name: "loss scale"}
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `loss_scale` to the trainer's Params."""
+        about = "How the loss is scaled, with float16."
+        p.define("loss_scale", cls.params(), about, changes_results=False)
+
+    @classmethod
+    def of(cls, made: Ingredients) -> LossScale | None:
+        """Returns the scale of a trainer, if its precision needs one."""
+        return made.params.loss_scale.instantiate() if made.precision.scales_loss else None
 
     @classmethod
     def params(cls) -> Params:

@@ -1,16 +1,23 @@
-"""StatePart: arrays that a training step keeps beside weights and moments, and what they decide.
+"""StepPart: what takes part in a training step; StatePart: with arrays of its own in the state.
 
-A trainer composes its parts in order. A new one is a subclass and a line in `Trainer.parts`.
+A trainer is composed of the parts that are registered at `STEP_PARTS` and that its Params ask for.
+A new one is a subclass in a module of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.step.clipping import Clipping
+from lingvo_gshard.training.step.optimizer import Optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +71,159 @@ class Outcome:
     stopped: tf.Tensor
 
 
-class StatePart:
+@dataclasses.dataclass(frozen=True)
+class Ingredients:
+    """What the parts of a trainer are made of.
+
+    Attributes:
+      params: the trainer's Params.
+      task: the task.
+      optimizer: the optimizer.
+      theta_specs: the weights' tree of VariableSpec.
+      precision: types of weights and activations.
+    """
+
+    params: Params
+    task: Task
+    optimizer: Optimizer
+    theta_specs: NestedMap
+    precision: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The update of the weights in a step, before it is computed.
+
+    Attributes:
+      state: the state before the step.
+      clipped: the gradients and how they are clipped.
+      updates: the number of earlier updates of the weights, an int32 scalar.
+      learning_rate: the step's learning rate.
+      is_skipped: a bool scalar, whether the step leaves the weights as they are.
+      stopped: a bool scalar, whether the training has ended.
+    """
+
+    state: NestedMap
+    clipped: Clipping
+    updates: tf.Tensor
+    learning_rate: tf.Tensor
+    is_skipped: tf.Tensor
+    stopped: tf.Tensor
+
+
+class StepPart:
+    """Takes part in the steps of a trainer. Methods do nothing unless a subclass overrides them.
+
+    Attributes:
+      titles: parts of a checkpoint that it adds -> their names in messages.
+      host_settings: the Params that keep arrays in host memory, such as `step.x = True`.
+    """
+
+    titles: ClassVar[Mapping[str, str]] = {}
+    host_settings: Sequence[str] = ()
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds hyperparameters to the trainer's Params."""
+
+    @classmethod
+    def choose_precision(cls, p: Params, chosen: Any) -> Any:
+        """Returns the Precision of a trainer, by default the chosen one.
+
+        Args:
+          p: the trainer's Params.
+          chosen: the Precision that `step.precision` names.
+        """
+        return chosen
+
+    @classmethod
+    def check_device(cls, precision: Any, platform: str, name: str, capability: str) -> None:
+        """Checks that devices compute a step in its precision.
+
+        Args:
+          precision: the Precision of the trainer.
+          platform: jax's name of their platform.
+          name: jax's name of such devices. They need not be in this machine.
+          capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
+
+        Raises:
+          UserError: they do not.
+        """
+
+    @classmethod
+    def device_notes(
+        cls, precision: Any, task: Task, platform: str, has_kernels: bool
+    ) -> Sequence[str]:
+        """Returns sentences on what devices compute in another way than the Params say.
+
+        Args:
+          precision: the Precision of the trainer.
+          task: the task.
+          platform: jax's name of the devices' platform.
+          has_kernels: whether the step uses the platform's kernels.
+        """
+        return ()
+
+    @classmethod
+    def of(cls, made: Ingredients) -> StepPart | None:
+        """Returns the part of a trainer; None if its Params do not ask for it.
+
+        Raises:
+          UserError: hyperparameters contradict each other.
+        """
+        raise NotImplementedError(f"{cls.__name__} does not say how it is made")
+
+    def is_on_host(self, part: str, spec: VariableSpec) -> bool:
+        """Returns whether an array of the state is kept in host memory.
+
+        Args:
+          part: the part of the state, such as "moments".
+          spec: the array's spec.
+        """
+        return False
+
+    def update_weights(self, update: Update) -> tuple[NestedMap, NestedMap] | None:
+        """Returns the weights and moments after a step; None leaves it to the optimizer."""
+        return None
+
+    def measure(self, update: Update, state: NestedMap) -> Mapping[str, tf.Tensor]:
+        """Returns metrics of an update, name -> scalar.
+
+        Args:
+          update: the update.
+          state: the state after the step.
+        """
+        return {}
+
+    def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics of a step without values that only other steps have."""
+        return metrics
+
+
+# The parts that trainers may have, beside weights and moments.
+STEP_PARTS: Seam[type[StepPart]] = Seam("step_parts")
+
+
+def part_titles() -> dict[str, str]:
+    """Returns the parts that a checkpoint may have, and their names in messages."""
+    titles = {"theta": "weights", "moments": "optimizer moments"}
+    for part in STEP_PARTS:
+        titles |= part.titles
+    return titles
+
+
+class StatePart(StepPart):
     """Arrays of a trainer's state, and how a step uses and changes them.
 
     Attributes:
       name: the name of the part in the state.
+      split_as: the kind of tensor as which its arrays are split over devices; None for none.
+      is_evaluated: whether the model is evaluated and decoded with its arrays.
     """
 
     name: ClassVar[str]
+    split_as: ClassVar[str | None] = None
+    is_evaluated: ClassVar[bool] = False
 
     def specs(self) -> NestedMap:
         """Returns the part's tree of VariableSpec."""
@@ -119,3 +271,7 @@ class StatePart:
         """Returns whether training goes on after a step that is not finite, by its metrics."""
         del metrics
         return False
+
+    def to_weights(self, own: NestedMap) -> NestedMap:
+        """Returns the weights to evaluate with, in their own dtypes, if the part `is_evaluated`."""
+        return own

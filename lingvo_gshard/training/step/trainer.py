@@ -12,7 +12,6 @@ from typing import Any
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
@@ -21,21 +20,34 @@ from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import micro_batches, offload, precision, spikes, update_ratios
+from lingvo_gshard.training.step import micro_batches, precision
 from lingvo_gshard.training.step.adafactor import Adafactor
-from lingvo_gshard.training.step.averages import Averages
+from lingvo_gshard.training.step.clipping import Clipping, global_norm
 from lingvo_gshard.training.step.gradients import Gradients
-from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.measured import Measured
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
-from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
-from lingvo_gshard.training.step.step_feature import STEP_FEATURES, StepFeature
-from lingvo_gshard.training.step.update_ratios import Clipping, UpdateRatios
+from lingvo_gshard.training.step.state_part import (
+    STEP_PARTS,
+    Ingredients,
+    Outcome,
+    Seen,
+    StatePart,
+    StepPart,
+    Update,
+    Verdict,
+)
 
-# The parts of a state whose tensors are split over devices.
-SHARDED_PARTS = ("theta", "moments", Averages.name)
+
+def is_sharded(path: str) -> bool:
+    """Returns whether an array of a state belongs to a part whose tensors are split over devices.
+
+    Args:
+      path: the array's path, such as "theta.output.w".
+    """
+    part = path.partition(".")[0]
+    parts = [p for p in STEP_PARTS if issubclass(p, StatePart)]
+    return part in ("theta", "moments", *(p.name for p in parts if p.split_as))
 
 
 class Trainer(Configurable):
@@ -50,7 +62,7 @@ class Trainer(Configurable):
         averages    averages of the weights, with `average_decay`
         loss_scale  the scale of the loss, with a precision that needs one
         spikes      running statistics of loss and gradient norm, with a policy for spikes
-        ...         what each StepFeature keeps
+        ...         what other parts keep
 
     Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
     state that led to the bad step must still be there to diagnose it. With a loss scale, a step
@@ -75,47 +87,17 @@ class Trainer(Configurable):
             "Type in which devices add up gradients that are summed over micro-batches: "
             f"{' or '.join(micro_batches.REDUCE_DTYPES)}.",
         )
-        p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
         p.define(
             "precision",
             "float32",
             f"Types of weights and activations: {', '.join(precision.precision_names())}.",
             changes_results=False,
         )
-        for name, feature in STEP_FEATURES.items():
-            p.define(name, feature.params(), feature.HELP, changes_results=False)
-        scaling = "How the loss is scaled, with float16."
-        p.define("loss_scale", LossScale.params(), scaling, changes_results=False)
-        p.define(
-            "spikes",
-            spikes.Spikes.params(),
-            "How spikes of loss and gradient are handled.",
-            changes_results=False,
-        )
-        p.define(
-            "average_decay",
-            0.0,
-            "Decay of the averages of the weights; 0 keeps none.",
-            minimum=0,
-            below=1,
-            changes_results=False,
-        )
         p.define(
             "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
         )
-        p.define(
-            "update_ratios_every",
-            0,
-            "Steps between update-to-weight ratios; 0: none.",
-            minimum=0,
-            changes_results=False,
-        )
-        p.define(
-            "offload_moments",
-            False,
-            "Whether the optimizer's moments stay in host memory between updates.",
-            changes_results=False,
-        )
+        for part in STEP_PARTS:
+            part.define(p)
         return p
 
     def __init__(self, params: Params, task: Task | Params, steps: int = 1000):
@@ -132,76 +114,62 @@ class Trainer(Configurable):
         """
         super().__init__(params)
         micro_batches.check_reduce_dtype(params.reduce_dtype)
-        self.features: list[StepFeature] = [
-            params.get(name).instantiate() for name, _ in STEP_FEATURES.items()
-        ]
         dtypes = precision.get(params.precision)
-        for feature in self.features:
-            dtypes = feature.precision(dtypes)
+        for part in STEP_PARTS:
+            dtypes = part.choose_precision(params, dtypes)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
         self.precision = dtypes
         self.steps = steps
-        self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = self.task.variable_specs()
-        added = [feature.part(self.task, params) for feature in self.features]
         self.optimizer.check(specs)
         frozen = self.optimizer.frozen(specs)
         # An outer optimizer of local updates leaves frozen weights alone, too.
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
-        averages = params.average_decay and Averages(self.theta_specs, params.average_decay)
-        loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
-        parts = (averages, loss_scale, spikes.from_params(params.spikes), *added)
-        self.parts: dict[str, StatePart] = {part.name: part for part in parts if part}
+        made = Ingredients(params, self.task, self.optimizer, self.theta_specs, dtypes)
+        found = [part.of(made) for part in STEP_PARTS]
+        self.step_parts: list[StepPart] = [part for part in found if part]
+        self.parts = {part.name: part for part in self.step_parts if isinstance(part, StatePart)}
         self.gradients = Gradients(
             self.task,
             dtypes,
             self.theta_specs,
             frozen,
-            next((part for part in added if isinstance(part, Measured)), None),
+            next((part for part in self.step_parts if isinstance(part, Measured)), None),
             params.micro_batches,
             params.reduce_dtype,
         )
-        if params.offload_moments and params.update_ratios_every:
-            raise UserError(
-                f"step.update_ratios_every is {params.update_ratios_every}, but update-to-weight "
-                "ratios need all moments on the device, which step.offload_moments keeps in host "
-                "memory. Set step.update_ratios_every = 0 or step.offload_moments = False"
-            )
-        self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
 
     def check_device(self, platform: str, name: str, capability: str = "") -> None:
-        """Checks that devices compute the step in its precision; see `StepFeature`."""
-        for feature in self.features:
-            feature.check_device(self.precision, platform, name, capability)
+        """Checks that devices compute the step in its precision; see `StepPart`."""
+        for part in STEP_PARTS:
+            part.check_device(self.precision, platform, name, capability)
 
     def device_notes(self, platform: str, has_kernels: bool = True) -> list[str]:
-        """Returns sentences on what devices compute in another way; see `StepFeature`."""
-        found = (
-            each.device_notes(self.precision, self.task, platform, has_kernels)
-            for each in self.features
-        )
-        return [note for notes in found for note in notes]
+        """Returns sentences on what devices compute in another way; see `StepPart`."""
+        given = self.precision, self.task, platform, has_kernels
+        return [note for part in STEP_PARTS for note in part.device_notes(*given)]
 
     @property
     def evaluated_part(self) -> str:
         """The part of the state that is evaluated and decoded with: `averages` or `theta`."""
-        return Averages.name if Averages.name in self.parts else "theta"
+        return next((name for name, part in self.parts.items() if part.is_evaluated), "theta")
 
     def evaluated_theta(self, part: NestedMap) -> NestedMap:
         """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
-        averages = self.parts.get(Averages.name)
-        return averages.to_weights(part) if isinstance(averages, Averages) else part
+        evaluated = self.parts.get(self.evaluated_part)
+        return evaluated.to_weights(part) if evaluated else part
 
     @property
     def sharded_parts(self) -> dict[str, str]:
         """The sharded parts of the state, and the kind of tensor that each is split as."""
         weights = MASTERS if self.precision.has_master_weights else "weights"
-        return dict(zip(SHARDED_PARTS, (weights, "moments", "moments"), strict=True))
+        split = {name: part.split_as for name, part in self.parts.items() if part.split_as}
+        return {"theta": weights, "moments": "moments", **split}
 
     def layer_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights that layers compute with, made of the state's weights."""
@@ -243,7 +211,9 @@ class Trainer(Configurable):
           step: number of the step, from 1.
           metrics: its metrics.
         """
-        return update_ratios.only_if_due(step, metrics, self.p.update_ratios_every)
+        for part in self.step_parts:
+            metrics = part.shown_metrics(step, metrics)
+        return metrics
 
     def should_stop(self, metrics: dict[str, float]) -> bool:
         """Returns whether the step with these metrics ended the training, as `stopped` says."""
@@ -299,30 +269,31 @@ class Trainer(Configurable):
         with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
             specs = self.theta_specs
             moves = [*map(self.optimizer.moves, specs.flatten())]
-            norm = update_ratios.global_norm(gradients, moves)
+            norm = global_norm(gradients, moves)
             learning_rate = self.schedule(state.step)
             clipped = Clipping(gradients, specs, norm, self.p.clip_norm)
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
         seen = Seen(loss, norm, finite, measured)
         verdicts = {name: part.judge(state[name], seen) for name, part in self.parts.items()}
-        new_state, outcome = self._next_state(state, clipped, learning_rate, seen, verdicts)
+        update = self._update(state, clipped, learning_rate, seen, verdicts)
+        new_state = self._next_state(update, seen, verdicts)
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
-        rest = (outcome.updates, learning_rate, outcome.is_skipped)
-        values.update(self._ratios.metrics(new_state, clipped, *rest))
+        for part in self.step_parts:
+            values.update(part.measure(update, new_state))
         for name, part in self.parts.items():
             values.update(part.metrics(state[name], new_state[name], verdicts[name]))
         return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
 
-    def _next_state(
+    def _update(
         self,
         state: NestedMap,
         clipped: Clipping,
         learning_rate: tf.Tensor,
         seen: Seen,
         verdicts: dict[str, Verdict],
-    ) -> tuple[NestedMap, Outcome]:
-        """Returns the state after a step, and how it was updated.
+    ) -> Update:
+        """Returns the update of a step. A training that stops skips it.
 
         Args:
           state: the state before the step.
@@ -338,32 +309,32 @@ class Trainer(Configurable):
         stopped = is_skipped = state.stopped | tf.logical_not(goes_on)
         for verdict in verdicts.values():
             is_skipped |= verdict.is_skipped
-        theta, moments = self._updated(state, clipped, updates, learning_rate, is_skipped)
+        return Update(state, clipped, updates, learning_rate, is_skipped, stopped)
+
+    def _next_state(self, update: Update, seen: Seen, verdicts: dict[str, Verdict]) -> NestedMap:
+        """Returns the state after a step."""
+        state, stopped = update.state, update.stopped
+        found = [part.update_weights(update) for part in self.step_parts]
+        theta, moments = next(filter(None, found), None) or self.optimizer.update(
+            self.theta_specs,
+            state.theta,
+            update.clipped(),
+            state.moments,
+            update.updates,
+            update.learning_rate,
+            update.is_skipped,
+        )
         step = tf.where(stopped, state.step, state.step + 1)
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
-        outcome = Outcome(theta, updates, is_skipped, stopped)
+        outcome = Outcome(theta, update.updates, update.is_skipped, stopped)
         for name, part in self.parts.items():
             new_state[name] = part.after(state[name], seen, verdicts[name], outcome)
-        return new_state, outcome
-
-    def _updated(
-        self,
-        state: NestedMap,
-        clipped: Clipping,
-        updates: tf.Tensor,
-        learning_rate: tf.Tensor,
-        is_skipped: tf.Tensor,
-    ) -> tuple[NestedMap, NestedMap]:
-        """Returns the weights and the moments after a step."""
-        specs, rest = self.theta_specs, (updates, learning_rate, is_skipped)
-        if self.p.offload_moments:
-            return offload.update(self.optimizer, specs, state, clipped, *rest)
-        return self.optimizer.update(specs, state.theta, clipped(), state.moments, *rest)
+        return new_state
 
     @property
     def offload_settings(self) -> list[str]:
         """The Params that keep arrays in host memory, such as `step.offload_moments = True`."""
-        found = ["step.offload_moments = True"] if self.p.offload_moments else []
+        found = [setting for part in self.step_parts for setting in part.host_settings]
         for layer in self.task.all_layers():
             if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
                 found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
@@ -376,7 +347,7 @@ class Trainer(Configurable):
           part: the part of the state, such as "moments".
           spec: the array's spec.
         """
-        return part == "moments" and self.p.offload_moments and offload.is_offloaded(spec)
+        return any(each.is_on_host(part, spec) for each in self.step_parts)
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         """Returns the metrics of one batch, name -> (value, weight), without training."""

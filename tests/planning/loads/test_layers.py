@@ -9,8 +9,8 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, Top2Router
 from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.services.routers.counts import (
+    RoutingSums,
     records_of,
-    routing_sums,
     watched_batch,
     watched_layers,
 )
@@ -41,7 +41,7 @@ def test_groups_and_capacities_are_those_that_routers_report(name):
     partitioning = Partitioning.make("data=4,model=2", "expert_tensor")
     found = expert_layers(trainer, specs, partitioning)
     sizes, fed = watched_batch(batch, None, 1)
-    traced = tf.function(lambda theta, x: routing_sums(trainer, theta, x, sizes), autograph=False)
+    traced = tf.function(RoutingSums(trainer, sizes), autograph=False)
     fed = {key: tf.constant(x) for key, x in fed.items()}
     sums = {key: x.numpy() for key, x in traced(trainer.task.init(1), fed).items()}
     records = records_of(1, sums, watched_layers(trainer.task), None)

@@ -27,6 +27,8 @@ from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.long_inputs.ring import RingKernel
+from lingvo_gshard.optimizers.lion import Lion
+from lingvo_gshard.optimizers.muon import Muon
 from lingvo_gshard.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,
@@ -36,9 +38,7 @@ from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.lion import Lion
 from lingvo_gshard.training.step.momentum import Momentum
-from lingvo_gshard.training.step.muon import Muon
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -4,9 +4,9 @@
 import pytest
 
 import lingvo_gshard
+from lingvo_gshard.optimizers import averages
+from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.sharding.partitioning import current_partitioning
-from lingvo_gshard.training.step import averages
-from lingvo_gshard.training.step.local_updates import LocalUpdates
 from lingvo_gshard.training.step.precision import LossScale
 from tests.tiny import experiment_params
 

@@ -21,9 +21,9 @@ from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
 from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.services.memory import resident_bytes
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run.loop import resident_bytes
 
 LANGUAGES = 50
 _WORDS = 20_000

@@ -24,7 +24,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint.orbax_storage import prepare_orbax
-from lingvo_gshard.training.step import local_updates
 
 MODULUS = 2**64
 _BLOCK = 2**16  # Words summed at once, few enough to stay in a core's cache.
@@ -258,19 +257,6 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 def _dtype(array: Any) -> str:
     return np.dtype(array.dtype).name
-
-
-# Part of a state -> its name in messages.
-PART_NAMES = {
-    "theta": "weights",
-    "moments": "optimizer moments",
-    "averages": "averages of weights",
-    "loss_scale": "loss scale",
-    "histories": "histories of magnitudes",
-    "spikes": "statistics of spikes",
-    local_updates.WORKERS: "states of the workers",
-    local_updates.OUTER: "moments of the outer optimizer",
-}
 
 
 # The parts of a state that `run.json` holds.

@@ -26,7 +26,6 @@ from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import (
     IN_RUN_RECORD,
-    PART_NAMES,
     Arrays,
     check_fit,
 )
@@ -40,6 +39,7 @@ from lingvo_gshard.training.run.checkpoint.run_item import (
     read_run,
 )
 from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
+from lingvo_gshard.training.step.state_part import part_titles
 
 Say = Callable[[str], None]
 
@@ -277,7 +277,7 @@ class CheckpointStore:
                 active_processes=set(range(processes.count())) if several else None
             ),
         )
-        item_names = (*PART_NAMES, run_item.ITEM)
+        item_names = (*part_titles(), run_item.ITEM)
         return ocp.CheckpointManager(self._directory, options=options, item_names=item_names)
 
     def _order(self) -> list[int]:
@@ -373,7 +373,7 @@ def _shardings(
     if abstract_state is None:
         return dict.fromkeys(stored)
     expected = dict(abstract_state[part].flatten_items())
-    check_fit(expected, stored, PART_NAMES[part])
+    check_fit(expected, stored, part_titles()[part])
     return {path: struct.sharding for path, struct in expected.items()}
 
 

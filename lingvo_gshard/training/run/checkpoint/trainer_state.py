@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.run.checkpoint.arrays import PART_NAMES, unflatten
+from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.training.step.trainer import Trainer
 
 # A block of this many rows and columns stays in a core's cache: 128 KiB of the largest words.
@@ -115,7 +116,7 @@ def restored_state(
     """
     specs = NestedMap({**(abstract_state or {}), **trainer.state_specs()})
     restored = {
-        part: unflatten(specs[part], arrays, PART_NAMES.get(part, part))
+        part: unflatten(specs[part], arrays, part_titles().get(part, part))
         for part, arrays in checkpoint.arrays.items()
         if part in specs
     }
@@ -134,4 +135,4 @@ def restored_theta(trainer: Trainer, checkpoint: Checkpoint) -> NestedMap:
     """
     part = trainer.evaluated_part
     specs, arrays = trainer.state_specs()[part], checkpoint.arrays.get(part, {})
-    return unflatten(specs, arrays, PART_NAMES[part])
+    return unflatten(specs, arrays, part_titles()[part])

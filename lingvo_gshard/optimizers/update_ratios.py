@@ -1,0 +1,124 @@
+"""Update-to-weight ratios: how far a step moves the weights of each layer.
+
+The ratio of a layer is ||update|| / ||weights||, over all of its weights that the optimizer moves.
+Squares are summed in float32.
+
+Only steps whose ratios are logged compute ratios: they are a branch of the compiled step. The
+branch reads only what the step ends with, the new weights and moments, and the gradients. The old
+weights would have to be copied, since a step overwrites them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
+from lingvo_gshard.sharding.weight_patterns import layer_of
+from lingvo_gshard.training.step.optimizer import Optimizer
+from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart, Update
+
+# The name of the metric after the layer's path.
+NAME = "update_ratio"
+
+
+@STEP_PARTS.register("update ratios")
+class UpdateRatios(StepPart):
+    """Computes the ratios of a trainer's steps."""
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `update_ratios_every` to the trainer's Params."""
+        p.define(
+            "update_ratios_every",
+            0,
+            "Steps between update-to-weight ratios; 0: none.",
+            minimum=0,
+            changes_results=False,
+        )
+
+    @classmethod
+    def of(cls, made: Ingredients) -> UpdateRatios | None:
+        """Returns the ratios of a trainer, if its Params ask for them."""
+        every = made.params.update_ratios_every
+        return cls(every, made.optimizer, made.theta_specs) if every else None
+
+    def __init__(self, every: int, optimizer: Optimizer, specs: NestedMap):
+        """Prepares the ratios.
+
+        Args:
+          every: K; ratios are logged in every K-th step.
+          optimizer: the optimizer. An optimizer that does not define `change` has no ratios.
+          specs: the weights' tree of VariableSpec.
+        """
+        self._every = every
+        self._optimizer, self._specs = optimizer, specs
+
+    def measure(self, update: Update, state: NestedMap) -> dict[str, tf.Tensor]:
+        """Returns the metrics `<layer>/update_ratio`, which are 0 in steps that are not logged.
+
+        Args:
+          update: the update of the step.
+          state: the state after the step.
+        """
+        if not self._optimizer.has_changes:
+            return {}
+        pairs = zip(self._specs.flatten(), state.theta.flatten(), strict=True)
+        moved = [(spec, weight) for spec, weight in pairs if self._optimizer.moves(spec)]
+        layers = list(dict.fromkeys(layer_of(path) for spec, _ in moved for path in _paths(spec)))
+
+        def compute() -> tf.Tensor:
+            changes = self._optimizer.changes(
+                self._specs,
+                state.theta,
+                # Computed within the branch.
+                update.clipped(),
+                state.moments,
+                update.updates,
+                update.learning_rate,
+            )
+            ratios = _ratios(layers, [(*pair, c) for pair, c in zip(moved, changes, strict=True)])
+            return tf.where(update.is_skipped, 0.0, ratios)
+
+        is_due = tf.equal(state.step % self._every, 0)
+        with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
+            values = tf.cond(is_due, compute, lambda: tf.zeros([len(layers)]))
+        names = (f"{layer}/{NAME}" for layer in layers)
+        return dict(zip(names, tf.unstack(values, len(layers)), strict=True))
+
+    def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics without ratios if those of the step are not logged."""
+        if step % self._every == 0:
+            return metrics
+        return {name: value for name, value in metrics.items() if not name.endswith(f"/{NAME}")}
+
+
+def _ratios(
+    layers: Sequence[str], moved: Sequence[tuple[VariableSpec, tf.Tensor, tf.Tensor]]
+) -> tf.Tensor:
+    """Returns the ratio of each layer, from the spec, value and change of each weight."""
+    changed: dict[str, list[tf.Tensor]] = collections.defaultdict(list)
+    sizes: dict[str, list[tf.Tensor]] = collections.defaultdict(list)
+    for spec, weight, change in moved:
+        for squares, value in ((changed, change), (sizes, weight)):
+            for path, square in zip(_paths(spec), _squares(spec, value), strict=True):
+                squares[layer_of(path)].append(square)
+    pairs = [(tf.add_n(changed[layer]), tf.add_n(sizes[layer])) for layer in layers]
+    return tf.sqrt(tf.stack([tf.math.divide_no_nan(change, size) for change, size in pairs]))
+
+
+def _paths(spec: VariableSpec) -> Sequence[str]:
+    """Returns the paths of the weights that a weight stacks, or its own."""
+    return spec.slices if spec.stacked else (spec.path,)
+
+
+def _squares(spec: VariableSpec, value: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the sum of the squares of each weight that a tensor stacks, or of all of it."""
+    squares = tf.square(tf.cast(value, tf.float32))
+    stacked = spec.stacked
+    sums = tf.reduce_sum(squares, list(range(stacked, len(spec.layout))))
+    return tf.unstack(tf.reshape(sums, [-1]), len(spec.slices)) if stacked else [sums]
