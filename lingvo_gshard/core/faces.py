@@ -1,7 +1,7 @@
 """Faces: functions of layers that stand outside of a layer's file, chosen by the layer's class.
 
-A layer's file holds Params, weights and `fprop`. Its facts (facts/) and how it decodes
-(inference/layers/) are functions that are registered for its class:
+A layer's file holds Params, weights and `fprop`. Decoding (inference/layers/) and facts (facts/)
+are functions that a class registers:
 
     @face
     def flops(layer: Layer, shape: TokenShape) -> int:

@@ -17,11 +17,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from lingvo_gshard.core.config import names
 
 Feature = TypeVar("Feature")
+# The type of one feature, which may be a subclass.
+One = TypeVar("One")
 
 _TABLE = f"{__name__.partition('.')[0]}.features"
 
@@ -39,17 +41,17 @@ class Seam(Generic[Feature]):
         self._features: dict[str, Feature] = {}
         self._is_loaded = False
 
-    def register(self, name: str) -> Callable[[Feature], Feature]:
+    def register(self, name: str) -> Callable[[One], One]:
         """Returns a decorator that adds a feature.
 
         Raises:
           ValueError: another feature has the name.
         """
 
-        def add(feature: Feature) -> Feature:
+        def add(feature: One) -> One:
             if name in self._features:
                 raise ValueError(f"the seam {self.name!r} already has a feature {name!r}")
-            self._features[name] = feature
+            self._features[name] = cast(Any, feature)
             return feature
 
         return add

@@ -24,9 +24,6 @@ from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers.router import Part, Router
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.published_layers.gated_delta_net import CONVOLVED, GatedDeltaNet
-from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
-from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import FutureToken, TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -114,44 +111,6 @@ def _attention_flops(layer: MultiHeadAttention, rows: int, queries: int, keys: i
     p, both = layer.p, layer.head_dim + layer.value_dim
     weights = (queries * p.num_heads + keys * layer.key_value_heads) * both
     return 2 * rows * (weights * p.model_dim + queries * keys * p.num_heads * both)
-
-
-@flops.register(LatentAttention)
-def latent_attention_flops(layer: LatentAttention, shape: TokenShape) -> int:
-    """Returns the operations of the projections, of q k and of the weighted values."""
-    p = layer.p
-    query_dim = p.plain_dim + p.rotary_dim
-    weights = p.model_dim * (p.query_rank + p.key_value_rank + p.rotary_dim)
-    weights += (p.query_rank or p.model_dim) * p.num_heads * query_dim
-    weights += p.key_value_rank * p.num_heads * (p.plain_dim + p.value_dim)
-    weights += p.num_heads * p.value_dim * p.model_dim
-    pairs = shape.tokens * shape.length
-    return 2 * shape.tokens * weights + 2 * pairs * p.num_heads * (query_dim + p.value_dim)
-
-
-@flops.register(IndexedAttention)
-def _(layer: IndexedAttention, shape: TokenShape) -> int:
-    """Counts latent attention to all keys, and the indexer."""
-    p = layer.p
-    inner = p.index_heads * p.index_dim
-    weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
-    scores = shape.length * (inner + p.index_heads)
-    return latent_attention_flops(layer, shape) + 2 * shape.tokens * (weights + scores)
-
-
-@flops.register(GatedDeltaNet)
-def _(layer: GatedDeltaNet, shape: TokenShape) -> int:
-    """Counts the products, the convolution and the delta rule."""
-    p, features = layer.p, layer.features
-    products = p.model_dim * (sum(features.values()) + features["value"])
-    taps = p.convolution_width * sum(features[name] for name in CONVOLVED)
-    size = min(p.chunk_size, shape.length)
-    # The products of keys with keys and queries, and for each value: the solution of the system,
-    # the values that a query sees, and three products with the state.
-    both = 2 * size * p.head_dim
-    own = size * (p.head_dim + 2 * layer.value_dim) + 4 * p.head_dim * layer.value_dim
-    rule = both + p.values_per_head * own
-    return 2 * shape.tokens * p.num_heads * (products + taps + rule)
 
 
 @flops.register(FutureToken)

@@ -91,7 +91,7 @@ class UpdateRatios(StepPart):
         return dict(zip(names, tf.unstack(values, len(layers)), strict=True))
 
     def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
-        """Returns the metrics without ratios if those of the step are not logged."""
+        """Returns the metrics without ratios, unless the step is logged."""
         if step % self._every == 0:
             return metrics
         return {name: value for name, value in metrics.items() if not name.endswith(f"/{NAME}")}

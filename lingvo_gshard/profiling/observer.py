@@ -49,6 +49,7 @@ from lingvo_gshard.training.run.monitoring.step_observer import (
     ObserverFactory,
     StepObserver,
 )
+from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 
 _SIZE = 2048
@@ -407,6 +408,6 @@ def write_profile(
     return result
 
 
-def tracer_of(runtime: DeviceRuntime) -> Tracer:
+def tracer_of(runtime: Runtime) -> Tracer:
     """Returns the tracer of the library that a runtime runs its steps with."""
     return TensorFlowTracer() if isinstance(runtime, SingleDeviceRuntime) else JaxTracer()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.facts.flops import flops
+from lingvo_gshard.inference.layers import cache_shapes
+from lingvo_gshard.inference.layers.cached import Visible
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
@@ -19,7 +24,12 @@ from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
 from lingvo_gshard.layers.attention.rotary import TextPositions
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.products import multiply
-from lingvo_gshard.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.published_layers.latent_attention import (
+    LatentAttention,
+    latent_attention_flops,
+    latent_shapes,
+    restrict_slots,
+)
 from lingvo_gshard.sharding import annotate, einsum
 
 LOCAL_LETTERS = {"q": "rank of queries"}
@@ -126,3 +136,37 @@ class IndexedAttention(LatentAttention):
         p = self.p
         share = p.rotary_dim / p.index_dim
         return rotary.rotate(x_BLND, positions, share, p.rotary_base, "halves", self.scaling)
+
+
+@flops.register(IndexedAttention)
+def _(layer: IndexedAttention, shape: TokenShape) -> int:
+    """Counts latent attention to all keys, and the indexer."""
+    p = layer.p
+    inner = p.index_heads * p.index_dim
+    weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
+    scores = shape.length * (inner + p.index_heads)
+    return latent_attention_flops(layer, shape) + 2 * shape.tokens * (weights + scores)
+
+
+@cache_shapes.register(IndexedAttention)
+def _(layer: IndexedAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+    """Adds `index`, the keys of the indexer."""
+    return {**latent_shapes(layer, rows, slots), "index": (rows, 1, slots, layer.p.index_dim)}
+
+
+@restrict_slots.register(IndexedAttention)
+def _(
+    layer: IndexedAttention,
+    theta: NestedMap,
+    x_BLM: tf.Tensor,
+    low_BLq: tf.Tensor,
+    positions: TextPositions,
+    visible: Visible,
+    slots: Sequence[tf.Tensor],
+) -> Visible:
+    count = sum(known_sizes(block.shape)[-2] for block in slots)
+    if count <= layer.p.index_topk:
+        return visible
+    index_BKD = tf.reshape(tf.concat(slots, -2), [x_BLM.shape[0], count, layer.p.index_dim])
+    chosen_BLK = layer.choose(theta, x_BLM, low_BLq, positions, index_BKD, visible.bias_BLK)
+    return dataclasses.replace(visible, bias_BLK=chosen_BLK, ring=None, mask=None)

@@ -1,4 +1,4 @@
-"""Registers the services of all runs, in the order in which they are told of a step."""
+"""Registers the services of all runs. The loop calls them in this order."""
 
 from __future__ import annotations
 

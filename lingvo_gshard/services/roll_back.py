@@ -277,7 +277,7 @@ class RollBackWatch(StepObserver):
         return self._batches
 
     def go_on(self, checkpoint: Checkpoint | None) -> None:
-        """Counts batches from those of the checkpoint."""
+        """Goes on counting batches after the checkpoint."""
         if checkpoint is not None and self._batches is not None:
             self._batches.go_on_after(checkpoint.step, self._roll_backs.skipped)
 

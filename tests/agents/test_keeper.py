@@ -1,4 +1,4 @@
-# tests: agents/keeper.py, agents/border.py, training/run/checkpoint/snapshot_parts.py
+# tests: agents/keeper.py, agents/border.py, services/snapshot_parts.py
 """Checks that parts of snapshots go from host to host, and to no stranger."""
 
 import os

@@ -1,4 +1,4 @@
-# tests: agents/stragglers.py, training/run/monitoring/step_reporter.py, agents/records.py
+# tests: agents/stragglers.py, services/step_reporter.py, agents/records.py
 """Checks that slow hosts are named with their factor."""
 
 from lingvo_gshard.agents.records import Beat, Member, Record

@@ -1,4 +1,4 @@
-# tests: agents/worker.py, training/run/monitoring/worker_report.py
+# tests: agents/worker.py, runtime/cluster/worker_report.py
 """Checks how the end of a worker is told."""
 
 import signal

@@ -1,3 +1,4 @@
+# tests: core/faces.py, inference/layers/faces.py, /docs/extending.md
 """Tests that one file adds a layer with a cache of its own: it trains, decodes and is planned."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # tests: training/run/logdir.py, training/run/run_lock.py, training/run/run_records.py
 # tests: training/run/checkpoint/inventory.py, training/run/checkpoint/run_item.py
-# tests: training/run/monitoring/metrics.py, training/run/routers/router_records.py
+# tests: training/run/monitoring/metrics.py, services/routers/router_records.py
 # tests: reporting/run.py
 """Fuzzes what reads the directory of a run: an answer or a sentence, and never a long wait.
 

@@ -1,4 +1,4 @@
-# tests: hlo/collectives.py, hlo/demand.py, hlo/operations.py
+# tests: hlo/collectives.py, hlo/demand.py
 """Tests reading collectives in all forms that compilers write."""
 
 import pytest

@@ -1,5 +1,5 @@
-# tests: inference/decoding/models.py, layers/attention/latent_attention.py
-# tests: layers/attention/gated_delta_net.py, inference/layers/cached.py
+# tests: inference/decoding/models.py, published_layers/latent_attention.py
+# tests: published_layers/gated_delta_net.py, inference/layers/cached.py
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
 import dataclasses

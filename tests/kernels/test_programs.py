@@ -1,5 +1,5 @@
 # tests: layers/attention/fused.py, layers/attention/kernel.py, kernels/kernel.py
-# tests: kernels/splicing.py
+# tests: kernels/splicing.py, core/kernel_use.py
 """Tests that programs for devices with kernels compute what those without compute."""
 
 import re

@@ -1,4 +1,4 @@
-# tests: layers/attention/fused_ring.py, layers/attention/ring.py
+# tests: layers/attention/fused_ring.py, long_inputs/ring.py
 """Tests ring attention with kernels: values and gradients of dense attention, and equal work."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-# tests: kernels/kernel.py, runtime/spmd.py, runtime/local_updates/runtime.py
+# tests: kernels/kernel.py, runtime/spmd.py, runtime/local_updates/runtime.py, sharding/platforms.py
 """Tests that runtimes of meshes use the kernels of their devices' platform in training steps."""
 
 from unittest import mock

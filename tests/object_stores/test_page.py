@@ -1,5 +1,4 @@
-# tests: /docs/buckets.md, object_stores/problems.py
-# tests: training/run/checkpoint/orbax_storage.py
+# tests: /docs/buckets.md, object_stores/problems.py, training/run/checkpoint/orbax_storage.py
 """Runs the commands of docs/buckets.md against emulators."""
 
 import os

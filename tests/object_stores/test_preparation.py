@@ -35,5 +35,5 @@ def test_a_bucket_holds_what_a_disk_would(tmp_path, folder):
 
 def test_output_in_a_bucket_needs_a_local_directory_for_work(tmp_path):
     path = raw.write_tsv(tmp_path / "pairs.tsv", raw.rows(10))
-    with pytest.raises(ValueError, match="--output=gs://b/p is in a bucket: --work must name"):
+    with pytest.raises(ValueError, match="`output=gs://b/p` is in a bucket: `work` must name"):
         prepare("gs://b/p", [path])

@@ -1,5 +1,4 @@
-# tests: object_stores/problems.py, object_stores/connections.py
-# tests: object_stores/checkpoints.py
+# tests: object_stores/problems.py, object_stores/connections.py, object_stores/checkpoints.py
 """Tests the one sentence that a command says when a bucket is in trouble."""
 
 import os

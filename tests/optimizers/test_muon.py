@@ -1,4 +1,4 @@
-# tests: training/step/muon.py, training/step/orthogonalization.py
+# tests: optimizers/muon.py, optimizers/orthogonalization.py
 """Compares Muon with the formulas of its papers, in NumPy and float64."""
 
 import dataclasses

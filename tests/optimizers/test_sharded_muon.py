@@ -1,4 +1,4 @@
-# tests: training/step/muon.py, training/step/orthogonalization.py
+# tests: optimizers/muon.py, optimizers/orthogonalization.py
 """Holds Muon to the rules for all optimizers, and its matrices to where devices compute them."""
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-# tests: training/step/spikes.py, training/step/state_part.py
+# tests: optimizers/spikes.py, training/step/state_part.py
 """Tests spikes: statistics against NumPy, skipped steps, resuming, and the same on a mesh."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-# tests: runtime/offloading.py, training/step/offload.py, hlo/host_transfers.py
+# tests: runtime/offloading.py, optimizers/offload.py, hlo/host_transfers.py
 """Compiles training steps with arrays in host memory for TPUs and GPUs, and reads their plans."""
 
 import functools

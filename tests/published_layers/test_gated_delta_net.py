@@ -1,5 +1,5 @@
-# tests: layers/attention/gated_delta_net.py, layers/attention/delta_rule.py
-# tests: inference/layers/cached.py, inference/layers/gated_delta_net.py
+# tests: published_layers/gated_delta_net.py, published_layers/delta_rule.py
+# tests: inference/layers/cached.py
 """Tests gated delta nets against loops over tokens in float64, with their cache, and packed."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-# tests: layers/attention/latent_attention.py, inference/layers/latent_attention.py
+# tests: published_layers/latent_attention.py
 """Tests latent attention against loops in float64, in its kernels, and with its cache."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-# tests: runtime/offloading.py, core/memory_kinds.py, training/step/offload.py
+# tests: runtime/offloading.py, core/memory_kinds.py, optimizers/offload.py
 """Trains with arrays in host memory: the same values, placements in the program, refusals."""
 
 import json
@@ -26,7 +26,7 @@ from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests import tiny
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 
 QUIET = rich.console.Console(quiet=True)
 MOMENTS = ("hidden.w/first_moment", "hidden.w/second_moment")
@@ -57,8 +57,7 @@ def program_of(trainer, mesh="data=2", strategy="fsdp"):
 def trained(trainer, batch, steps=3):
     runtime = runtime_of(trainer)
     runtime.init_state()
-    losses = [runtime.train_step(batch(index)).read()["loss"] for index in range(steps)]
-    return runtime, losses
+    return runtime, [metrics["loss"] for metrics in trainings.train(runtime, steps, batch)]
 
 
 def test_moments_live_in_host_memory_and_train_as_on_the_device():

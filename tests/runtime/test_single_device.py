@@ -1,4 +1,4 @@
-# tests: runtime/single_device.py, core/bound_function.py, training/run/runtime_protocol.py
+# tests: runtime/single_device.py, training/run/runtime_protocol.py
 """Checks that the single-device runtime runs the trainer's steps and compiles once per shape."""
 
 import numpy as np

@@ -17,7 +17,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import weight_rows
 from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 
 STEPS = 10
 # Strategy, mesh, experts and vocabulary. Of the uneven ones nothing divides by the devices.
@@ -54,11 +54,10 @@ def make(trainer: Trainer, strategy: str, mesh: str, *options, overrides=None) -
 @functools.cache
 def trained_locally(experts: int, vocabulary: int) -> tuple[NestedMap, list, SingleDeviceRuntime]:
     """Returns the initial state, the metrics of each step, and the runtime."""
-    runtime = SingleDeviceRuntime(tiny_translation.trainer(experts, vocabulary))
-    runtime.init_state()
+    runtime = trainings.on_one_device(tiny_translation.trainer(experts, vocabulary))
     state = runtime.state()
-    batches = (tiny_translation.batch(index, vocabulary) for index in range(STEPS))
-    return state, [runtime.train_step(batch).read() for batch in batches], runtime
+    batch_of = functools.partial(tiny_translation.batch, vocabulary_size=vocabulary)
+    return state, trainings.train(runtime, STEPS, batch_of), runtime
 
 
 @functools.cache
@@ -66,8 +65,8 @@ def trained(strategy: str, mesh: str, experts: int, vocabulary: int, partitioner
     """Returns a runtime after the same steps from the same state, and their metrics."""
     runtime = make(tiny_translation.trainer(experts, vocabulary), strategy, mesh, partitioner)
     runtime.load_state(trained_locally(experts, vocabulary)[0])
-    batches = (tiny_translation.batch(index, vocabulary) for index in range(STEPS))
-    return runtime, [runtime.train_step(batch).read() for batch in batches]
+    batch_of = functools.partial(tiny_translation.batch, vocabulary_size=vocabulary)
+    return runtime, trainings.train(runtime, STEPS, batch_of)
 
 
 def slow(cases: list) -> list:
@@ -81,17 +80,9 @@ def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitione
     runtime, metrics = trained(strategy, mesh, experts, vocabulary, partitioner)
     _, expected, local = trained_locally(experts, vocabulary)
     assert expected[0]["loss"] - expected[-1]["loss"] > 0.15
-    for step, (found, wanted) in enumerate(zip(metrics, expected, strict=True)):
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            np.testing.assert_allclose(
-                found[name], value, rtol=1e-4, atol=1e-6, err_msg=f"step {step}: {name}"
-            )
+    trainings.assert_same_metrics(metrics, expected, 1e-4)
     assert runtime.step == STEPS
-    for (path, mine), theirs in zip(
-        runtime.state().flatten_items(), local.state().flatten(), strict=True
-    ):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5, err_msg=path)
+    trainings.assert_same_arrays(runtime.state(), local.state(), 1e-3, 1e-5)
     assert runtime.executable().full_replications() == []
     batch = tiny_translation.batch(STEPS, vocabulary)
     found, wanted = runtime.eval_step(batch), local.eval_step(batch)
@@ -141,10 +132,7 @@ def test_weights_are_initialized_sharded(strategy, mesh):
     runtime = make(trainer, strategy, mesh)
     runtime.init_state()
     expected, *_ = trained_locally(*EVEN)
-    for (path, mine), theirs in zip(
-        runtime.state().flatten_items(), expected.flatten(), strict=True
-    ):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6, err_msg=path)
+    trainings.assert_same_arrays(runtime.state(), expected, 1e-5, 1e-6)
     check_lies_as_listed(runtime, trainer, Partitioning.make(mesh, strategy))
     assert runtime.executable("init").collectives() == []
 

@@ -1,4 +1,4 @@
-# tests: training/run/routers/counts.py
+# tests: services/routers/counts.py
 """Tests that every runtime watches the routers of a step as the step itself routes."""
 
 import functools

@@ -1,3 +1,4 @@
+# tests: services/compilations.py, runtime/compilations.py
 """Tests what a run says about its compilations, and that it names the input that caused one."""
 
 import json

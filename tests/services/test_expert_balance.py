@@ -1,4 +1,3 @@
-# tests: training/run/monitoring/divergence.py
 """Tests a run's report on the load of its experts: a digest of each step, and a summary."""
 
 import pytest

@@ -1,3 +1,4 @@
+# tests: services/progress.py, services/display.py
 """Checks that stages and steps are a bar on a terminal and plain lines elsewhere."""
 
 import io

@@ -1,4 +1,4 @@
-# tests: training/run/roll_back.py, training/run/options.py
+# tests: services/roll_back.py, training/run/options.py
 """Tests roll backs: a run equals one whose input never had the batches that were skipped."""
 
 import json

@@ -1,4 +1,4 @@
-# tests: training/run/checkpoint/snapshots.py, training/run/checkpoint/snapshot_parts.py
+# tests: services/snapshots.py, services/snapshot_parts.py
 """Checks that a snapshot in memory gives back the state to the bit, or nothing."""
 
 import json

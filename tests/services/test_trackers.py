@@ -1,3 +1,4 @@
+# tests: services/trackers.py, training/run/monitoring/metrics_log.py
 """Checks that services get the rows of metrics.jsonl, and that none of them can end a run.
 
 Stand-ins for the services always run. The real packages, in their offline modes, are tested where

@@ -1,5 +1,4 @@
-# tests: runtime/lowering/partial_operations.py, runtime/lowering/value_splits.py
-# tests: runtime/lowering/loop_sums.py
+# tests: spmd_passes/partial_operations.py, spmd_passes/value_splits.py, spmd_passes/loop_sums.py
 """Checks that terms of a sum are added before they are reduced over devices, by compiled HLO."""
 
 import functools

@@ -1,5 +1,4 @@
-# tests: runtime/lowering/uneven_sums.py, runtime/lowering/builders.py
-# tests: runtime/lowering/value_splits.py
+# tests: spmd_passes/uneven_sums.py, spmd_passes/builders.py, spmd_passes/value_splits.py
 """Checks that sums which are split in unequal shards are reduced to these shards only."""
 
 import numpy as np

@@ -1,5 +1,5 @@
-# tests: runtime/lowering/whole_dimensions.py, runtime/lowering/builders.py
-# tests: runtime/lowering/value_splits.py
+# tests: spmd_passes/whole_dimensions.py, spmd_passes/builders.py, spmd_passes/value_splits.py
+# tests: spmd_passes/passes.py
 """Checks values of operations along dimensions that XLA's partitioner cannot split."""
 
 import numpy as np

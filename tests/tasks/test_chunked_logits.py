@@ -1,4 +1,4 @@
-# tests: tasks/token_task.py, layers/chunked_loss.py
+# tests: tasks/token_task.py, long_inputs/chunked_loss.py
 """Compares tasks whose logits are computed in chunks with the same tasks with all logits."""
 
 import numpy as np

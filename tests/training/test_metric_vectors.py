@@ -1,4 +1,3 @@
-# tests: training/run/monitoring/expert_use.py
 """Checks that the metric vector names stacked layers like separate layers."""
 
 import numpy as np

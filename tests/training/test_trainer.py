@@ -1,4 +1,5 @@
 # tests: training/step/trainer.py, training/step/gradients.py, training/step/state_part.py
+# tests: training/step/clipping.py
 """Tests the training step: randomness, clipping, and non-finite steps."""
 
 import numpy as np

@@ -41,7 +41,10 @@ def model_facts(task: TokenTask, length: int, bos_id: int, end_ids: Sequence[int
     """
     del length, bos_id, end_ids
     name = type(task).__name__
-    raise UserError(f"{name} has no facts for decoding; register {model_facts.__name__} for it")
+    raise UserError(
+        f"{name} has no facts for decoding; register a function for it with "
+        f"@model_facts.register({name}), where model_facts is that of {__name__}"
+    )
 
 
 @model_facts.register(LanguageModelTask)
@@ -85,7 +88,7 @@ def _weights(task: TokenTask, theta: NestedMap, *more: str) -> NestedMap:
     Args:
       task: the model.
       theta: its weights.
-      *more: names of children with weights that decoding reads, besides those of all tasks.
+      *more: names of further children whose weights decoding reads.
     """
     children: dict[str, Any] = task.children
     names = [n for n in (task.EMBEDDING, "decoder", "softmax", *more) if n in children]

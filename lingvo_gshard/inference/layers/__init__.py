@@ -2,8 +2,6 @@
 
 from lingvo_gshard.inference.layers import (
     attention,
-    gated_delta_net,
-    latent_attention,
     moe,
     stored,
     transformer,
@@ -21,9 +19,7 @@ __all__ = [
     "cache_shapes",
     "decoding_weights",
     "extend",
-    "gated_delta_net",
     "infer",
-    "latent_attention",
     "moe",
     "state_shapes",
     "stored",

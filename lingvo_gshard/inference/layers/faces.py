@@ -6,7 +6,7 @@
     def my_layer_infer(layer, theta, x_BLM, mask_BL):
         ...
 
-Operations carry the layer's path, as those of `fprop` do.
+Their operations carry the path of the layer.
 """
 
 from __future__ import annotations

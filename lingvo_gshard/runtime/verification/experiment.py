@@ -219,7 +219,8 @@ class _Case:
             self.workers = Workers(partitioning, devices_for(partitioning.mesh.size))
             self.partitioning = self.workers.partitioning
             self.batch = self.workers.rows_of(self.batch, 0)
-        self.state = _state(self.trainer, options.seed)
+        middle = max(self.trainer.steps // 2, 1)
+        self.state = noisy_state(self.trainer, options.seed, middle)
 
     def run_partitioned(self, mesh: Mesh) -> ObservedStep:
         """Returns the step over a mesh with the axes of the partitioning."""
@@ -262,14 +263,19 @@ def _batch(params: Params, trainer: Trainer) -> Batch:
     return batch
 
 
-def _state(trainer: Trainer, seed: int) -> NestedMap:
-    """Returns a state in the middle of the training, NumPy arrays.
+def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
+    """Returns the state of a trainer before a step, NumPy arrays.
 
     Weights that are initially constant get noise, since a weight of zeros hides what is wrong
     before it.
+
+    Args:
+      trainer: the trainer.
+      seed: of the noise.
+      step: number of the step.
     """
     state = trainer.init_state().transform(lambda x: np.array(x))
-    state.step = np.array(max(trainer.steps // 2, 1), np.int32)
+    state.step = np.array(step, np.int32)
     rng = np.random.default_rng(seed)
     specs = trainer.theta_specs.flatten()
 

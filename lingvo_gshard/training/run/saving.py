@@ -20,7 +20,7 @@ class Saving(StepObserver):
             self._store.poll()
 
     def is_due(self, step: int) -> bool:
-        """Returns whether a checkpoint is saved after a step; that of the last step is later."""
+        """Returns whether a checkpoint is saved after a step. `finish` saves the last one."""
         is_due = super().is_due(step) or self._run.is_save_wanted
         return is_due and step < self._run.params.run.steps
 

@@ -1,4 +1,4 @@
-"""What a step computes beside the state: metrics as one vector, and measurements."""
+"""Metrics of a step as one vector, and measurements of its weights."""
 
 from __future__ import annotations
 

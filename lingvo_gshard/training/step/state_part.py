@@ -73,7 +73,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Ingredients:
-    """What the parts of a trainer are made of.
+    """Holds what the parts of a trainer are made of.
 
     Attributes:
       params: the trainer's Params.

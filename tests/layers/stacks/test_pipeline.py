@@ -1,5 +1,6 @@
 # tests: layers/stacks/pipeline.py, layers/stacks/pipeline_loop.py
 # tests: layers/stacks/pipeline_operands.py, layers/token_context.py, layers/stacks/batch_parts.py
+# tests: spmd_passes/whole_tables.py
 """Compares pipelines and interleaved parts of batches with layers run on each part alone."""
 
 import numpy as np

@@ -20,9 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-import jax  # noqa: E402
 import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
 
 from lingvo_gshard.core.errors import UserError  # noqa: E402
 from lingvo_gshard.core.nested_map import NestedMap  # noqa: E402
@@ -35,8 +33,9 @@ from lingvo_gshard.runtime.program.step_programs import (  # noqa: E402
     train_program,
 )
 from lingvo_gshard.runtime.step_compiler import batch_specs  # noqa: E402
+from lingvo_gshard.runtime.verification.experiment import noisy_state  # noqa: E402
 from lingvo_gshard.runtime.verification.findings import compare, compare_update  # noqa: E402
-from lingvo_gshard.runtime.verification.steps import in_float64  # noqa: E402
+from lingvo_gshard.runtime.verification.steps import in_float64, run_on_arrays  # noqa: E402
 from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
 from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402
 from lingvo_gshard.training.step.trainer import Trainer  # noqa: E402
@@ -67,7 +66,7 @@ def _differences(combination: Combination) -> list[str]:
     """Returns what one training step, and an evaluation, compute differently on a mesh."""
     partitioning = Partitioning.make(Mesh.parse(combination.mesh), combination.strategy)
     trainer = combination.trainer()
-    state = _initial_state(trainer)
+    state = noisy_state(trainer, seed=0, step=0)
     one = Mesh(tuple((name, 1) for name in partitioning.mesh.names))
     alone = Partitioning.make(one, combination.strategy)
     mine, whole = (_results(combination, trainer, each, state) for each in (partitioning, alone))
@@ -114,33 +113,9 @@ def _results(
 
 def _run(program: Program, partitioning: Partitioning, values: list, is_exact: bool) -> list:
     """Runs a program, in float64 where it computes in float32 if the result is to be exact."""
-    if is_exact:
-        program = in_float64(program)
     devices = devices_for(partitioning.mesh.size)
-    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
-    inputs = [
-        array.put(np.asarray(value, array.dtype), mesh)
-        for array, value in zip(program.inputs, values, strict=True)
-    ]
-    return list(Executable(program, devices)(*inputs))
-
-
-def _initial_state(trainer: Trainer) -> NestedMap:
-    """Returns a state with noise in place of constant weights, which hide what precedes them."""
-    state = trainer.init_state().transform(lambda x: np.array(x))
-    rng = np.random.default_rng(0)
-
-    def with_noise(weight: np.ndarray) -> np.ndarray:
-        if weight.size == 0 or np.ptp(weight):
-            return weight
-        return (weight + 0.05 * rng.normal(size=weight.shape)).astype(weight.dtype)
-
-    pairs = zip(trainer.theta_specs.flatten(), state.theta.flatten(), strict=True)
-    state.theta = state.theta.pack(w if s.update_rule else with_noise(w) for s, w in pairs)
-    state.update(
-        trainer.initial_extras(state.theta.transform(tf.convert_to_tensor)).transform(np.array)
-    )
-    return state
+    executable = Executable(in_float64(program) if is_exact else program, devices)
+    return list(run_on_arrays(executable, values, devices))
 
 
 def _combinations(arguments: list[str]) -> Iterator[Combination]:

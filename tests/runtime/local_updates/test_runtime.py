@@ -1,5 +1,5 @@
 # tests: runtime/local_updates/runtime.py, runtime/local_updates/workers.py
-# tests: training/step/local_updates.py
+# tests: optimizers/local_updates.py
 """Compares local updates with data parallelism at H = 1 and with NumPy; resumes exactly."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# tests: runtime/lowering/folding.py, spmd_passes/passes.py
 """Tests lowering without constant folding: literals, random numbers, and threads."""
 
 import threading

@@ -1,4 +1,4 @@
-# tests: layers/chunked_loss.py
+# tests: long_inputs/chunked_loss.py
 """A loss in chunks on many devices: values, gradients, collectives, and what is in memory."""
 
 import functools

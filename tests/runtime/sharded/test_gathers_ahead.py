@@ -6,14 +6,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.gradients import Gradients
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 
 STEPS, LAYERS = 3, 3
 
@@ -31,12 +27,8 @@ def make_trainer(policy: str, precision: str = "bfloat16") -> Trainer:
 
 def run(policy, mesh, strategy, precision="bfloat16"):
     """Returns losses, the last weights, and the collectives of the step."""
-    partitioning = Partitioning.make(mesh, strategy)
-    runtime = SpmdRuntime(
-        make_trainer(policy, precision), partitioning, devices_for(partitioning.mesh.size)
-    )
-    runtime.init_state()
-    losses = [runtime.train_step(tiny_translation.batch(i)).read()["loss"] for i in range(STEPS)]
+    runtime = trainings.on_mesh(make_trainer(policy, precision), mesh, strategy)
+    losses = [metrics["loss"] for metrics in trainings.train(runtime, STEPS)]
     return losses, runtime.state().theta, runtime.executable("train").collectives()
 
 
@@ -68,8 +60,7 @@ def test_weights_gathered_one_layer_ahead_train_as_those_gathered_before(
     with mock.patch.object(Gradients, "gathers_ahead", False):
         before, expected, calls_before = run(policy, mesh, strategy, precision)
     np.testing.assert_allclose(losses, before, rtol=1e-6)
-    for (path, own), other in zip(theta.flatten_items(), expected.flatten(), strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-5, err_msg=path)
+    trainings.assert_same_arrays(theta, expected, relative=1e-7, absolute=1e-5)
     more = len(gathered_in_loops(calls)) - len(gathered_in_loops(calls_before))
     # Four weights of attention and two of the feed-forward layer; the decoder has cross-attention.
     assert more == 16
@@ -78,8 +69,5 @@ def test_weights_gathered_one_layer_ahead_train_as_those_gathered_before(
 @pytest.mark.slow
 def test_weights_gathered_ahead_train_as_on_one_device():
     losses, _, _ = run("full", "data=8", "zero1")
-    local = SingleDeviceRuntime(make_trainer("full"))
-    local.init_state()
-    for index, loss in enumerate(losses):
-        one = local.train_step(tiny_translation.batch(index)).read()["loss"]
-        np.testing.assert_allclose(loss, one, rtol=5e-3)
+    local = trainings.train(trainings.on_one_device(make_trainer("full")), STEPS)
+    np.testing.assert_allclose(losses, [metrics["loss"] for metrics in local], rtol=5e-3)

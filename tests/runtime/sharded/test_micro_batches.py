@@ -3,11 +3,8 @@
 
 import pytest
 
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 
 MESHES = {
     "data_tensor": "data=2,model=4",
@@ -26,9 +23,7 @@ def flops(strategy: str, micro_batches: int, activation: str) -> int:
         "layer.feed_forward.activation": activation,
     }
     trainer = tiny_translation.trainer(stack_values=values, micro_batches=micro_batches)
-    partitioning = Partitioning.make(MESHES[strategy], strategy)
-    runtime = SpmdRuntime(trainer, partitioning, devices_for(partitioning.mesh.size))
-    runtime.init_state()
+    runtime = trainings.on_mesh(trainer, MESHES[strategy], strategy)
     runtime.train_step(tiny_translation.batch(0))
     return sum(
         operation.times * operation.matmul_flops

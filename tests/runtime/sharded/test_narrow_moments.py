@@ -4,15 +4,12 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
+from tests.runtime import trainings
 
 STEPS = 4
 
@@ -25,8 +22,7 @@ def make_trainer(dtype: str) -> Trainer:
 
 
 def trained(runtime):
-    for index in range(STEPS):
-        runtime.train_step(tiny.make_batch(1, index)).read()
+    trainings.train(runtime, STEPS, lambda index: tiny.make_batch(1, index))
     return runtime.state()
 
 
@@ -34,12 +30,8 @@ def trained(runtime):
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_trains_under_zero1_as_on_one_device(dtype):
     """Random numbers are equal on every mesh; moments differ only by rounding of sums."""
-    local = SingleDeviceRuntime(make_trainer(dtype))
-    local.init_state()
-    start = local.state()
-    partitioning = Partitioning.make("data=4", "zero1")
-    split = SpmdRuntime(make_trainer(dtype), partitioning, devices_for(4))
-    split.load_state(start)
+    local = trainings.on_one_device(make_trainer(dtype))
+    split = trainings.on_mesh(make_trainer(dtype), "data=4", "zero1", local.state())
     expected, found = trained(local), trained(split)
     for (path, one), other in zip(expected.flatten_items(), found.flatten(), strict=True):
         one, other = (np.asarray(x).astype(np.float32) for x in (one, other))
@@ -56,9 +48,7 @@ def test_trains_under_zero1_as_on_one_device(dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_checkpoint_restores_narrow_moments(tmp_path, dtype):
     trainer = make_trainer(dtype)
-    runtime = SingleDeviceRuntime(trainer)
-    runtime.init_state()
-    state = trained(runtime)
+    state = trained(trainings.on_one_device(trainer))
     store = CheckpointStore(tmp_path)
     store.save(STEPS, state, {}, "", lambda directory: None)
     assert store.finish()

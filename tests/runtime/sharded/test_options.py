@@ -3,15 +3,10 @@
 
 import functools
 
-import numpy as np
 import pytest
 
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop, sequential
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 
 STEPS = 3
 STRATEGIES = [
@@ -36,23 +31,15 @@ TOLERANCES = {name: 2e-2 if name == "bfloat16" else 1e-4 for name in OPTIONS}
 
 @functools.cache
 def locally(option: str) -> list[dict[str, float]]:
-    return losses(SingleDeviceRuntime(tiny_translation.trainer(**OPTIONS[option])))
-
-
-def losses(runtime: SingleDeviceRuntime | SpmdRuntime) -> list[dict[str, float]]:
-    runtime.init_state()
-    return [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]
+    trainer = tiny_translation.trainer(**OPTIONS[option])
+    return trainings.train(trainings.on_one_device(trainer), STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "mesh"), STRATEGIES)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_trains_as_on_one_device(option, strategy, mesh):
-    partitioning = Partitioning.make(mesh, strategy)
     trainer = tiny_translation.trainer(**OPTIONS[option])
-    found = losses(SpmdRuntime(trainer, partitioning, devices_for(partitioning.mesh.size)))
-    for step, (mine, theirs) in enumerate(zip(found, locally(option), strict=True)):
-        for name in ("loss", "cross_entropy", "gradient_norm"):
-            np.testing.assert_allclose(
-                mine[name], theirs[name], rtol=TOLERANCES[option], err_msg=f"step {step}: {name}"
-            )
+    found = trainings.train(trainings.on_mesh(trainer, mesh, strategy), STEPS)
+    names = ("loss", "cross_entropy", "gradient_norm")
+    trainings.assert_same_metrics(found, locally(option), TOLERANCES[option], names)

@@ -4,14 +4,11 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer
+from tests.runtime import trainings
 
 pytestmark = pytest.mark.slow
 
@@ -35,22 +32,12 @@ def batch(step: int) -> dict[str, np.ndarray]:
     return {f"target_{name}": array for name, array in zip(names, arrays, strict=True)}
 
 
-def started(mesh: str, strategy: str, precision: str, state) -> SpmdRuntime:
-    partitioning = Partitioning.make(mesh, strategy)
-    runtime = SpmdRuntime(
-        make_trainer(precision), partitioning, devices_for(partitioning.mesh.size)
-    )
-    runtime.load_state(state)
-    return runtime
-
-
 @pytest.mark.parametrize(
     ("strategy", "precision"), [("zero1", "bfloat16"), ("zero1", "float32"), ("fsdp", "float32")]
 )
 def test_six_devices_train_as_one_and_another_mesh_goes_on(strategy, precision):
-    local = SingleDeviceRuntime(make_trainer(precision))
-    local.init_state()
-    split = started(f"data={DEVICES}", strategy, precision, local.state())
+    local = trainings.on_one_device(make_trainer(precision))
+    split = trainings.on_mesh(make_trainer(precision), f"data={DEVICES}", strategy, local.state())
     for step in range(2):
         one, other = (runtime.train_step(batch(step)).read() for runtime in (local, split))
         np.testing.assert_allclose(other["loss"], one["loss"], rtol=2e-3)
@@ -62,8 +49,8 @@ def test_six_devices_train_as_one_and_another_mesh_goes_on(strategy, precision):
     # 6 devices hold 64 in storage as 66; what is seen is split as far as 2, which divides both.
     assert moment.shape == (32, M)
     assert moment.addressable_shards[0].data.shape == (32, M // 2)
-    moved = started("data=4", strategy, precision, seen.transform(np.asarray))
-    for before, after in zip(seen.flatten(), moved.state().flatten(), strict=True):
-        np.testing.assert_array_equal(np.asarray(before), np.asarray(after))
+    arrays = seen.transform(np.asarray)
+    moved = trainings.on_mesh(make_trainer(precision), "data=4", strategy, arrays)
+    trainings.assert_same_arrays(moved.state(), arrays)
     one, other = (runtime.train_step(batch(2)).read() for runtime in (split, moved))
     np.testing.assert_allclose(other["loss"], one["loss"], rtol=2e-3)

@@ -1,4 +1,4 @@
-# tests: layers/attention/ring.py, layers/attention/blockwise.py, sharding/strategies.py
+# tests: long_inputs/ring.py, long_inputs/blockwise.py, sharding/strategies.py
 """Compares layers sharded over positions with one device, and checks their collectives."""
 
 import functools

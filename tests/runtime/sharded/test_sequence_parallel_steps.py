@@ -1,21 +1,16 @@
-# tests: layers/attention/ring.py, layers/attention/blockwise.py, sharding/strategies.py
+# tests: long_inputs/ring.py, long_inputs/blockwise.py, sharding/strategies.py
 """Checks that steps sharded over positions equal one device and need less memory."""
 
 import functools
 
-import numpy as np
 import pytest
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.long_inputs.ring import RingKernel
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 from tests.runtime.sharded.causal_gradients import compiled, temporaries
 
 pytestmark = pytest.mark.slow
@@ -38,10 +33,10 @@ REPEATED = {"execution": loop("products")}
 def trained_locally(values: tuple, is_looped: bool, trainer_values: tuple) -> tuple:
     """Returns the initial state and the metrics of each step."""
     execution = REPEATED if is_looped else {}
-    runtime = SingleDeviceRuntime(trainer({**dict(values), **execution}, dict(trainer_values)))
-    runtime.init_state()
+    made = trainer({**dict(values), **execution}, dict(trainer_values))
+    runtime = trainings.on_one_device(made)
     state = runtime.state()
-    return state, [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]
+    return state, trainings.train(runtime, STEPS)
 
 
 def trainer(values: dict, trainer_values: dict):
@@ -68,18 +63,9 @@ def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
     sizes = tuple((name, v) for name, v in values.items() if not isinstance(v, Params))
     is_looped = "execution" in values
     state, expected = trained_locally(sizes, is_looped, tuple(trainer_values.items()))
-    partitioning = Partitioning.make(mesh, strategy)
-    made = trainer(values, trainer_values)
-    runtime = SpmdRuntime(made, partitioning, devices_for(partitioning.mesh.size))
-    runtime.load_state(state)
-    for index, wanted in enumerate(expected):
-        found = runtime.train_step(tiny_translation.batch(index)).read()
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            tolerance = 1e-5 if "loss" in name else 1e-4
-            np.testing.assert_allclose(
-                found[name], value, rtol=tolerance, atol=1e-6, err_msg=f"step {index}: {name}"
-            )
+    runtime = trainings.on_mesh(trainer(values, trainer_values), mesh, strategy, state)
+    found = trainings.train(runtime, STEPS)
+    trainings.assert_same_metrics(found, expected, lambda name: 1e-5 if "loss" in name else 1e-4)
     assert runtime.executable().full_replications() == []
 
 

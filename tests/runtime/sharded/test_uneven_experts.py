@@ -3,20 +3,11 @@
 
 import pytest
 
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import weight_rows
-from tests.runtime import tiny_translation
+from tests.runtime import tiny_translation, trainings
 
 STEPS = 2
-
-
-def losses(runtime: SingleDeviceRuntime | SpmdRuntime) -> list[float]:
-    runtime.init_state()
-    rows = [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]
-    return [row[name] for row in rows for name in ("loss", "gradient_norm")]
 
 
 @pytest.mark.slow
@@ -32,9 +23,9 @@ def losses(runtime: SingleDeviceRuntime | SpmdRuntime) -> list[float]:
 )
 def test_four_experts_train_as_on_one_device(strategy, mesh, split):
     trainer = tiny_translation.trainer(num_experts=4)
-    partitioning = Partitioning.make(mesh, strategy)
-    rows = weight_rows(trainer.theta_specs, partitioning)
+    rows = weight_rows(trainer.theta_specs, Partitioning.make(mesh, strategy))
     (row,) = [row for row in rows if row.path == "encoder.layers[1].feed_forward.experts.w_in"]
     assert row.split.startswith(split) and row.shape[0] == 4
-    found = losses(SpmdRuntime(trainer, partitioning, devices_for(partitioning.mesh.size)))
-    assert found == pytest.approx(losses(SingleDeviceRuntime(trainer)), rel=1e-4)
+    found = trainings.train(trainings.on_mesh(trainer, mesh, strategy), STEPS)
+    expected = trainings.train(trainings.on_one_device(trainer), STEPS)
+    trainings.assert_same_metrics(found, expected, 1e-4, ("loss", "gradient_norm"))

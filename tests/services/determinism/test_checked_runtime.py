@@ -1,4 +1,4 @@
-# tests: training/run/determinism.py
+# tests: services/determinism.py
 """Tests that a flipped bit in a weight is found, with its device and tensor."""
 
 import jax

@@ -1,4 +1,4 @@
-# tests: training/run/determinism.py, api/replay.py
+# tests: services/determinism.py, api/replay.py
 """Tests that a replayed step is equal to its record, and that every kind of difference is named."""
 
 import io

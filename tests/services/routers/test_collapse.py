@@ -1,4 +1,4 @@
-# tests: training/run/routers/watch.py, training/run/routers/router_records.py
+# tests: services/routers/watch.py, services/routers/router_records.py
 """Trains the prepared case of docs/debugging.md: a router that collapses is found and named."""
 
 import importlib

@@ -1,4 +1,4 @@
-# tests: training/run/routers/watch.py
+# tests: services/routers/watch.py
 """Tests the pictures of routers."""
 
 import numpy as np

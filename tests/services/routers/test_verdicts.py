@@ -1,4 +1,4 @@
-# tests: training/run/routers/router_records.py
+# tests: services/routers/router_records.py
 """Tests the verdicts on routers: collapsed routers and dead experts, named once."""
 
 import numpy as np

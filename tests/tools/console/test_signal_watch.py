@@ -1,4 +1,4 @@
-# tests: training/run/signals.py, tools/console/process_start.py
+# tests: core/signals.py, tools/console/process_start.py
 """Tests that a command answers signals at once: with one line, the right code, and nothing lost."""
 
 import contextlib

@@ -1,5 +1,5 @@
 # tests: tools/launch/local.py, tools/launch/agent.py, agents/agent.py
-# tests: training/run/checkpoint/snapshot_parts.py
+# tests: services/snapshot_parts.py
 """Checks that a training whose processes are killed equals one without failures, to the bit."""
 
 import hashlib

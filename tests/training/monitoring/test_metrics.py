@@ -1,4 +1,4 @@
-# tests: training/run/monitoring/metrics.py, training/run/monitoring/run_log.py
+# tests: training/run/monitoring/metrics.py, training/run/monitoring/metrics_log.py
 """Checks that metrics.jsonl has one row per step, even after damage or a full disk."""
 
 import errno

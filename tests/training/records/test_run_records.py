@@ -1,3 +1,4 @@
+# tests: training/run/run_records.py, services/memory.py, services/runtime.py
 """Checks what a run records about itself: launches, sharding, evaluations, memory."""
 
 import json

@@ -249,7 +249,7 @@ class StepObserver:
         """
 
     def working(self, what: str) -> contextlib.AbstractContextManager[object]:
-        """Returns a context in which the loop is busy with other work, such as compiling."""
+        """Returns a context that lasts while the loop does other work, such as compiling."""
         return contextlib.nullcontext()
 
     def add_evaluation(self, step: int, dev: MetricsRow) -> None:
