@@ -15,6 +15,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.optimizers.local_updates",
         "lingvo_gshard.optimizers.update_ratios",
         "lingvo_gshard.optimizers.offload",
+        "lingvo_gshard.low_precision.fp8",
     ),
     "observers": ("lingvo_gshard.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.object_stores.checkpoints",),
@@ -38,4 +39,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "run_directories": ("lingvo_gshard.object_stores.run_directory",),
     "useful_flops": ("lingvo_gshard.facts.step",),
     "vocabularies": ("lingvo_gshard.preparation.vocabularies.json_vocabulary",),
+    "products": (
+        "lingvo_gshard.inference.stored_weights",
+        "lingvo_gshard.low_precision.delayed_scales",
+        "lingvo_gshard.fine_tuning.adapters",
+    ),
+    "codecs": ("lingvo_gshard.low_precision.codecs",),
+    "precisions": ("lingvo_gshard.low_precision.fp8",),
+    "tasks": ("lingvo_gshard.fine_tuning.lora",),
+    "language_models": ("lingvo_gshard.fine_tuning.preferences",),
 }

@@ -50,6 +50,7 @@ WINGS_OF = {
     "long_inputs": (),
     "spmd_passes": (),
     "agents": ("object_stores", "services"),
+    "low_precision": (),
     "fine_tuning": ("preparation", "services"),
     "facts": ("fine_tuning",),
     "inference": ("preparation", "facts", "fine_tuning"),

@@ -26,13 +26,13 @@ from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.facts.parameters import active_parameters
+from lingvo_gshard.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.services import divergence, snapshots, trackers
 from lingvo_gshard.services.determinism import checked
 from lingvo_gshard.services.hang_watch import HangWatch
 from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.services.snapshots import snapshot_run
-from lingvo_gshard.services.starting import FirstWeights, StartingPoint
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.choice import ends_training

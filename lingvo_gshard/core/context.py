@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 Metric: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 OutputObserver: TypeAlias = "Callable[[str, tf.Tensor], None]"
+# Maps a layer to VariableSpecs by name.
+Beside: TypeAlias = "Callable[[Any], Mapping[str, Any]]"
 # Called with the layer's path, the name of its method, and what the method returned.
 ResultObserver: TypeAlias = "Callable[[str, str, Any], None]"
 
@@ -91,7 +93,8 @@ class Context:
       frozen: Paths of the weights that are not trained and need no gradient.
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
-      has_histories: Whether the tree of weights has the arrays of `Layer.create_history`, too.
+      beside: In a training step, declares what it measures beside a layer's weights: maps the layer
+        to declarations by name, which the layer's theta has as well.
       gathers_ahead: Whether stacked weights come split like their masters. Loops over layers gather
         the weights of the next layer while they compute one.
     """
@@ -112,7 +115,7 @@ class Context:
     frozen: Collection[str] = ()
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
-    has_histories: bool = False
+    beside: Beside | None = None
     gathers_ahead: bool = False
 
     def random_seed(self, path: str) -> tf.Tensor:

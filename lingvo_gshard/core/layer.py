@@ -48,9 +48,10 @@ class VariableSpec:
       update_rule: For a weight that no optimizer updates: maps the weight and the value reported
         by `Layer.report_update` to the weight after the step.
       inputs: Letters that products of activations with the weight sum over, in the layout's order.
-        Empty if layers use the weight otherwise. The weight can then have no adapter
-        (layers/lora.py).
+        Empty if layers use the weight otherwise.
       is_frozen: Whether the weight is not trained unless the optimizer's Params say so.
+      is_measured: Whether the array is no weight, but what training steps measure beside one; see
+        `context.Context.beside`. Its gradient is a measurement: of several, the largest counts.
       role: What the weight is to its layer, one of ROLES. Weight decay depends on it. Empty: a
         scalar, a vector, or one vector for each expert is a bias, any other weight a matrix.
     """
@@ -65,6 +66,7 @@ class VariableSpec:
     update_rule: UpdateRule | None = None
     inputs: str = ""
     is_frozen: bool = False
+    is_measured: bool = False
     role: str = ""
 
     def __post_init__(self) -> None:
@@ -167,7 +169,6 @@ class Layer(Configurable):
         self.path = path
         self._children: dict[str, Layer | list[Layer]] = {}
         self._variables: dict[str, VariableSpec] = {}
-        self._histories: dict[str, VariableSpec] = {}
 
     @property
     def children(self) -> dict[str, Layer | list[Layer]]:
@@ -178,11 +179,6 @@ class Layer(Configurable):
     def variables(self) -> dict[str, VariableSpec]:
         """The weights of this layer without its children's, by name in the order of creation."""
         return dict(self._variables)
-
-    @property
-    def histories(self) -> dict[str, VariableSpec]:
-        """The arrays of `create_history` of this layer, by name in the order of creation."""
-        return dict(self._histories)
 
     def create_child(self, name: str, params: Params) -> None:
         """Creates a child layer `self.<name>`, whose weights are `theta.<name>`."""
@@ -218,7 +214,7 @@ class Layer(Configurable):
           unsplit: Letters of the layout that no strategy may split.
           update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
             weight is float32, since its updates may be small.
-          inputs: Letters that `layers.lora.product` sums over, in the layout's order.
+          inputs: Letters that `layers.products.product` sums over, in the layout's order.
           role: What the weight is to the layer, one of ROLES; see `VariableSpec` for the default.
           is_frozen: Whether the weight has no gradient, so that the optimizer leaves it as it is.
 
@@ -257,33 +253,6 @@ class Layer(Configurable):
             is_frozen=is_frozen,
         )
 
-    def create_history(
-        self,
-        name: str,
-        layout: str,
-        sizes: dict[str, int],
-        initializer: Initializer,
-        update_rule: UpdateRule,
-    ) -> None:
-        """Declares float32 numbers `theta.<name>` that training keeps from step to step.
-
-        They are no weights: theta has them in the passes of a training step alone, whose context
-        says `has_histories`. The step keeps them beside the weights, and updates them by their
-        gradients.
-
-        Args:
-          name: Name in theta.
-          layout: One letter for each dimension.
-          sizes: The size of each letter.
-          initializer: The initial numbers.
-          update_rule: Maps the numbers and their gradient to the numbers after a step.
-        """
-        self._check_new(name)
-        shape = tuple(sizes[letter] for letter in layout)
-        self._histories[name] = VariableSpec(
-            self._join(name), layout, shape, "float32", initializer, update_rule=update_rule
-        )
-
     @property
     def has_manual_regions(self) -> bool:
         """Whether the layer itself computes in manual regions on a mesh; see sharding/manual.py."""
@@ -302,8 +271,8 @@ class Layer(Configurable):
     def variable_specs(self) -> NestedMap:
         """Returns the declarations of all weights, in the structure of theta."""
         specs = NestedMap(self._variables)
-        if context.current().has_histories:
-            specs.update(self._histories)
+        if beside := context.current().beside:
+            specs.update(beside(self))
         for name, child in self._children.items():
             if isinstance(child, list):
                 specs[name] = [c.variable_specs() for c in child]
@@ -432,7 +401,7 @@ class Layer(Configurable):
         return f"{self.path}/{name}" if self.path else name
 
     def _check_new(self, name: str) -> None:
-        if name in self._children or name in self._variables or name in self._histories:
+        if name in self._children or name in self._variables:
             raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
 
 

@@ -13,12 +13,12 @@ from lingvo_gshard.core.faces import face
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.facts.parameters import active_parameters
+from lingvo_gshard.fine_tuning.adapters import Adapters
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.embedding import Softmax
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.lora import Adapters
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers.router import Part, Router

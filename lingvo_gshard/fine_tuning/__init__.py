@@ -1,1 +1,1 @@
-"""Fine-tuning: conversations and preferences, from their files to packed batches."""
+"""Fine-tuning: adapters, preferences, and conversations from their files to packed batches."""

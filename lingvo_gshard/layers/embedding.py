@@ -15,11 +15,12 @@ from lingvo_gshard.core.layer import TABLE, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.lora import concatenated, product
 from lingvo_gshard.layers.losses import CrossEntropy, LossOfProducts, Objective
 from lingvo_gshard.layers.products import (
+    factors,
     look_up,
     multiply,
+    product,
     table_dtype,
     unrounded,
     whole_rows,
@@ -197,7 +198,7 @@ class Softmax(Layer):
         self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, loss: LossOfProducts
     ) -> CrossEntropy:
         """Returns the loss of the logits, which are not all computed; see `loss_without_logits`."""
-        x_BLM, w_MV = concatenated(self, theta, "w", "BLM,MV->BLV", x_BLM)
+        x_BLM, w_MV = factors(self, theta, "w", "BLM,MV->BLV", x_BLM)
         return loss(x_BLM, w_MV, "MV", objective)
 
 

@@ -14,7 +14,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import CLAMPED, GATES
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.products import product
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu": lambda h: tf.nn.relu(h),

@@ -1,67 +1,42 @@
 """Products of activations with weights.
 
-Training may round the factors of these products to 8 bits; see rounding.py. `unrounded` keeps the
+A layer multiplies by `product`, or by `joined_product` if it computes several products as one.
+Features take part in all of them by rules; see product_rules.py. Without a rule, a product is an
+einsum.
+
+Training may round the factors of products; see `sharding.einsum.Rounding`. `unrounded` keeps the
 products of sensitive layers, such as logits, in the type of their activations. Rows of
 dropless experts are not computed together on every mesh: `rounded_by_rows` is for them.
-
-Decoding may store weights as int8.
-A weight stored as int8 is a NestedMap of its values and their `scale`, one for each output channel.
-The weight is about values x scale. The name of the values says how they are multiplied:
-
-  int8          int8 products with int32 sums. The activations are rounded to int8 as well, at
-                every product, with one scale for each row (Dettmers et al. 2022, arXiv 2208.07339,
-                section 2.1: vector-wise quantization).
-  int8_weights  products in the type of the activations.
-
-Scales are largest magnitudes / 127, and there is no zero point.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import delayed_scales
-from lingvo_gshard.layers.rounding import DelayedScales
+from lingvo_gshard.layers.product_rules import (
+    RULES,
+    Product,
+    ProductContext,
+    ProductRule,
+    current_rules,
+)
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import parts_of
-
-INT8, INT8_WEIGHTS = "int8", "int8_weights"
-
-# The largest int8 value in use. With -128 as well, the scale would be off center.
-_LARGEST = 127
-# A product with fewer weights takes longer in int8 than in float32: activations must be rounded.
-# Measured under XLA for CPU; docs/decoding_speed.md has the table.
-SMALL = 2**18
-
-
-@dataclasses.dataclass(frozen=True)
-class ProductContext:
-    """The extension of the context for the weights of products.
-
-    Attributes:
-      precision: How `decoding_weights` stores them, or empty to leave them as they are.
-      rounding: Rounds the factors of products in training; None computes in the type of the
-        activations.
-      table_dtype: The type that rows of tables are rounded to in training; empty for the table's.
-    """
-
-    precision: str = ""
-    rounding: Rounding | None = None
-    table_dtype: str = ""
 
 
 def unrounded() -> contextlib.AbstractContextManager[context.Context]:
-    """Computes products inside a `with` block in the type of their activations."""
-    return context.override_extension(ProductContext, rounding=None)
+    """Computes products inside a `with` block in the type of their activations.
+
+    The rules of a precision take no part in them.
+    """
+    return context.override_extension(ProductContext, rounding=None, rules=())
 
 
 def rounded_by_rows() -> contextlib.AbstractContextManager[context.Context]:
@@ -70,66 +45,117 @@ def rounded_by_rows() -> contextlib.AbstractContextManager[context.Context]:
     return context.override_extension(ProductContext, rounding=rounding and rounding.by_rows)
 
 
-def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | NestedMap:
-    """Returns a weight as `multiply` reads it, with the precision of the context.
+def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
+    """Returns the product of activations with a weight of a layer.
 
     Args:
-      weight: the weight.
-      layout: its letters. Experts, E, have a product each.
-      contracted: the letters that products sum over. They are the first or the last of a product's.
+      layer: the layer that owns the weight.
+      theta: its weights.
+      name: name of the weight.
+      equation: see `multiply`.
+      x: the activations.
     """
-    precision = context.extension(ProductContext).precision
-    if not precision:
-        return weight
-    sizes = dict(zip(layout, known_sizes(weight.shape), strict=True))
-    if math.prod(size for letter, size in sizes.items() if letter != "E") < SMALL:
-        precision = INT8_WEIGHTS
-    weight = tf.cast(weight, tf.float32)
-    axes = [layout.index(letter) for letter in contracted]
-    largest = tf.reduce_max(tf.abs(weight), axes, keepdims=True)
-    values = tf.cast(tf.round(weight * _to_unit(largest)), tf.int8)
-    values = annotate(values, layout, "weights")
-    scale = annotate(largest / _LARGEST, layout, "weights", unsplit=contracted)
-    return NestedMap({precision: values, "scale": scale})
+    y = multiply(equation, x, theta[name], theta, (name,))
+    return _with_additions(Product(equation, theta, (name,), layer), x, y)
 
 
-def is_stored(weight: Any) -> bool:
-    """Returns whether a weight is what `store` makes of one: int8 values and their scale."""
-    return isinstance(weight, NestedMap) and (INT8 in weight or INT8_WEIGHTS in weight)
+def joined_product(
+    layer: Layer,
+    theta: NestedMap,
+    equations: Mapping[str, str],
+    equation: str,
+    x: tf.Tensor,
+    weight: tf.Tensor | NestedMap,
+    split: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Returns the products of activations with several weights of a layer, computed as one.
+
+    The weights are rounded as one.
+
+    Args:
+      layer: the layer that owns the weights.
+      theta: its weights.
+      equations: name of each weight -> the equation of its own product.
+      equation: the equation of the product with the joined weight.
+      x: the activations.
+      weight: the weights, joined.
+      split: splits the product into one for each weight, in order.
+    """
+    parts = split(multiply(equation, x, weight, theta, tuple(equations)))
+    return [
+        _with_additions(Product(own, theta, (name,), layer), x, part)
+        for (name, own), part in zip(equations.items(), parts, strict=True)
+    ]
 
 
 def multiply(
     equation: str,
     x: tf.Tensor,
     weight: tf.Tensor | NestedMap,
-    history_fh: tf.Tensor | None = None,
+    theta: NestedMap | None = None,
+    names: tuple[str, ...] = (),
 ) -> tf.Tensor:
-    """Returns einsum(equation, x, weight) in the type of x.
+    """Returns einsum(equation, x, weight) in the type of x, without what rules add.
 
     Args:
       equation: the contracted letters are the last of x and the first or the last of the weight;
         the other ones make the result, in order.
       x: activations.
-      weight: a weight, or what `store` returned for it.
-      history_fh: the weight's history, which delayed scales are made of; see delayed_scales.py.
+      weight: a weight, or what a rule has in its place.
+      theta: the weights of the layer.
+      names: the names of the weights that `weight` is made of; none for a tied or frozen weight.
     """
-    if not isinstance(weight, NestedMap):
+    made_of = Product(equation, NestedMap() if theta is None else theta, names)
+    return _follow(current_rules(), made_of, x, weight)
+
+
+def _follow(
+    rules: Sequence[ProductRule], of: Product, x: tf.Tensor, weight: tf.Tensor
+) -> tf.Tensor:
+    """Returns a product by rules, each of which calls the next one."""
+    if not rules:
         rounding = context.extension(ProductContext).rounding
-        weight = tf.cast(weight, x.dtype)
-        if history_fh is None or not isinstance(rounding, DelayedScales):
-            return einsum(equation, x, weight, rounding=rounding)
-        rounding = delayed_scales.known(rounding, history_fh)
-        y = einsum(equation, x, weight, rounding=rounding)
-        return delayed_scales.measured(y, history_fh, x, weight)
-    inputs, _, output = equation.partition("->")
-    left, right = inputs.split(",")
-    sizes = dict(zip(right, known_sizes(_values(weight).shape), strict=True))
-    scale = tf.reshape(weight.scale, [sizes[letter] for letter in right if letter in output])
-    if INT8 in weight:
-        y = annotate(_multiply_int8(left, right, output, x, weight[INT8]), output)
-    else:
-        y = tf.cast(einsum(equation, x, tf.cast(weight[INT8_WEIGHTS], x.dtype)), tf.float32)
-    return tf.cast(y * scale, x.dtype)
+        return einsum(of.equation, x, tf.cast(weight, x.dtype), rounding=rounding)
+    first, *rest = rules
+    return first.multiply(of, x, weight, functools.partial(_follow, rest, of))
+
+
+def _with_additions(of: Product, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns the result y of one weight with what rules add to it."""
+    for rule in current_rules():
+        y = rule.add(of, x, y)
+    return y
+
+
+def factors(
+    layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns activations and a weight whose plain einsum is `product(layer, theta, ...)`.
+
+    They are for sensitive products that are computed in chunks.
+
+    Args:
+      layer: the layer that owns the weight.
+      theta: its weights.
+      name: name of the weight, a matrix whose first dimension the product sums over.
+      equation: see `multiply`. The summed letter is the last of x.
+      x: the activations.
+    """
+    weight = theta[name]
+    for rule in RULES:
+        x, weight = rule.factors(Product(equation, theta, (name,), layer), x, weight)
+    return x, weight
+
+
+def obstacle(theta: NestedMap) -> str:
+    """Returns why a layer's products must be computed by `product` alone; "" if they need not.
+
+    A kernel, or code that splits a weight, asks first.
+
+    Args:
+      theta: the weights of the layer, or their specs.
+    """
+    return next(filter(None, (rule.obstacle(theta) for rule in current_rules())), "")
 
 
 def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedMap:
@@ -140,7 +166,7 @@ def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedM
     annotated like the table: else XLA splits it like its use, and gathers the table itself.
 
     Args:
-      table: the table, or what `store` returned for it.
+      table: the table, or what a rule has in its place.
       layout: its letters.
     """
     if isinstance(table, NestedMap):
@@ -159,80 +185,13 @@ def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:
     """Returns float32 rows of a table, with the dimensions of the ids before a row's dimensions.
 
     Args:
-      table: [V,...], or what `store` returned for it with a scale for each row.
+      table: [V,...], or what a rule has in its place.
       ids: integers in [0, V), of any shape.
     """
     if not isinstance(table, NestedMap):
         return lookup(table, ids)
-    return tf.cast(tf.gather(_values(table), ids), tf.float32) * tf.gather(table.scale, ids)
-
-
-def restore(weights: Any, only_small: bool = False) -> Any:
-    """Returns a tree of weights with int8 weights converted back to float32.
-
-    Args:
-      weights: NestedMaps and lists of weights.
-      only_small: converts only weights of fewer than SMALL elements. Larger int8 weights have fast
-        products, or their conversion is slow.
-    """
-    if is_stored(weights):
-        values = _values(weights)
-        if only_small and math.prod(known_sizes(values.shape)) >= SMALL:
-            return weights
-        return tf.cast(values, tf.float32) * weights.scale
-    if isinstance(weights, dict):
-        return NestedMap({name: restore(each, only_small) for name, each in weights.items()})
-    if isinstance(weights, (list, tuple)):
-        return [restore(each, only_small) for each in weights]
-    return weights
-
-
-def _multiply_int8(
-    left: str, right: str, output: str, x: tf.Tensor, weight: tf.Tensor
-) -> tf.Tensor:
-    """Returns the float32 product of x, whose rows are rounded to int8, and int8 values.
-
-    Args:
-      left: layout of x.
-      right: layout of the weight.
-      output: layout of the result.
-      x: activations.
-      weight: int8 values.
-    """
-    contracted = "".join(letter for letter in left if letter not in output)
-    count = len(contracted)
-    is_transposed = not right.startswith(contracted)
-    is_matrix = left.endswith(contracted) and output.startswith(left[:-count])
-    if not is_matrix or (is_transposed and not right.endswith(contracted)):
-        raise ValueError(f"multiply {left},{right}->{output}: no product of matrices in this order")
-    outer, inner = known_sizes(x.shape)[:-count], math.prod(known_sizes(x.shape)[-count:])
-    columns = known_sizes(weight.shape)
-    columns = columns[:-count] if is_transposed else columns[count:]
-    x = tf.cast(tf.reshape(x, [math.prod(outer), inner]), tf.float32)
-    largest = tf.reduce_max(tf.abs(x), -1, keepdims=True)
-    shape = [math.prod(columns), inner] if is_transposed else [inner, math.prod(columns)]
-    rounded = tf.cast(tf.round(x * _to_unit(largest)), tf.int8)
-    sums = _integer_product(rounded, tf.reshape(weight, shape), is_transposed)
-    return tf.reshape(tf.cast(sums, tf.float32) * (largest / _LARGEST), [*outer, *columns])
-
-
-def _integer_product(x: tf.Tensor, weight: tf.Tensor, is_transposed: bool) -> tf.Tensor:
-    """Returns the int32 product of two int8 matrices, the second transposed on demand."""
-    rows = x.shape[0]
-    if rows == 1:
-        # XLA for CPU computes two rows several times as fast as one.
-        x = tf.pad(x, [[0, 1], [0, 0]])
-    return tf.matmul(x, weight, transpose_b=is_transposed, output_type=tf.int32)[:rows]
-
-
-def _to_unit(largest: tf.Tensor) -> tf.Tensor:
-    """Returns what numbers of at most this magnitude are multiplied by before they are rounded."""
-    return tf.where(largest > 0, _LARGEST / largest, 0.0)
-
-
-def _values(weight: NestedMap) -> tf.Tensor:
-    """Returns the int8 values of a stored weight."""
-    return weight[INT8] if INT8 in weight else weight[INT8_WEIGHTS]
+    found = (rule.look_up(table, ids) for rule in RULES)
+    return next(rows for rows in found if rows is not None)
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:

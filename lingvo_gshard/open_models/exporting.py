@@ -23,7 +23,9 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lora import RANK, LoRA, factors_of, is_factor, without_factors
+from lingvo_gshard.fine_tuning.adapters import RANK, factors_of, is_factor, without_factors
+from lingvo_gshard.fine_tuning.lora import LoRA
+from lingvo_gshard.fine_tuning.preferences import without_reference
 from lingvo_gshard.open_models.config import CONFIG_FILE, PACKING, PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.open_models.importing import PublishedRecord, read_record, write_config
@@ -45,7 +47,7 @@ from lingvo_gshard.preparation.vocabularies.published_vocabulary import (
     SCALES_FILE,
     copy_files,
 )
-from lingvo_gshard.tasks.language_model import LanguageModelTask, without_reference
+from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer

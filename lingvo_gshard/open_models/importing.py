@@ -22,7 +22,8 @@ from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import called_before_abrupt_end
-from lingvo_gshard.layers.lora import is_factor, without_factors
+from lingvo_gshard.fine_tuning.adapters import is_factor, without_factors
+from lingvo_gshard.fine_tuning.preferences import without_reference
 from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.fused import split_experts
@@ -42,7 +43,6 @@ from lingvo_gshard.preparation.vocabularies.published_vocabulary import (
     SCALES_FILE,
     copy_files,
 )
-from lingvo_gshard.tasks.language_model import without_reference
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.step import precision
 

@@ -18,9 +18,9 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.fine_tuning.starting import PART, initial_factors, references
 from lingvo_gshard.open_models.config import CONFIG_FILE
 from lingvo_gshard.open_models.importing import PublishedModel
-from lingvo_gshard.services.starting import PART, initial_factors, references
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
 from lingvo_gshard.training.run.checkpoint.trainer_state import copy

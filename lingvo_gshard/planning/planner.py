@@ -23,7 +23,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.roofline import StepTime, TimedOperation
-from lingvo_gshard.runtime import eight_bits, offloading
+from lingvo_gshard.runtime import offloading
 from lingvo_gshard.runtime.compile_options import chosen_for, has_parallel_collectives, in_words
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
@@ -159,13 +159,13 @@ def plan_step(
     # Tracing takes long, so a missing compiler is reported first.
     device = topology.compile_devices()[0]
     platform = platform_of(device)
-    eight_bits.check_name(trainer.precision, PLATFORMS[topology.kind], topology.chip.name)
+    trainer.check_device(PLATFORMS[topology.kind], topology.chip.name)
     # `lower_step` pads the state.
     traits = traits_of(trainer, partitioning.with_padded_state())
     options = chosen_for(device, compile_options, traits)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    simulated = (*eight_bits.notes(trainer, platform), *offloading.notes(trainer, platform))
+    simulated = (*trainer.device_notes(platform), *offloading.notes(trainer, platform))
     program = dataclasses.replace(program, notes=(*program.notes, *simulated))
     return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 

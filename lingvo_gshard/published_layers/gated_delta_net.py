@@ -15,14 +15,13 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.inference.layers import cache_shapes, decoding_weights, extend, state_shapes
 from lingvo_gshard.inference.layers.cached import CacheView, Visible
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
-from lingvo_gshard.layers.delayed_scales import history_of
-from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.layers.products import joined_product, product
 from lingvo_gshard.published_layers import delta_rule
 from lingvo_gshard.sharding import annotate
 
@@ -201,15 +200,15 @@ class GatedDeltaNet(Layer):
         w_MNf = theta.get("w_input")
         if w_MNf is None:
             w_MNf = self.joined_weights(theta)
-        # The weights are rounded as one, with the history of the first.
-        history_fh = history_of(theta, f"w_{next(iter(FROM_INPUT))}")
-        joined_BLNf = multiply("BLM,MNf->BLNf", x_BLM, w_MNf, history_fh)
-        parts = tf.split(joined_BLNf, [*self.features.values()], -1)
-        found = {}
-        for (name, letters), part_BLNf in zip(FROM_INPUT.items(), parts, strict=True):
-            part = self._with_letters(part_BLNf, f"BL{letters}")
-            equation = f"BLM,M{letters}->BL{letters}"
-            found[name] = add_adapter(self, theta, f"w_{name}", equation, x_BLM, part)
+
+        def split(joined_BLNf: tf.Tensor) -> list[tf.Tensor]:
+            parts = tf.split(joined_BLNf, [*self.features.values()], -1)
+            pairs = zip(parts, FROM_INPUT.values(), strict=True)
+            return [self._with_letters(part, f"BL{letters}") for part, letters in pairs]
+
+        equations = {f"w_{name}": f"BLM,M{x}->BL{x}" for name, x in FROM_INPUT.items()}
+        parts = joined_product(self, theta, equations, "BLM,MNf->BLNf", x_BLM, w_MNf, split)
+        found = dict(zip(FROM_INPUT, parts, strict=True))
         batch, length, _ = known_sizes(x_BLM.shape)
         shape = [batch, length, self.p.num_heads, -1]
         convolved = [tf.reshape(found.pop(name), shape) for name in CONVOLVED]

@@ -16,16 +16,15 @@ from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.inference.layers import cache_shapes, cached, decoding_weights, extend
 from lingvo_gshard.inference.layers.attention import mix_slots
 from lingvo_gshard.inference.layers.cached import CacheView, Visible
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
-from lingvo_gshard.layers.delayed_scales import history_of
-from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.layers.products import joined_product, product
 from lingvo_gshard.sharding import annotate, einsum
 
 LOCAL_LETTERS = {
@@ -174,13 +173,16 @@ class LatentAttention(Attention):
         p = self.p
         w_Md = theta.get("w_down")
         w_Md = self.join_down(theta, "w") if w_Md is None else w_Md
-        down_BLd = multiply("BLM,Md->BLd", x_BLM, w_Md, history_of(theta, "w_latent"))
-        if p.use_bias:
-            down_BLd = add_bias(down_BLd, self.join_down(theta, "b"))
-        parts = tf.split(down_BLd, list(self.down_products.values()), -1)
-        *query_BLq, latent_BLr, key_BLD = (
-            add_adapter(self, theta, f"w_{name}", f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}", x_BLM, y)
-            for name, y in zip(self.down_products, parts, strict=True)
+
+        def split(down_BLd: tf.Tensor) -> list[tf.Tensor]:
+            if p.use_bias:
+                down_BLd = add_bias(down_BLd, self.join_down(theta, "b"))
+            return tf.split(down_BLd, list(self.down_products.values()), -1)
+
+        names = self.down_products
+        equations = {f"w_{name}": f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}" for name in names}
+        *query_BLq, latent_BLr, key_BLD = joined_product(
+            self, theta, equations, "BLM,Md->BLd", x_BLM, w_Md, split
         )
         low_BLq = x_BLM
         if p.query_rank:
@@ -203,11 +205,14 @@ class LatentAttention(Attention):
         p = self.p
         w_rND = tf.concat([theta.w_key, theta.w_value], -1)
         equation = "BLr,rND->BLND"
-        both_BLND = multiply(equation, latent_BLr, w_rND, history_of(theta, "w_key"))
-        parts = tf.split(both_BLND, [p.plain_dim, p.value_dim], -1)
-        plain_BLND, values_BLND = (
-            add_adapter(self, theta, name, equation, latent_BLr, y_BLND)
-            for name, y_BLND in zip(("w_key", "w_value"), parts, strict=True)
+        plain_BLND, values_BLND = joined_product(
+            self,
+            theta,
+            dict.fromkeys(("w_key", "w_value"), equation),
+            equation,
+            latent_BLr,
+            w_rND,
+            lambda both_BLND: tf.split(both_BLND, [p.plain_dim, p.value_dim], -1),
         )
         shape = [*plain_BLND.shape[:-1], p.rotary_dim]
         rotated_BLND = annotate(tf.broadcast_to(rotated_BLD[:, :, None], shape), "BLND")

@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime import eight_bits, offloading
+from lingvo_gshard.runtime import offloading
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling, inputs_of
 from lingvo_gshard.training.step.metric_vectors import (
     Measurement,
@@ -245,13 +245,13 @@ def _check_device(trainer: Trainer) -> list[str]:
     Raises:
       UserError: the GPU lacks the products of the precision.
     """
-    precision, gpus = trainer.precision, tf.config.list_physical_devices("GPU")
-    if not gpus or not precision.rounding:
-        return eight_bits.notes(trainer, "cpu")
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus or not trainer.precision.rounding:
+        return trainer.device_notes("cpu")
     details = tf.config.experimental.get_device_details(gpus[0])
     capability = ".".join(map(str, details.get("compute_capability", ())))
-    eight_bits.check_name(precision, "cuda", details.get("device_name", ""), capability)
-    return eight_bits.notes(trainer, "cuda", has_kernels=False)
+    trainer.check_device("cuda", details.get("device_name", ""), capability)
+    return trainer.device_notes("cuda", has_kernels=False)
 
 
 def _key(inputs: Inputs) -> tuple:

@@ -12,7 +12,7 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime import eight_bits, offloading, partitioning_log
+from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
 from lingvo_gshard.runtime.program import padding
@@ -113,8 +113,11 @@ class SpmdRuntime:
         self._devices = list(devices)
         self._partitioner = options.partitioner
         partitioning.mesh.check_devices(len(self._devices))
-        eight_bits.check_device(trainer.precision, self._devices[0])
-        partitioning = partitioning.on(platform_of(self._devices[0]))
+        first = self._devices[0]
+        platform = platform_of(first)
+        capability = getattr(first, "compute_capability", "")
+        trainer.check_device(platform, first.device_kind, capability)
+        partitioning = partitioning.on(platform)
         if options.pads_state:
             partitioning = partitioning.with_padded_state()
         self._partitioning = partitioning
@@ -130,7 +133,7 @@ class SpmdRuntime:
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
         self._messages = [
-            *eight_bits.notes(trainer, partitioning.platform),
+            *trainer.device_notes(partitioning.platform),
             *offloading.notes(trainer, partitioning.platform),
             *partitioning_log.unused_axis_warnings(partitioning),
             *partitioning_log.describe_unsplit(unsplit),

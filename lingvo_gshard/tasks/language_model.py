@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -15,18 +13,16 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.lora import switched_off
-from lingvo_gshard.layers.losses import per_token
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, EvaluationRuntime
-from lingvo_gshard.tasks.preferences import Answers, Preferences, answers_of, preference_loss
-from lingvo_gshard.tasks.task import BatchSpecs, Decoding
-from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, count_tokens, loss_of_sums
+from lingvo_gshard.tasks.task import BatchSpecs, Decoding, TaskFeature
+from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, loss_of_sums
 
 # Arrays of a batch that a prediction further ahead reads.
 _SHIFTED = (
@@ -36,6 +32,9 @@ _SHIFTED = (
     "target_positions",
     "target_marks",
 )
+
+# Features of language models alone, by the names of their Params.
+LANGUAGE_MODEL_FEATURES: Seam[type[TaskFeature]] = Seam("language_models")
 
 
 class LanguageModelTask(TokenTask):
@@ -57,6 +56,7 @@ class LanguageModelTask(TokenTask):
     VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
     DECODING = Decoding(has_source=False)
     EVALUATION_OPTIONS = ("by_source",)
+    FEATURES = (*TokenTask.FEATURES, LANGUAGE_MODEL_FEATURES)
 
     @classmethod
     def params(cls) -> Params:
@@ -81,11 +81,6 @@ class LanguageModelTask(TokenTask):
             minimum=0,
         )
         p.define("future_weight", 0.3, "Factor of the mean loss of these predictions.", minimum=0)
-        p.define(
-            "preferences",
-            Preferences.params(),
-            "Params of the loss on pairs of a chosen and a rejected answer.",
-        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -104,38 +99,17 @@ class LanguageModelTask(TokenTask):
         self.create_softmax(p.vocabulary_size)
         if p.future_tokens:
             self._create_future()
-        if p.preferences.beta and not p.lora.rank:
-            # Adapters need no second model: without them, the model is the reference.
-            other = p.copy()
-            other.preferences.beta = 0.0
-            self.create_child(REFERENCE, other)
-
-    def variable_specs(self) -> NestedMap:
-        """Returns the declarations of all weights. Training never changes the reference."""
-        specs = super().variable_specs()
-        if REFERENCE in specs:
-            specs = NestedMap(specs)
-            specs[REFERENCE] = specs[REFERENCE].transform(
-                lambda spec: dataclasses.replace(spec, is_frozen=True, update_rule=_keep)
-            )
-        return specs
+        for feature in self.features.values():
+            feature.create(self)
 
     def guessing_loss(self) -> float | None:
-        """Returns log V; None with preferences, which rejected answers are a part of."""
-        return None if self.p.preferences.beta else super().guessing_loss()
+        """Returns log V; None if a feature replaces the loss."""
+        return None if self._replacing else super().guessing_loss()
 
-    @functools.cached_property
-    def plain(self) -> LanguageModelTask:
-        """The model without adapters and reference, which computes with `merged` weights."""
-        if not self.p.preferences.beta:
-            return super().plain
-        params = self.p.copy()
-        params.preferences.beta, params.lora.rank = 0.0, 0
-        return params.instantiate()
-
-    def merged(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights of `plain` that compute what these weights do."""
-        return without_reference(super().merged(theta))
+    @property
+    def _replacing(self) -> TaskFeature | None:
+        """The feature that replaces the loss; None if none does."""
+        return next((each for each in self.features.values() if each.REPLACES_LOSS), None)
 
     def _create_future(self) -> None:
         """Creates the modules that predict tokens further ahead, like the decoder's last layer."""
@@ -153,13 +127,15 @@ class LanguageModelTask(TokenTask):
         self.create_children("future", [future] * p.future_tokens)
 
     @layer_method
-    def loss(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, NestedMap]:
+    def loss(
+        self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, Mapping[str, context.Metric]]:
         """Returns the mean cross-entropy per token plus the layers' losses; see the base class.
 
-        With preferences, the loss is the mean over pairs of answers.
+        A feature may replace the loss.
         """
-        if self.p.preferences.beta:
-            return self._preference_loss(theta, batch)
+        if self._replacing:
+            return self._replacing.loss(self, theta, batch)
         state_BLM = self._states(theta, batch)
         if self.p.future_tokens and context.current().training:
             self._predict_future(theta, batch, state_BLM)
@@ -167,41 +143,6 @@ class LanguageModelTask(TokenTask):
         counted_BL = _counted(segments_BL, batch.get("target_marks"))
         sums = self._cross_entropy(theta, state_BLM, labels_BL, counted_BL, self.p.z_loss_weight)
         return loss_of_sums(sums, segments_BL)
-
-    @layer_method
-    def _preference_loss(
-        self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the loss on pairs of answers plus the layers' losses, and metrics."""
-        p, segments_BL, marks_BL = self.p, batch["target_segments"], batch["target_marks"]
-        own_BL, answers = self._answers(theta, batch)
-        # The reference draws no random numbers and reports nothing.
-        with context.scope(training=False):
-            if REFERENCE in theta:
-                _, before = self.reference._answers(theta[REFERENCE], batch)
-            else:
-                _, before = self._answers(switched_off(theta), batch)
-        loss, metrics = preference_loss(answers, before, batch["pairs"], p.preferences)
-        counted_BL = tf.where(tf.equal(marks_BL, 1), -tf.stop_gradient(own_BL), 0.0)
-        tokens = tf.reduce_sum(tf.cast(tf.equal(marks_BL, 1), tf.float32))
-        metrics.update(
-            context.current().metrics,
-            loss=(loss, metrics.accuracy[1]),
-            cross_entropy=(tf.reduce_sum(counted_BL) / tf.maximum(tokens, 1.0), tokens),
-            tokens=(count_tokens(segments_BL), tf.ones([])),
-        )
-        return loss + self.layer_losses(), metrics
-
-    @layer_method
-    def _answers(
-        self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, Answers]:
-        """Returns the log-probabilities of labels, [B,L], and of whole answers."""
-        logits_BLV = self.output_logits(theta, self._states(theta, batch))
-        labels_BL, marks_BL = batch["target_labels"], batch["target_marks"]
-        own_BL = -per_token(logits_BLV, labels_BL, 0.0, 0.0)[0]
-        (_, pairs) = known_sizes(batch["pairs"].shape)
-        return own_BL, answers_of(own_BL, batch["target_segments"], marks_BL, pairs)
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the packed documents."""
@@ -270,7 +211,7 @@ class LanguageModelTask(TokenTask):
     ) -> Evaluation:
         """Scores how well the model predicts the text of a split; see the base class.
 
-        With preferences, the result has the means of the metrics of `loss`.
+        If a feature replaces the loss, the result has the means of its metrics.
 
         Args:
           runtime: holds the weights.
@@ -279,24 +220,9 @@ class LanguageModelTask(TokenTask):
           progress: is told how far scoring is.
           by_source: whether to score the texts of each source, too.
         """
-        if self.p.preferences.beta:
+        if self._replacing:
             return super().evaluate(runtime, input_, split, progress)
         return text_scores.measure(runtime, input_, split, progress, by_source)
-
-
-# Name of the child that holds the reference of preferences.
-REFERENCE = "reference"
-
-
-def without_reference(tree: NestedMap) -> NestedMap:
-    """Returns a tree of weights, or of their specs, without the reference."""
-    return NestedMap({name: child for name, child in tree.items() if name != REFERENCE})
-
-
-def _keep(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns the weight: the rule of weights that never change."""
-    del value
-    return weight
 
 
 def _counted(segments_BL: tf.Tensor, marks_BL: tf.Tensor | None) -> tf.Tensor:

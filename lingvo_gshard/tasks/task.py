@@ -1,4 +1,4 @@
-"""Task: a model with its loss, and what commands need to know of it."""
+"""Task: a model with its loss, what commands need to know of it, and features that change it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeAlias
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.layers.lora import LoRA, adapt, is_factor, merged
-from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
@@ -47,6 +46,55 @@ class Decoding:
     is_evaluated: bool = False
 
 
+class TaskFeature(Configurable):
+    """An addition to tasks. Its Params are `task.<name>`, by the name that it registers.
+
+    Class attributes:
+      HELP: describes its Params.
+      REPLACES_LOSS: whether the feature has a `loss` in place of the task's.
+    """
+
+    HELP: ClassVar[str] = ""
+    REPLACES_LOSS: ClassVar[bool] = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the Params ask for the feature. If not, nothing else is called."""
+        raise NotImplementedError(f"{type(self).__name__} defines no is_active")
+
+    def create(self, task: Task) -> None:
+        """Adds layers to a task that has created its own."""
+
+    def declared(self, task: Task, specs: NestedMap) -> NestedMap:
+        """Returns the declarations of a task's weights.
+
+        Args:
+          task: the task.
+          specs: the declarations without the feature.
+        """
+        del task
+        return specs
+
+    def switch_off(self, params: Params) -> None:
+        """Changes the feature's Params to those of a task without it."""
+        raise NotImplementedError(f"{type(self).__name__} defines no switch_off")
+
+    def merged(self, task: Task, theta: NestedMap) -> NestedMap:
+        """Returns the weights of a task without the feature that compute what these do."""
+        del task
+        return theta
+
+    def loss(
+        self, task: Task, theta: NestedMap, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, Mapping[str, context.Metric]]:
+        """Returns the loss of a batch and its metrics, in place of the task's."""
+        raise NotImplementedError(f"{type(self).__name__} defines no loss")
+
+
+# Features of all tasks, by the names of their Params.
+TASK_FEATURES: Seam[type[TaskFeature]] = Seam("tasks")
+
+
 class Task(Layer):
     """A model with its loss: what an experiment trains, evaluates, plans and benchmarks.
 
@@ -63,6 +111,7 @@ class Task(Layer):
       HAS_OUTPUT_ROWS: whether an evaluation has a row of text per example, which gshard-evaluate
         --output writes.
       DECODING: how the task decodes; None for a task that decodes nothing.
+      FEATURES: seams of the features that a task of this class can have.
     """
 
     ACTIVATION_DTYPES: ClassVar[tuple[str, ...]] = ("float32",)
@@ -70,7 +119,7 @@ class Task(Layer):
     EVALUATION_OPTIONS: ClassVar[tuple[str, ...]] = ()
     HAS_OUTPUT_ROWS: ClassVar[bool] = False
     DECODING: ClassVar[Decoding | None] = None
-    _has_adapters = False
+    FEATURES: ClassVar[tuple[Seam[type[TaskFeature]], ...]] = (TASK_FEATURES,)
 
     @classmethod
     def params(cls) -> Params:
@@ -81,32 +130,33 @@ class Task(Layer):
             "Type of the activations; empty: set by step.precision.",
             changes_results=False,
         )
-        p.define(
-            "lora", LoRA.params(), "Low-rank adapters, which are trained in place of the weights."
-        )
+        for seam in cls.FEATURES:
+            for name, feature in seam.items():
+                p.define(name, feature.params(), feature.HELP)
         return p
 
+    @functools.cached_property
+    def features(self) -> dict[str, TaskFeature]:
+        """The features that the Params ask for, by name."""
+        names = [name for seam in self.FEATURES for name, _ in seam.items()]
+        found = {name: self.p.get(name).instantiate() for name in names}
+        return {name: feature for name, feature in found.items() if feature.is_active}
+
     def variable_specs(self) -> NestedMap:
-        """Returns the declarations of all weights. With adapters, all others are frozen."""
-        lora = self.p.lora
-        if not lora.rank:
-            return super().variable_specs()
-        if not self._has_adapters:
-            # Set first: `adapt` reads the declarations of the weights without adapters.
-            self._has_adapters = True
-            adapt(self, lora, "task.lora")
+        """Returns the declarations of all weights, those of features among them."""
         specs = super().variable_specs()
-        return specs.transform(
-            lambda spec: dataclasses.replace(spec, is_frozen=not is_factor(spec.path))
-        )
+        for feature in self.features.values():
+            specs = feature.declared(self, specs)
+        return specs
 
     @functools.cached_property
     def plain(self) -> Self:
-        """The model without adapters, which computes with `merged` weights."""
-        if not self.p.lora.rank:
+        """The model without features such as adapters, which computes with `merged` weights."""
+        if not self.features:
             return self
         params = self.p.copy()
-        params.lora.rank = 0
+        for name, feature in self.features.items():
+            feature.switch_off(params.get(name))
         return params.instantiate()
 
     def merged(self, theta: NestedMap) -> NestedMap:
@@ -115,17 +165,9 @@ class Task(Layer):
         Args:
           theta: weights of this task.
         """
-        if not self.p.lora.rank:
-            return theta
-        scale = LoRA.scale(self.p.lora)
-
-        def merge(
-            spec: VariableSpec, equation: str, a: tf.Tensor, b: tf.Tensor, weight: tf.Tensor
-        ) -> tf.Tensor:
-            total = tf.cast(weight, tf.float32) + scale * tf.einsum(equation, a, b)
-            return annotate_like(tf.cast(total, spec.dtype), spec)
-
-        return merged(self.variable_specs(), theta, merge)
+        for feature in self.features.values():
+            theta = feature.merged(self, theta)
+        return theta
 
     @classmethod
     def with_vocabulary_sizes(cls, params: Params, sizes: Mapping[str, int]) -> Params:

@@ -41,7 +41,7 @@ from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
 from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
-from lingvo_gshard.training.step.precision import PRECISIONS
+from lingvo_gshard.training.step.precision import precision_names
 
 
 def define_flags() -> flags.FlagValues:
@@ -56,7 +56,7 @@ def define_flags() -> flags.FlagValues:
             0,
         ),
         precision=string(
-            f"Types of weights and activations, as step.precision: {', '.join(PRECISIONS)}.",
+            f"Types of weights and activations, as step.precision: {', '.join(precision_names())}.",
             "float32",
         ),
         ignore_keys=IGNORE_KEYS,

@@ -250,8 +250,8 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
     elif values.init_from:
         # A run that starts from nothing does not wait for published models.
         from lingvo_gshard.api.importing import open_model
+        from lingvo_gshard.fine_tuning.starting import params_of
         from lingvo_gshard.open_models.starting import is_published
-        from lingvo_gshard.services.starting import params_of
 
         published = is_published(values.init_from)
         saved = open_model(values.init_from) if published else params_of(values.init_from)

@@ -10,12 +10,18 @@ import tensorflow as tf
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core import context
+from lingvo_gshard.layers.embedding import Softmax
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.tools import plan
 from lingvo_gshard.training.experiments import make_trainer
+from lingvo_gshard.training.step.precision import PRECISIONS
 from tests.test_docs import ROOT, write_files
 
-MODULES = ("my_router", "my_optimizer", "my_reader", "my_task", "my_service", "my_chip")
+MODULES = (
+    *("my_router", "my_optimizer", "my_rounding", "my_reader", "my_task", "my_service", "my_chip"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,7 +31,9 @@ def page(tmp_path_factory):
     written = write_files((ROOT / "docs" / "extending.md").read_text("utf-8"), folder)
     assert [path.stem for path in written] == list(MODULES)
     sys.path.append(str(folder))
+    known = dict(PRECISIONS.items())
     yield folder
+    PRECISIONS._features = known
     sys.path.remove(str(folder))
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -56,6 +64,54 @@ def test_the_optimizer_is_selected_with_its_params():
     assert len(moments.flatten()) == len(trainer.theta_specs.flatten())
     with pytest.raises(ValueError, match="step.optimizer.decay is 1.5; expected a number of 0"):
         experiment("translation.quickstart", [settings[0], "step.optimizer.decay = 1.5"])
+
+
+@pytest.fixture(scope="module")
+def six_bits():
+    """Returns the extensions of a pass in the page's precision, as a trainer has them."""
+    importlib.import_module("my_rounding")
+    settings = ["step.precision = 'six_bits'"]
+    return make_trainer(experiment("language_model.quickstart", settings)).precision.extensions
+
+
+def of_six_bits(x):
+    scale = np.abs(x).max() / 31
+    return np.round(x / scale) * scale
+
+
+ROWS_EGCM = np.random.default_rng(0).normal(size=(2, 1, 3, 8)).astype(np.float32)
+SIZES = {"model_dim": 8, "hidden_dim": 6, "use_bias": False}
+
+
+@pytest.mark.parametrize("layer", ["feed_forward", "experts"])
+def test_the_rule_rounds_the_factors_of_every_product_and_not_their_gradients(six_bits, layer):
+    if layer == "experts":
+        params, rows, h_layout = Experts.params().set(num_experts=2, **SIZES), ROWS_EGCM, "EGCH"
+        equation, inputs = "EGCM,EMH->EGCH", ()
+    else:
+        params, rows, h_layout = FeedForward.params().set(**SIZES), ROWS_EGCM[0], "BLH"
+        equation, inputs = "BLM,MH->BLH", (tf.ones([1, 3]),)
+    made = params.instantiate()
+    theta, x = made.init(1), tf.constant(rows)
+    with context.use(context.Context(training=True, extensions=six_bits)):
+        with tf.GradientTape() as tape:
+            tape.watch(theta.w_out)
+            y = made.fprop(theta, x, *inputs)
+    w_in, w_out = (of_six_bits(w.numpy()) for w in (theta.w_in, theta.w_out))
+    h = of_six_bits(np.maximum(np.einsum(equation, of_six_bits(rows), w_in), 0))
+    back = {"EGCH": "EGCH,EHM->EGCM", "BLH": "BLH,HM->BLM"}[h_layout]
+    np.testing.assert_allclose(y, np.einsum(back, h, w_out), rtol=1e-4, atol=1e-5)
+    left, right, result = back.replace("->", ",").split(",")
+    expected = np.einsum(f"{left},{result}->{right}", h, np.ones_like(y))
+    np.testing.assert_allclose(tape.gradient(y, theta.w_out), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_rule_leaves_logits_as_they_are(six_bits):
+    softmax = Softmax.params().set(vocabulary_size=7, model_dim=8).instantiate()
+    theta = softmax.init(1)
+    with context.use(context.Context(training=True, extensions=six_bits)):
+        logits = softmax.fprop(theta, tf.constant(ROWS_EGCM[0]))
+    np.testing.assert_allclose(logits, ROWS_EGCM[0] @ theta.w.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_reader_reads_rows_and_names_bad_ones(tmp_path):

@@ -18,7 +18,7 @@ from lingvo_gshard.inference.layers import cache_shapes, extend, state_shapes
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
-from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.products import product
 from lingvo_gshard.training.experiments import make_trainer
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS

@@ -13,7 +13,7 @@ from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import context
 from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.layers import products
-from lingvo_gshard.layers.rounding import ROUNDINGS
+from lingvo_gshard.low_precision.rounding import ROUNDINGS
 from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning

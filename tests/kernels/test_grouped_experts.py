@@ -13,7 +13,7 @@ from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.products import ProductContext
-from lingvo_gshard.layers.rounding import ROUNDINGS
+from lingvo_gshard.low_precision.rounding import ROUNDINGS
 from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning

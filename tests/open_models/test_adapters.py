@@ -13,7 +13,7 @@ import safetensors.numpy
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
 from lingvo_gshard.api.experiments import apply_settings
-from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.fine_tuning.adapters import is_factor
 from tests.open_models import llama_reference, published
 from tests.open_models.test_both_ways import IDS, digests, logits_of
 

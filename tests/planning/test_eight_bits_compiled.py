@@ -9,6 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.hlo import costs
 from lingvo_gshard.layers.moe.routers import Top2Router
+from lingvo_gshard.low_precision.fp8 import Fp8
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.compiling import compilation
 from lingvo_gshard.planning.machines import compilers, cuda, topologies
@@ -17,7 +18,6 @@ from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.step.precision import Fp8
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.lora import LoRA
+from lingvo_gshard.fine_tuning.lora import LoRA
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.tasks.test_language_model import M, V, batch_of, tensors

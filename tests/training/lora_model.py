@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.fine_tuning.adapters import is_factor
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 
 LENGTH, VOCABULARY = 6, 16

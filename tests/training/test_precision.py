@@ -14,7 +14,7 @@ from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.momentum import Momentum
-from lingvo_gshard.training.step.precision import PRECISIONS
+from lingvo_gshard.training.step.precision import precision_names
 from lingvo_gshard.training.step.trainer import Trainer
 from tests import tiny
 from tests.layers.stacks.executions import loop
@@ -42,7 +42,7 @@ DELICATE = {
 }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", precision_names())
 def test_precision_sets_the_dtypes_of_weights_and_activations(precision):
     trainer = mixed_task.trainer(precision=precision)
     weights, activations = TYPES[precision]
@@ -196,7 +196,7 @@ def test_frozen_bfloat16_weights_do_not_change():
     np.testing.assert_array_equal(held.w, theta.w)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", precision_names())
 def test_training_learns_in_each_precision(precision):
     trainer = mixed_task.trainer(precision=precision)
     state, losses = trainer.init_state(), []

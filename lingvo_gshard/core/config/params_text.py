@@ -76,6 +76,7 @@ RENAMED_MODULES = {
     "data.published_translation_input": "preparation.published_inputs",
     "data.vocabularies.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
     "data.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
+    "layers.lora": "fine_tuning.lora",
     "layers.attention.latent.latent_attention": "published_layers.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
@@ -83,6 +84,7 @@ RENAMED_MODULES = {
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
     "layers.stacks.repeat": "layers.stacks.loop",
     "layers.stacks.sequential": "layers.stacks.execution",
+    "tasks.preferences": "fine_tuning.preferences",
     "tasks.future_token": "tasks.token_task",
     "training.local_updates": "optimizers.local_updates",
     "training.loss_scale": "training.step.precision",
@@ -126,6 +128,8 @@ RENAMED_MODULES = {
         for name in ("lion", "local_updates", "muon", "spikes")
     },
 }
+# Class of an earlier version -> the class today, where its module has other classes still.
+RENAMED_CLASSES = {"training.step.precision.Fp8": "low_precision.fp8.Fp8"}
 _PACKAGE = "lingvo_gshard."
 
 
@@ -159,7 +163,10 @@ def last_path(text: str) -> str | None:
 
 def class_today(name: str) -> str:
     """Returns the dotted name that a class of an earlier version has today; others as they are."""
-    module, _, attribute = name.removeprefix(_PACKAGE).rpartition(".")
+    own = name.removeprefix(_PACKAGE)
+    module, _, attribute = own.rpartition(".")
+    if name.startswith(_PACKAGE) and own in RENAMED_CLASSES:
+        return f"{_PACKAGE}{RENAMED_CLASSES[own]}"
     if not name.startswith(_PACKAGE) or module not in RENAMED_MODULES:
         return name
     return f"{_PACKAGE}{RENAMED_MODULES[module]}.{attribute}"

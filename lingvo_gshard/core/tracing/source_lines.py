@@ -13,7 +13,12 @@ from lingvo_gshard.core.scopes import RECOMPUTED_SCOPE
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.
-_HELPERS = ("layers/products.py", "layers/lora.py")
+_HELPERS = (
+    "layers/products.py",
+    "fine_tuning/adapters.py",
+    "inference/stored_weights.py",
+    "low_precision",
+)
 _PASSING = (
     *(str(_PACKAGE / name) for name in ("core", "sharding", *_HELPERS)),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib")),

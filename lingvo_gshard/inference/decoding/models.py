@@ -19,7 +19,7 @@ from lingvo_gshard.inference.model_facts import NO_TOKEN, ModelFacts
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.tasks.language_model import LanguageModelTask, without_reference
+from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 
@@ -108,7 +108,7 @@ def _(task: LanguageModelTask, theta: NestedMap) -> NestedMap:
     """Leaves out what predicts more than the next token."""
     weights = _weights(task, theta)
     weights.pop("future", None)
-    return without_reference(weights)
+    return weights
 
 
 @layer_method

@@ -8,9 +8,9 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.layers import decoding_weights
-from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS, ProductContext
+from lingvo_gshard.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
 
-# Decodes in the precision of training. layers/products.py defines INT8 and INT8_WEIGHTS.
+# Decodes in the precision of training. stored_weights.py defines INT8 and INT8_WEIGHTS.
 TRAINED = "trained"
 PRECISIONS = (TRAINED, INT8, INT8_WEIGHTS)
 
@@ -36,6 +36,6 @@ def stored_weights(model: Layer, theta: NestedMap, precision: str) -> NestedMap:
     stored = "" if precision == TRAINED else precision
     with (
         context.scope(training=False),
-        context.override_extension(ProductContext, precision=stored),
+        context.override_extension(StoredPrecision, name=stored),
     ):
         return decoding_weights(model, theta)

@@ -26,8 +26,8 @@ from lingvo_gshard.inference.decoding.state import (
 from lingvo_gshard.inference.layers import cached
 from lingvo_gshard.inference.layers.cached import with_row, without_row
 from lingvo_gshard.inference.model_facts import NO_TOKEN
+from lingvo_gshard.inference.stored_weights import restore
 from lingvo_gshard.layers.attention.mask import MASKED
-from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of
 from lingvo_gshard.sharding.platforms import platform_in_use

@@ -26,10 +26,10 @@ from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.inference.experts import stacked_experts
 from lingvo_gshard.inference.experts.split_experts import SplitExperts
 from lingvo_gshard.inference.experts.stacked_experts import Network, sort_rows
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.moe import grouped_products
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
-from lingvo_gshard.layers.products import store
 from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}

@@ -9,6 +9,7 @@ from lingvo_gshard.inference.layers import cached
 from lingvo_gshard.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.inference.layers.cached_fused import attend_slots
 from lingvo_gshard.inference.layers.faces import cache_shapes, decoding_weights, extend
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.attention import multi_head_attention, rotary
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
@@ -16,7 +17,6 @@ from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.products import store
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.platforms import platform_in_use
 

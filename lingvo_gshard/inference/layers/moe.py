@@ -9,12 +9,12 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.inference.experts import chosen_experts, split_experts
 from lingvo_gshard.inference.layers.faces import decoding_weights, infer
+from lingvo_gshard.inference.stored_weights import restore
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import load_metrics
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
-from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 

@@ -6,9 +6,9 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.layers.faces import decoding_weights
+from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.products import store
 from lingvo_gshard.sharding import annotate
 
 

@@ -14,7 +14,7 @@ from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, head
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import Dropout, DropoutMask
-from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.products import product
 from lingvo_gshard.sharding import annotate
 
 

@@ -12,10 +12,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.delayed_scales import history_of
-from lingvo_gshard.layers.lora import add_adapter
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import multiply
+from lingvo_gshard.layers.products import joined_product
 from lingvo_gshard.sharding import annotate
 
 
@@ -108,24 +106,24 @@ class MultiHeadAttention(Attention):
         The projections are computed as one product: several small products leave the cores of a CPU
         idle. `theta` may be the result of `decoding_weights`.
         """
-        equation = "BLM,MND->BLND"
-        w_NDM = theta.get(transposed_name(weights))
-        if w_NDM is None:
-            joined = theta.get(joined_name(weights))
-            w_MND = join(theta, weights) if joined is None else joined
-            # The weights are rounded as one, with the history of the first.
-            history_fh = history_of(theta, weights[0])
-            projected_BLND = multiply(equation, x_BLM, w_MND, history_fh)
-        else:
-            projected_BLND = multiply("BLM,NDM->BLND", x_BLM, w_NDM)
+        own = joined_equation = "BLM,MND->BLND"
+        joined = theta.get(joined_name(weights))
+        if transposed_name(weights) in theta:
+            joined, joined_equation = theta[transposed_name(weights)], "BLM,NDM->BLND"
+        elif joined is None:
+            joined = join(theta, weights)
         sizes = [
             self.head_dim if name in ("w_query", "w_key") else self.value_dim for name in weights
         ]
-        parts = tf.split(projected_BLND, sizes, axis=-1)
-        projected = [
-            add_adapter(self, theta, name, equation, x_BLM, part)
-            for name, part in zip(weights, parts, strict=True)
-        ]
+        projected = joined_product(
+            self,
+            theta,
+            dict.fromkeys(weights, own),
+            joined_equation,
+            x_BLM,
+            joined,
+            lambda x_BLND: tf.split(x_BLND, sizes, axis=-1),
+        )
         if self.p.use_bias:
             biases = [theta[f"b_{name.removeprefix('w_')}"] for name in weights]
             projected = [add_bias(x, b_ND) for x, b_ND in zip(projected, biases, strict=True)]

@@ -10,13 +10,11 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
-from lingvo_gshard.layers import feed_forward
+from lingvo_gshard.layers import feed_forward, products
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.lora import CHILD, product
 from lingvo_gshard.layers.moe.grouped_products import SortedGroups
-from lingvo_gshard.layers.products import ProductContext, multiply, rounded_by_rows
+from lingvo_gshard.layers.products import ProductContext, multiply, product, rounded_by_rows
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
@@ -72,10 +70,10 @@ class Experts(Layer):
     def parts(self) -> int:
         """The number of parts of H that can be computed apart, each on devices of its own.
 
-        1 if H is not split, or not evenly, or if adapters add to the products.
+        1 if H is not split, or not evenly, or if a rule has an `obstacle`.
         """
         parts = parts_of("EGCH")[3]
-        if self.p.hidden_dim % parts or CHILD in self.children:
+        if self.p.hidden_dim % parts or products.obstacle(self.variable_specs()):
             return 1
         groups, slots, model = axes_of("GECM")[0], axes_of("EGCM"), axes_of("GSM")[2]
         own = axes_of("EGCH")[3]
@@ -192,15 +190,14 @@ class Experts(Layer):
             w_EUMH = tf.transpose(
                 tf.reshape(theta[name], [experts, model_dim, parts, part]), (0, 2, 1, 3)
             )
-            history_fh = history_of(theta, name)
-            h_EUGCH = multiply("EUGCM,EUMH->EUGCH", x_EUGCM, w_EUMH, history_fh)
+            h_EUGCH = multiply("EUGCM,EUMH->EUGCH", x_EUGCM, w_EUMH, theta, (name,))
             h_EGCUH = tf.transpose(h_EUGCH, (0, 2, 3, 1, 4))
             return annotate(tf.reshape(h_EGCUH, [experts, groups, slots, parts * part]), "EGCH")
 
         h_EGCH = self._hidden(theta, project)
         h_EUGCH = _parts_first(tf.reshape(h_EGCH, [experts, groups, slots, parts, part]), "H")
         w_EUHM = tf.reshape(theta.w_out, [experts, parts, part, model_dim])
-        y_EUGCM = multiply("EUGCH,EUHM->EUGCM", h_EUGCH, w_EUHM, history_of(theta, "w_out"))
+        y_EUGCM = multiply("EUGCH,EUHM->EUGCM", h_EUGCH, w_EUHM, theta, ("w_out",))
         if self.p.use_bias:
             # The first part alone adds it.
             b_EUM = tf.pad(theta.b_out[:, tf.newaxis], [[0, 0], [0, parts - 1], [0, 0]])

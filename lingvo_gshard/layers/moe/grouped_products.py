@@ -11,9 +11,9 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
+from lingvo_gshard.layers import products
 from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.lora import CHILD
-from lingvo_gshard.layers.products import ProductContext, is_stored
+from lingvo_gshard.layers.products import ProductContext
 from lingvo_gshard.sharding.platforms import platform_in_use
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}
@@ -32,14 +32,14 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
       dtype: type of the rows.
       theta: the weights of the experts.
     """
-    if CHILD in theta and theta[CHILD]:
-        return "its weights have adapters"
+    if found := products.obstacle(theta):
+        return found
     weights = [weight for name, weight in theta.items() if name.startswith("w_")]
-    if any(map(is_stored, weights)):
-        return "its weights are int8"
     is_rounded = context.extension(ProductContext).rounding is not None
-    found = [kernels.grouped.obstacle(platform, rows, w, dtype.name, is_rounded) for w in weights]
-    return next(filter(None, found), "")
+    obstacles = [
+        kernels.grouped.obstacle(platform, rows, w, dtype.name, is_rounded) for w in weights
+    ]
+    return next(filter(None, obstacles), "")
 
 
 def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:

@@ -17,7 +17,7 @@ from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import delayed_scales, token_context
+from lingvo_gshard.layers import measured, token_context
 from lingvo_gshard.sharding import annotate
 
 
@@ -103,7 +103,7 @@ def run_interleaved(
     now = context.current()
     collected = [now.part(now.iteration) for _ in by_part]
     for layer, theta in layers:
-        weights = delayed_scales.for_parts(layer, theta, parts)
+        weights = measured.for_parts(layer, theta, parts)
         for i, (_, own) in enumerate(by_part):
             with context.use(collected[i]), own.in_use(i):
                 y_BLM = layer.fprop(weights[i], annotate(activations[i], "BLM"), *own.shared)

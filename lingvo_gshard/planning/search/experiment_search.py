@@ -81,7 +81,7 @@ class SearchOptions(Options):
         (),
         "Precision that a search may choose, such as bfloat16; may be repeated. It changes what is "
         "learned, so by default the search keeps step.precision.",
-        choices=tuple(precision.PRECISIONS),
+        choices=tuple(precision.precision_names()),
     )
 
 

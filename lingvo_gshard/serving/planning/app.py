@@ -115,7 +115,7 @@ def _choices(configs: Mapping[str, pathlib.Path]) -> dict[str, Any]:
         "configs": list(configs),
         "topologies": topologies.records(),
         "strategies": [*strategies.base_names(), *_COMBINED],
-        "precisions": list(precision.PRECISIONS),
+        "precisions": precision.precision_names(),
     }
 
 

@@ -77,7 +77,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, value, known in (
             ("experiment", self.experiment, registry.names()),
             ("config", self.config, tuple(configs)),
-            ("precision", self.precision, tuple(precision.PRECISIONS)),
+            ("precision", self.precision, tuple(precision.precision_names())),
         ):
             if value and value not in known:
                 raise UserError(f"{name} is {value!r}. {names.nearest(value, known)}")

@@ -23,6 +23,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.fine_tuning.surgery import expert_placement
 from lingvo_gshard.planning.loads.file import RouterLoads
 from lingvo_gshard.planning.plan import plan
 from lingvo_gshard.services.progress import StageDisplay
@@ -32,7 +33,6 @@ from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.training.surgery import expert_placement
 
 
 def define_flags() -> flags.FlagValues:

@@ -23,6 +23,8 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.fine_tuning.surgery import pruning
+from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output
@@ -31,8 +33,6 @@ from lingvo_gshard.tools.experts.report import choose_rows_by_flags, row_flags, 
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import decimal, make_flags, string
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.training.surgery import pruning
-from lingvo_gshard.training.surgery.expert_use import ExpertUse
 
 
 def define_flags() -> flags.FlagValues:

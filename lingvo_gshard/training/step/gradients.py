@@ -12,7 +12,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import micro_batches
-from lingvo_gshard.training.step.histories import Histories
+from lingvo_gshard.training.step.measured import Measured
 from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.precision import Precision
 
@@ -26,7 +26,7 @@ class Gradients:
         precision: Precision,
         theta_specs: NestedMap,
         frozen: Collection[str],
-        histories: Histories | None = None,
+        measured: Measured | None = None,
         parts: int = 1,
         reduce_dtype: str = "float32",
     ):
@@ -37,15 +37,15 @@ class Gradients:
           precision: types of weights and activations.
           theta_specs: the weights' tree of VariableSpec.
           frozen: paths of the weights that are not trained.
-          histories: what delayed scales are made of, if there are any.
+          measured: what steps measure beside the weights, if there is anything.
           parts: number of parts of a batch that are computed in sequence.
           reduce_dtype: see `micro_batches.accumulate`.
         """
         self._task, self._precision, self._theta_specs = task, precision, theta_specs
-        self._frozen, self._histories = frozen, histories
+        self._frozen, self._measured = frozen, measured
         self._parts, self._reduce_dtype = parts, reduce_dtype
-        # The weights, and their histories if there are any, as layers read them in a step.
-        self._specs = self._joined(theta_specs, histories and histories.specs())
+        # The weights, and what is measured beside them, as layers read them in a step.
+        self._specs = self._joined(theta_specs, measured and measured.specs())
 
     @property
     def gathers_ahead(self) -> bool:
@@ -73,12 +73,12 @@ class Gradients:
         on_output: Callable[[str, tf.Tensor], None] | None = None,
         scale: tf.Tensor | None = None,
         on_result: context.ResultObserver | None = None,
-        own_histories: NestedMap | None = None,
+        own_measured: NestedMap | None = None,
     ) -> micro_batches.Result:
         """Returns the training loss, the metrics and the gradients of the weights.
 
-        Gradients of frozen weights are not computed, and are 0. If histories are given, what the
-        pass measures for them is the entry `Histories.name` of the gradients.
+        Gradients of frozen weights are not computed, and are 0. If `own_measured` is
+        given, what the pass measures for it is the entry of the gradients of the part's name.
 
         Args:
           theta: the weights.
@@ -88,9 +88,9 @@ class Gradients:
           scale: a float32 scalar that multiplies the loss in the backward pass. The returned
             gradients are divided by it.
           on_result: called with the results of each layer, as in `context.Context`.
-          own_histories: the histories of the state; by default those before the first step.
+          own_measured: the measured part of the state; by default the one before the first step.
         """
-        own = self._histories and (own_histories or self._histories.begin(theta))
+        own = self._measured and (own_measured or self._measured.begin(theta))
         ahead = self.gathers_ahead
         weights = self._precision.layer_weights(self._theta_specs, theta, gathers_ahead=ahead)
         weights = self._joined(weights, own)
@@ -98,7 +98,7 @@ class Gradients:
             self.context(key),
             on_output=on_output,
             on_result=on_result,
-            has_histories=own is not None,
+            beside=self._measured and self._measured.beside,
             gathers_ahead=ahead,
         )
         compute = self._of_part if self._parts == 1 else self._of_parts
@@ -108,16 +108,16 @@ class Gradients:
         complete = [
             tf.zeros(w.shape, s.dtype) if s.path in self._frozen else next(found) for s, w in pairs
         ]
-        if self._histories is None:
+        if self._measured is None:
             return loss, metrics, theta.pack(complete)
-        gradients, measured = self._histories.parted(theta, complete)
-        if own_histories is not None:
-            gradients[self._histories.name] = measured
+        gradients, measured = self._measured.parted(theta, complete)
+        if own_measured is not None:
+            gradients[self._measured.name] = measured
         return loss, metrics, gradients
 
     def _joined(self, theta: NestedMap, own: NestedMap | None) -> NestedMap:
-        """Returns a tree like the weights, joined with one like the histories if there are any."""
-        return self._histories.joined(theta, own) if self._histories and own else theta
+        """Returns a tree like the weights, joined with what is measured beside them."""
+        return self._measured.joined(theta, own) if self._measured and own else theta
 
     def _trained(self, tree: NestedMap) -> NestedMap:
         """Returns the leaves of a tree like `_specs` that are not frozen, in their order."""
@@ -134,7 +134,7 @@ class Gradients:
         """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up.
 
         Args:
-          theta: the weights that layers compute with, and histories.
+          theta: the weights that layers compute with, and what is measured.
           batch: feature name -> tensor.
           passing: the context of the pass.
           scale: see `__call__`.

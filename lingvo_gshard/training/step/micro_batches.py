@@ -11,7 +11,6 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.delayed_scales import is_history
 from lingvo_gshard.sharding import annotate, annotate_like
 
 TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
@@ -199,11 +198,11 @@ class _Sums:
         return tf.while_loop(lambda i, _: i < self._count, body, start)[1]
 
     def _combined(self, sums: list[tf.Tensor], terms: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums after one more part. For histories it keeps the larger numbers."""
+        """Returns the sums after one more part. Of measurements it keeps the larger numbers."""
         specs = self._specs.flatten()
-        histories = [False] * (len(sums) - len(specs)) + [*map(is_history, specs)]
-        triples = zip(sums, terms, histories, strict=True)
-        return [tf.maximum(a, b) if measured else a + b for a, b, measured in triples]
+        measured = [False] * (len(sums) - len(specs)) + [spec.is_measured for spec in specs]
+        triples = zip(sums, terms, measured, strict=True)
+        return [tf.maximum(a, b) if is_measured else a + b for a, b, is_measured in triples]
 
     def _terms(self, i: tf.Tensor) -> list[tf.Tensor]:
         """Returns the terms of part i: its loss, each metric and its weight, gradients."""

@@ -4,8 +4,8 @@ Some things are float32 with every precision: routing, softmax, losses, the stat
 sums of gradients over micro-batches, and the computations of optimizers. Moments are float32 unless
 `moment_dtype` says otherwise.
 
-fp8, fp8_blocks, mxfp8 and int8 are bfloat16 with rounded factors of products: projections of
-attention, feed-forward layers and experts (layers/rounding.py).
+Some precisions are bfloat16 with rounded factors of products: projections of attention,
+feed-forward layers and experts. A module of its own adds one to PRECISIONS.
 
 With float16, the backward pass computes the gradient of the loss times a scale; the gradient is
 then divided by the scale in float32. The scale is as large as the type allows: it grows after many
@@ -32,8 +32,8 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import TABLE, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.products import ProductContext
-from lingvo_gshard.layers.rounding import E4M3, E5M2, ROUNDINGS, DelayedScales, TensorScales
+from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.layers.product_rules import ProductContext, ProductRule
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
@@ -160,30 +160,8 @@ class LossScale(Configurable, StatePart):
 
 _PARAM = "step.precision"
 _DEFAULT = "float32"
-FP8 = "fp8"
 # The letter of the layers of a loop.
 _LOOP = "R"
-_GRADIENTS = {"e5m2": E5M2, "e4m3": E4M3}
-
-
-class Fp8(Configurable):
-    """Chooses how products are rounded with precision "fp8"."""
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define(
-            "gradients",
-            "e5m2",
-            "Type of gradients: e5m2, whose range is larger, or e4m3, which has one bit more.",
-        )
-        p.define(
-            "delayed_scales",
-            False,
-            "Whether scales are made of the largest magnitudes of earlier steps, so that no "
-            "product waits for those of its factors.",
-        )
-        return p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,17 +173,16 @@ class Precision:
       activations: dtype of the activations.
       weights: dtype of the weights between steps. bfloat16 weights are rounded stochastically.
       scales_loss: whether to scale the loss, since gradients may be too small for the type.
-      rounding: how factors of products are rounded, a key of `layers.rounding.ROUNDINGS`; empty if
-        they are not.
-      chosen: a rounding in place of that.
+      rounding: rounds factors of products; None leaves them as they are.
+      rules: take part in the products of a pass.
     """
 
     name: str
     activations: str
     weights: str = "float32"
     scales_loss: bool = False
-    rounding: str = ""
-    chosen: Rounding | None = None
+    rounding: Rounding | None = None
+    rules: tuple[ProductRule, ...] = ()
 
     @property
     def has_master_weights(self) -> bool:
@@ -223,28 +200,7 @@ class Precision:
     @property
     def extensions(self) -> Mapping[type, Any]:
         """The extensions of the context of a pass in this precision."""
-        rounding, dtype = self.chosen or ROUNDINGS.get(self.rounding), self.table_dtype
-        return {ProductContext: ProductContext(rounding=rounding, table_dtype=dtype)}
-
-    def with_fp8(self, p: Params) -> Precision:
-        """Returns this precision, with the rounding that the Params of Fp8 choose.
-
-        Raises:
-          UserError: they choose one, but the precision is not fp8; or a type is unknown.
-        """
-        if self.name != FP8:
-            for name, value in p.items():
-                if value != p.default(name):
-                    raise UserError(
-                        f"step.fp8.{name} is {value!r}, but step.precision is {self.name!r}. "
-                        f"Set step.precision = {FP8!r}, or leave step.fp8.{name} out"
-                    )
-            return self
-        if p.gradients not in _GRADIENTS:
-            hint = names.nearest(p.gradients, _GRADIENTS)
-            raise UserError(f"step.fp8.gradients is {p.gradients!r}. {hint}")
-        kind = DelayedScales if p.delayed_scales else TensorScales
-        return dataclasses.replace(self, chosen=kind(backward=_GRADIENTS[p.gradients]))
+        return {ProductContext: ProductContext(self.rounding, self.rules, self.table_dtype)}
 
     def layer_weights(
         self, specs: NestedMap, theta: NestedMap, gathers_ahead: bool = False
@@ -330,20 +286,24 @@ def _gathered(spec: VariableSpec, master: tf.Tensor, dtype: str, is_ahead: bool)
     return master if is_ahead else annotate_like(master, spec)
 
 
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("float32", "float32"),
-        Precision("bfloat16", "bfloat16"),
-        Precision("bfloat16_weights", "bfloat16", weights="bfloat16"),
-        Precision("float16", "float16", scales_loss=True),
-        *(Precision(name, "bfloat16", rounding=name) for name in ROUNDINGS),
-    )
-}
+# The precisions by name.
+PRECISIONS: Seam[Precision] = Seam("precisions")
+for _precision in (
+    Precision("float32", "float32"),
+    Precision("bfloat16", "bfloat16"),
+    Precision("bfloat16_weights", "bfloat16", weights="bfloat16"),
+    Precision("float16", "float16", scales_loss=True),
+):
+    PRECISIONS.register(_precision.name)(_precision)
+
+
+def precision_names() -> list[str]:
+    """Returns the names of all precisions."""
+    return [name for name, _ in PRECISIONS.items()]
 
 
 def get(name: str) -> Precision:
     """Returns the precision of a name. Raises ValueError with the nearest name if unknown."""
     if name not in PRECISIONS:
-        raise UserError(f"{_PARAM} is {name!r}. {names.nearest(name, list(PRECISIONS))}")
+        raise UserError(f"{_PARAM} is {name!r}. {names.nearest(name, precision_names())}")
     return PRECISIONS[name]

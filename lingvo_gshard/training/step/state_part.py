@@ -15,6 +15,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import Optimizer
 
@@ -76,12 +77,14 @@ class Ingredients:
 
     Attributes:
       params: the trainer's Params.
+      task: the task.
       optimizer: the optimizer.
       theta_specs: the weights' tree of VariableSpec.
       precision: types of weights and activations.
     """
 
     params: Params
+    task: Task
     optimizer: Optimizer
     theta_specs: NestedMap
     precision: Any
@@ -122,6 +125,44 @@ class StepPart:
     @classmethod
     def define(cls, p: Params) -> None:
         """Adds hyperparameters to the trainer's Params."""
+
+    @classmethod
+    def choose_precision(cls, p: Params, chosen: Any) -> Any:
+        """Returns the Precision of a trainer, by default the chosen one.
+
+        Args:
+          p: the trainer's Params.
+          chosen: the Precision that `step.precision` names.
+        """
+        return chosen
+
+    @classmethod
+    def check_device(cls, precision: Any, platform: str, name: str, capability: str) -> None:
+        """Checks that devices compute a step in its precision.
+
+        Args:
+          precision: the Precision of the trainer.
+          platform: jax's name of their platform.
+          name: jax's name of such devices. They need not be in this machine.
+          capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
+
+        Raises:
+          UserError: they do not.
+        """
+
+    @classmethod
+    def device_notes(
+        cls, precision: Any, task: Task, platform: str, has_kernels: bool
+    ) -> Sequence[str]:
+        """Returns sentences on what devices compute in another way than the Params say.
+
+        Args:
+          precision: the Precision of the trainer.
+          task: the task.
+          platform: jax's name of the devices' platform.
+          has_kernels: whether the step uses the platform's kernels.
+        """
+        return ()
 
     @classmethod
     def of(cls, made: Ingredients) -> StepPart | None:
@@ -166,7 +207,6 @@ STEP_PARTS: Seam[type[StepPart]] = Seam("step_parts")
 def part_titles() -> dict[str, str]:
     """Returns the parts that a checkpoint may have, and their names in messages."""
     titles = {"theta": "weights", "moments": "optimizer moments"}
-    titles |= {"histories": "histories of magnitudes"}
     for part in STEP_PARTS:
         titles |= part.titles
     return titles

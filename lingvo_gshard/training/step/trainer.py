@@ -12,7 +12,6 @@ from typing import Any
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
@@ -25,9 +24,8 @@ from lingvo_gshard.training.step import micro_batches, precision
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.clipping import Clipping, global_norm
 from lingvo_gshard.training.step.gradients import Gradients
-from lingvo_gshard.training.step.histories import Histories
+from lingvo_gshard.training.step.measured import Measured
 from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.precision import Fp8
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.state_part import (
     STEP_PARTS,
@@ -63,8 +61,8 @@ class Trainer(Configurable):
         moments     the moments of the optimizer
         averages    averages of the weights, with `average_decay`
         loss_scale  the scale of the loss, with a precision that needs one
-        histories   what delayed scales are made of
         spikes      running statistics of loss and gradient norm, with a policy for spikes
+        ...         what other parts keep
 
     Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
     state that led to the bad step must still be there to diagnose it. With a loss scale, a step
@@ -92,10 +90,9 @@ class Trainer(Configurable):
         p.define(
             "precision",
             "float32",
-            f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
+            f"Types of weights and activations: {', '.join(precision.precision_names())}.",
             changes_results=False,
         )
-        p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
         p.define(
             "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
         )
@@ -117,7 +114,9 @@ class Trainer(Configurable):
         """
         super().__init__(params)
         micro_batches.check_reduce_dtype(params.reduce_dtype)
-        dtypes = precision.get(params.precision).with_fp8(params.fp8)
+        dtypes = precision.get(params.precision)
+        for part in STEP_PARTS:
+            dtypes = part.choose_precision(params, dtypes)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
         self.precision = dtypes
@@ -125,38 +124,35 @@ class Trainer(Configurable):
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, steps).instantiate()
         specs = self.task.variable_specs()
-        histories = self._make_histories()
         self.optimizer.check(specs)
         frozen = self.optimizer.frozen(specs)
         # An outer optimizer of local updates leaves frozen weights alone, too.
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
-        made = Ingredients(params, self.optimizer, self.theta_specs, dtypes)
-        parts = [*(part.of(made) for part in STEP_PARTS), histories]
-        self.step_parts: list[StepPart] = [part for part in parts if part]
+        made = Ingredients(params, self.task, self.optimizer, self.theta_specs, dtypes)
+        found = [part.of(made) for part in STEP_PARTS]
+        self.step_parts: list[StepPart] = [part for part in found if part]
         self.parts = {part.name: part for part in self.step_parts if isinstance(part, StatePart)}
         self.gradients = Gradients(
             self.task,
             dtypes,
             self.theta_specs,
             frozen,
-            histories,
+            next((part for part in self.step_parts if isinstance(part, Measured)), None),
             params.micro_batches,
             params.reduce_dtype,
         )
 
-    def _make_histories(self) -> Histories | None:
-        """Returns what delayed scales are made of, if the Params choose them."""
-        if not self.p.fp8.delayed_scales:
-            return None
-        if self.p.local_updates.every:
-            raise UserError(
-                "step.fp8.delayed_scales is True, but step.local_updates.every is "
-                f"{self.p.local_updates.every}: workers have no histories of their own. Set one of "
-                "them to its default"
-            )
-        return Histories(self.task)
+    def check_device(self, platform: str, name: str, capability: str = "") -> None:
+        """Checks that devices compute the step in its precision; see `StepPart`."""
+        for part in STEP_PARTS:
+            part.check_device(self.precision, platform, name, capability)
+
+    def device_notes(self, platform: str, has_kernels: bool = True) -> list[str]:
+        """Returns sentences on what devices compute in another way; see `StepPart`."""
+        given = self.precision, self.task, platform, has_kernels
+        return [note for part in STEP_PARTS for note in part.device_notes(*given)]
 
     @property
     def evaluated_part(self) -> str:

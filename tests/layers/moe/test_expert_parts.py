@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.lora import CHILD, Adapters
+from lingvo_gshard.fine_tuning.adapters import CHILD, Adapters
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.runtime.partition import partition

@@ -11,6 +11,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
@@ -22,7 +23,6 @@ from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
-from lingvo_gshard.training.surgery.expert_use import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 

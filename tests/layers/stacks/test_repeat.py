@@ -16,12 +16,12 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.facts.parameters import active_parameters
+from lingvo_gshard.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.testing.layers import assert_close
-from lingvo_gshard.training.surgery.expert_use import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 

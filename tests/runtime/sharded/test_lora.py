@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.fine_tuning.adapters import is_factor
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.runtime.devices import devices_for

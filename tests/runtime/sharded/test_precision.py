@@ -4,13 +4,14 @@
 import numpy as np
 import pytest
 
+from lingvo_gshard.low_precision.fp8 import Fp8
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.precision import Fp8, get
+from lingvo_gshard.training.step.precision import get
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential

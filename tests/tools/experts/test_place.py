@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import load
+from lingvo_gshard.fine_tuning.surgery import expert_placement
 from lingvo_gshard.layers.moe import HashRouter, TopKRouter
 from lingvo_gshard.planning.loads.file import Loads
 from lingvo_gshard.planning.loads.rating import rate
@@ -16,7 +17,6 @@ from lingvo_gshard.tasks.evaluation.evaluation import measure_likelihood
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.surgery import expert_placement
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import choose, dropless, record_of
 from tests.runtime import tiny_translation

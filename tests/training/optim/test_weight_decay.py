@@ -6,7 +6,7 @@ import pytest
 from benchmarks.parity.cases import CASES
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import BIAS, SCALE, Layer
-from lingvo_gshard.layers.lora import Adapters
+from lingvo_gshard.fine_tuning.adapters import Adapters
 from lingvo_gshard.layers.norm import HeadsRMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.open_models.config import PublishedConfig

@@ -6,7 +6,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.layers import delayed_scales
+from lingvo_gshard.layers import measured
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import ordered_along
@@ -121,7 +121,7 @@ class BufferDispatch(Dispatch):
         with tf.name_scope(DISPATCH_SCOPE):
             x_GECM = buffers.dispatch(_for_parts(x_GSM, parts), row)
 
-        by_chunk = iter(delayed_scales.for_parts(experts, theta, exchange.p.chunks))
+        by_chunk = iter(measured.for_parts(experts, theta, exchange.p.chunks))
 
         def compute(x_EGCM: tf.Tensor) -> tf.Tensor:
             with ordered_along("EGCM".index("G")):

@@ -15,11 +15,11 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.fine_tuning.surgery import conversion
+from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
+from lingvo_gshard.fine_tuning.surgery.upcycling import has_experts, stacks
 from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
 from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.training.surgery import conversion
-from lingvo_gshard.training.surgery.expert_use import ExpertUse
-from lingvo_gshard.training.surgery.upcycling import has_experts, stacks
 
 # Criteria for the experts to keep.
 LOAD, GATE = "load", "gate"

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.rounding import BY_KERNELS, SIMULATED
-from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.low_precision.rounding import BY_KERNELS, ROUNDINGS, SIMULATED
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
-from lingvo_gshard.training.step.trainer import Trainer
 
 # The compute capabilities of Ada and Blackwell. Earlier NVIDIA GPUs have no FP8 and no MXFP8.
 _FIRST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0)}
@@ -30,22 +27,8 @@ _OLD_GPUS = {
 }
 
 
-def check_device(precision: Precision, device: Device) -> None:
-    """Checks that a device computes the products of a precision in 8 bits, or simulates them.
-
-    Args:
-      precision: the precision.
-      device: a device, which need not be in this machine.
-
-    Raises:
-      UserError: products would be no faster than in bfloat16; names step.precision.
-    """
-    capability = getattr(device, "compute_capability", "")
-    check_name(precision, platform_of(device), device.device_kind, capability)
-
-
 def check_name(precision: Precision, platform: str, name: str, capability: str = "") -> None:
-    """Checks what `check_device` does, for devices of a name.
+    """Checks that devices compute the products of a precision in 8 bits, or simulate them.
 
     Args:
       precision: the precision.
@@ -56,9 +39,9 @@ def check_name(precision: Precision, platform: str, name: str, capability: str =
     Raises:
       UserError: products would be no faster than in bfloat16; names step.precision.
     """
-    if not precision.rounding:
+    if precision.name not in ROUNDINGS:
         return
-    if precision.rounding in SIMULATED:
+    if precision.name in SIMULATED:
         if platform == "cuda" and not _has_products("fp8", platform, name, capability):
             raise UserError(
                 f"step.precision is {precision.name!r}, but {name} has no FP8, in which kernels "
@@ -84,23 +67,23 @@ def _has_products(precision: str, platform: str, name: str, capability: str) -> 
     return platform != "cuda" or not _OLD_GPUS[precision].search(name.lower())
 
 
-def notes(trainer: Trainer, platform: str, has_kernels: bool = True) -> list[str]:
-    """Returns sentences on products that are not computed in the 8 bits of a trainer's precision.
+def notes(precision: Precision, task: Task, platform: str, has_kernels: bool = True) -> list[str]:
+    """Returns sentences on products that are not computed in the 8 bits of a precision.
 
     Args:
-      trainer: the trainer.
+      precision: the precision.
+      task: the task that is trained.
       platform: jax's name of the devices' platform.
       has_kernels: whether the step uses the platform's kernels.
     """
-    precision = trainer.precision
-    if not precision.rounding:
+    if precision.name not in ROUNDINGS:
         return []
     others = ""
-    if precision.rounding in SIMULATED:
+    if precision.name in SIMULATED:
         reason = "no compiler has products with a scale for each block"
-        if platform == "cuda" and has_kernels and _has_dropless_experts(trainer.task):
+        if platform == "cuda" and has_kernels and _has_dropless_experts(task):
             others = ", but for those of dropless experts"
-    elif precision.rounding in BY_KERNELS and platform == "cuda" and not has_kernels:
+    elif precision.name in BY_KERNELS and platform == "cuda" and not has_kernels:
         reason = "TensorFlow compiles this step, without kernels; the runtime spmd has them"
     elif platform not in ("tpu", "cuda"):
         reason = f"no products in 8 bits are known on {platform}"

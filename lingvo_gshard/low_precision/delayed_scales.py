@@ -14,14 +14,21 @@ scale. A history travels with its weight, through loops too. Its gradient is wha
 from __future__ import annotations
 
 import dataclasses
-import functools
+from typing import Any
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.rounding import DelayedScales, largest_magnitude
+from lingvo_gshard.layers.product_rules import (
+    RULES,
+    Multiply,
+    Product,
+    ProductContext,
+    ProductRule,
+)
+from lingvo_gshard.low_precision.rounding import DelayedScales, largest_magnitude
 
 LOCAL_LETTERS = {
     "f": "activations, weight and gradients of a product",
@@ -36,53 +43,24 @@ _SUFFIX = "_history"
 _INITIAL = (32.0, 1.0, 1.0)
 
 
-def add(model: Layer) -> None:
-    """Declares a history for each weight of products of a model, unless it has one."""
-    for layer in model.all_layers():
-        for name, spec in layer.variables.items():
-            if spec.inputs and f"{name}{_SUFFIX}" not in layer.histories:
-                sizes = {"f": len(_INITIAL), "h": STEPS}
-                layer.create_history(f"{name}{_SUFFIX}", "fh", sizes, _initial, updated)
+def beside(layer: Layer) -> dict[str, VariableSpec]:
+    """Declares a history beside each weight of a layer's products."""
+    return {
+        f"{name}{_SUFFIX}": VariableSpec(
+            f"{spec.path}{_SUFFIX}",
+            "fh",
+            (len(_INITIAL), STEPS),
+            "float32",
+            _initial,
+            update_rule=updated,
+            is_measured=True,
+        )
+        for name, spec in layer.variables.items()
+        if spec.inputs
+    }
 
 
-def is_history(spec: VariableSpec) -> bool:
-    """Returns whether a spec in a tree of weights declares a history."""
-    return spec.update_rule is updated
-
-
-def history_of(theta: NestedMap, name: str) -> tf.Tensor | None:
-    """Returns the history of a weight of a layer; None in passes without."""
-    return theta.get(f"{name}{_SUFFIX}")
-
-
-def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:
-    """Returns the weights of a layer for each of several parts of a batch that it computes.
-
-    A weight's gradient is the sum over the parts, but what its history measures is the largest of
-    what the parts measure.
-
-    Args:
-      layer: the layer.
-      theta: its weights.
-      count: number of parts.
-    """
-    if count == 1 or not context.current().has_histories:
-        return [theta] * count
-    pairs = zip(theta.flatten(), layer.variable_specs().flatten(), strict=True)
-    copies = [_copies(x, count) if is_history(spec) else [x] * count for x, spec in pairs]
-    return [theta.pack(leaves) for leaves in zip(*copies, strict=True)]
-
-
-def _copies(history_fh: tf.Tensor, count: int) -> list[tf.Tensor]:
-    @custom_gradient
-    def compute(history_fh: tf.Tensor):
-        copies = tuple(tf.identity(history_fh) for _ in range(count))
-        return copies, lambda *measured: functools.reduce(tf.maximum, measured)
-
-    return list(compute(history_fh))
-
-
-def known(rounding: DelayedScales, history_fh: tf.Tensor) -> DelayedScales:
+def _known(rounding: DelayedScales, history_fh: tf.Tensor) -> DelayedScales:
     """Returns a rounding by the scales of a history."""
     largest = tf.reduce_max(tf.stop_gradient(history_fh), -1)
     return dataclasses.replace(rounding, largest=largest)
@@ -102,7 +80,7 @@ def updated(history_fh: tf.Tensor, measured_fh: tf.Tensor) -> tf.Tensor:
     return tf.where(is_known, moved, history_fh)
 
 
-def measured(y: tf.Tensor, history_fh: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+def _measured(y: tf.Tensor, history_fh: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Returns a product as it is; the gradient of its history is what the product measures.
 
     Args:
@@ -127,3 +105,29 @@ def measured(y: tf.Tensor, history_fh: tf.Tensor, x: tf.Tensor, weight: tf.Tenso
 def _initial(shape: tuple[int, ...], dtype: tf.DType, key: tf.Tensor) -> tf.Tensor:
     del key
     return tf.broadcast_to(tf.constant(_INITIAL, dtype)[:, tf.newaxis], shape)
+
+
+class _Histories(ProductRule):
+    """Rounds the factors of products by the histories of their weights."""
+
+    def multiply(
+        self, product: Product, x: tf.Tensor, weight: Any, multiply: Multiply
+    ) -> tf.Tensor:
+        """Returns a product by the history of its first weight, which it measures for."""
+        rounding = context.extension(ProductContext).rounding
+        history_fh = product.theta.get(f"{product.names[0]}{_SUFFIX}") if product.names else None
+        if history_fh is None or not isinstance(rounding, DelayedScales):
+            return multiply(x, weight)
+        known = _known(rounding, history_fh)
+        weight = tf.cast(weight, x.dtype)
+        with context.override_extension(ProductContext, rounding=known):
+            y = multiply(x, weight)
+        return _measured(y, history_fh, x, weight)
+
+    def obstacle(self, theta: NestedMap) -> str:
+        """Returns "": products without histories have scales of their own step."""
+        del theta
+        return ""
+
+
+RULES.register("delayed_scales")(_Histories())

@@ -15,8 +15,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lora import is_factor
-from lingvo_gshard.tasks.language_model import REFERENCE
+from lingvo_gshard.fine_tuning.adapters import is_factor
+from lingvo_gshard.fine_tuning.preferences import REFERENCE
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint

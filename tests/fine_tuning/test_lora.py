@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.fine_tuning.adapters import is_factor
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.published_layers.latent_attention import LatentAttention

@@ -5,8 +5,8 @@ import pytest
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.low_precision import devices
 from lingvo_gshard.planning.machines.chips import CHIPS
-from lingvo_gshard.runtime import eight_bits
 from lingvo_gshard.runtime.compile_options import Traits, chosen
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -38,26 +38,26 @@ def test_devices_whose_products_are_no_faster_are_refused(key, kind, precision):
     platform = PLATFORMS[chip.kind]
     is_faster = chip.peak_flops.get(name, 0) > chip.peak_flops["bf16"]
     if is_faster and (name, chip.kind) != ("int8", "gpu"):
-        eight_bits.check_name(precision, platform, kind)
+        devices.check_name(precision, platform, kind)
     else:
         with pytest.raises(UserError, match=rf"step\.precision is '{name}', but products are no"):
-            eight_bits.check_name(precision, platform, kind)
-    eight_bits.check_name(BFLOAT16, platform, kind)
+            devices.check_name(precision, platform, kind)
+    devices.check_name(BFLOAT16, platform, kind)
     if chip.kind == "gpu" and "fp8" not in chip.peak_flops:
         with pytest.raises(UserError, match="has no FP8, in which kernels multiply blocks"):
-            eight_bits.check_name(BLOCKS, platform, kind)
+            devices.check_name(BLOCKS, platform, kind)
     else:
-        eight_bits.check_name(BLOCKS, platform, kind)
+        devices.check_name(BLOCKS, platform, kind)
 
 
 @pytest.mark.parametrize(("key", "kind"), DEVICES)
 def test_blocks_of_32_are_for_blackwell(key, kind):
     chip = CHIPS[key]
     if chip.kind == "cpu" or key in ("b200",):
-        eight_bits.check_name(MXFP8, PLATFORMS[chip.kind], kind)
+        devices.check_name(MXFP8, PLATFORMS[chip.kind], kind)
     else:
         with pytest.raises(UserError, match=r"step\.precision is 'mxfp8', but products are no"):
-            eight_bits.check_name(MXFP8, PLATFORMS[chip.kind], kind)
+            devices.check_name(MXFP8, PLATFORMS[chip.kind], kind)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_blocks_of_32_are_for_blackwell(key, kind):
 )
 def test_a_refusal_names_what_is_faster(precision, platform, kind, nearest):
     with pytest.raises(UserError, match=f"Set step.precision = '{nearest}'"):
-        eight_bits.check_name(precision, platform, kind)
+        devices.check_name(precision, platform, kind)
 
 
 def test_the_compute_capability_of_a_gpu_decides():
-    eight_bits.check_name(FP8, "cuda", "a GPU that jax names otherwise", "8.9")
-    eight_bits.check_name(MXFP8, "cuda", "a GPU that jax names otherwise", "10.0")
+    devices.check_name(FP8, "cuda", "a GPU that jax names otherwise", "8.9")
+    devices.check_name(MXFP8, "cuda", "a GPU that jax names otherwise", "10.0")
     with pytest.raises(UserError, match="no faster in it than in bfloat16 on NVIDIA GeForce RTX"):
-        eight_bits.check_name(FP8, "cuda", "NVIDIA GeForce RTX 3090", "8.6")
+        devices.check_name(FP8, "cuda", "NVIDIA GeForce RTX 3090", "8.6")
     with pytest.raises(UserError, match="Set step.precision = 'fp8'"):
-        eight_bits.check_name(MXFP8, "cuda", "NVIDIA GH200 480GB", "9.0")
+        devices.check_name(MXFP8, "cuda", "NVIDIA GH200 480GB", "9.0")
 
 
 def test_simulated_products_are_named():
@@ -90,16 +90,16 @@ def test_simulated_products_are_named():
         for each in ("fp8", "fp8_blocks", "int8", "bfloat16")
     )
     for each in (fp8, int8):
-        assert "no products in 8 bits are known on cpu" in eight_bits.notes(each, "cpu")[0]
-    assert "a scale for each block" in eight_bits.notes(blocks, "cuda")[0]
+        assert "no products in 8 bits are known on cpu" in each.device_notes("cpu")[0]
+    assert "a scale for each block" in blocks.device_notes("cuda")[0]
     dropless = {"moe.dispatch": DroplessDispatch.params()}
     blocks = tiny_translation.trainer(stack_values=dropless, precision="fp8_blocks")
-    assert "but for those of dropless experts" in eight_bits.notes(blocks, "cuda")[0]
-    assert "dropless" not in eight_bits.notes(blocks, "tpu")[0]
+    assert "but for those of dropless experts" in blocks.device_notes("cuda")[0]
+    assert "dropless" not in blocks.device_notes("tpu")[0]
     blocks = tiny_translation.trainer(precision="mxfp8")
-    assert not eight_bits.notes(blocks, "cuda")
-    assert "runtime spmd" in eight_bits.notes(blocks, "cuda", has_kernels=False)[0]
-    assert not eight_bits.notes(fp8, "cuda") and not eight_bits.notes(bfloat16, "cpu")
+    assert not blocks.device_notes("cuda")
+    assert "runtime spmd" in blocks.device_notes("cuda", has_kernels=False)[0]
+    assert not fp8.device_notes("cuda") and not bfloat16.device_notes("cpu")
 
 
 def test_runtimes_say_that_they_simulate():

@@ -8,8 +8,9 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
+from lingvo_gshard.inference import stored_weights
+from lingvo_gshard.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
 from lingvo_gshard.layers import products
-from lingvo_gshard.layers.products import INT8, INT8_WEIGHTS
 
 # Equation, shape of x, shape of the weight, and the axes of the weight that are summed over.
 PRODUCTS = [
@@ -22,8 +23,8 @@ PRODUCTS = [
 
 
 def stored(weight, layout, contracted, precision):
-    with context.scope(), context.override_extension(products.ProductContext, precision=precision):
-        return products.store(tf.constant(weight), layout, contracted)
+    with context.scope(), context.override_extension(StoredPrecision, name=precision):
+        return stored_weights.store(tf.constant(weight), layout, contracted)
 
 
 def stored_for(equation, weight, axes, precision):
@@ -45,12 +46,12 @@ def arrays(shape_x, shape_w):
     return x.astype(np.float32), w.astype(np.float32)
 
 
-class ProductsTest(testing.TestCase, parameterized.TestCase):
+class StoredWeightsTest(testing.TestCase, parameterized.TestCase):
     """Tests products whose weights all count as large, unless a test says otherwise."""
 
     def setUp(self):
         super().setUp()
-        self.enter_context(mock.patch.object(products, "SMALL", 0))
+        self.enter_context(mock.patch.object(stored_weights, "SMALL", 0))
 
     @parameterized.parameters(*PRODUCTS)
     def test_int8_products_are_those_of_rounded_rows_and_channels(
@@ -78,7 +79,9 @@ class ProductsTest(testing.TestCase, parameterized.TestCase):
         found = products.multiply(equation, tf.constant(x), weight).numpy()
         values, scale = rounded(w, axes)
         self.assertAllClose(found, np.einsum(equation, x, values * scale), rtol=1e-4, atol=1e-5)
-        self.assertAllClose(products.restore(weight).numpy(), values * scale, rtol=1e-6, atol=0)
+        self.assertAllClose(
+            stored_weights.restore(weight).numpy(), values * scale, rtol=1e-6, atol=0
+        )
 
     def test_a_row_has_the_same_product_alone_and_among_others(self):
         x, w = arrays((32, 3000), (3000, 64))
@@ -110,7 +113,7 @@ class ProductsTest(testing.TestCase, parameterized.TestCase):
             self.assertAllClose(found, (values * scale)[ids], rtol=1e-6, atol=0)
 
     def test_small_weights_keep_float_products_and_can_be_restored_alone(self):
-        self.enter_context(mock.patch.object(products, "SMALL", 50))
+        self.enter_context(mock.patch.object(stored_weights, "SMALL", 50))
         tree = {"small": (7, 7), "large": (5, 10), "experts": (4, 7, 7)}
         layouts = {"small": "MH", "large": "MH", "experts": "EMH"}
         tree = {n: stored(np.ones(s, np.float32), layouts[n], "M", INT8) for n, s in tree.items()}
@@ -118,14 +121,14 @@ class ProductsTest(testing.TestCase, parameterized.TestCase):
         self.assertIn(INT8, tree["large"])
         # Each expert has a product of its own.
         self.assertIn(INT8_WEIGHTS, tree["experts"])
-        restored = products.restore([tree, tf.zeros([3])], only_small=True)
+        restored = stored_weights.restore([tree, tf.zeros([3])], only_small=True)
         self.assertEqual(restored[0]["small"].dtype, tf.float32)
-        self.assertTrue(products.is_stored(restored[0]["large"]))
+        self.assertTrue(stored_weights.is_stored(restored[0]["large"]))
         self.assertEqual(restored[1].shape, [3])
 
     def test_without_a_precision_weights_stay_as_they_are(self):
         weight = tf.ones([2, 3])
-        self.assertIs(products.store(weight, "MH", "M"), weight)
+        self.assertIs(stored_weights.store(weight, "MH", "M"), weight)
 
     def test_an_equation_that_is_no_product_of_matrices_is_refused(self):
         weight = stored(np.ones((3, 8, 5), np.float32), "EMH", "M", INT8)

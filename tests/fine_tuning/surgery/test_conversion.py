@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.surgery import conversion
+from lingvo_gshard.fine_tuning.surgery import conversion
+from tests.fine_tuning.surgery import tiny_stacks
 from tests.layers.stacks import executions
-from tests.training.surgery import tiny_stacks
 
 # Four layers as one loop, and as pipeline stages with two chunks of one layer each.
 LOOP = {"execution": executions.loop()}

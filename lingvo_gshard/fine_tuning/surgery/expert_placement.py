@@ -13,10 +13,10 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.fine_tuning.surgery import pruning
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.training.surgery import pruning
 
 
 def order_of(

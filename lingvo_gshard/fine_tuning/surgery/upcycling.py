@@ -17,6 +17,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.fine_tuning.surgery import conversion
 from lingvo_gshard.layers import feed_forward, token_context
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -24,7 +25,6 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
 from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.training.surgery import conversion
 
 _FEED_FORWARD, _EXPERTS = ".feed_forward.", ".feed_forward.experts."
 _TOLERANCE = 1e-4

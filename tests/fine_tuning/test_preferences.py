@@ -7,7 +7,7 @@ import rich.console
 import lingvo_gshard as gshard
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.tasks.language_model import without_reference
+from lingvo_gshard.fine_tuning.preferences import without_reference
 from tests.fine_tuning.conversations import chat_models
 from tests.fine_tuning.conversations.test_preference_input import PREFERENCES, preferences
 from tests.open_models import llama_reference

@@ -10,13 +10,15 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers import delayed_scales, products
-from lingvo_gshard.layers.delayed_scales import STEPS
-from lingvo_gshard.layers.rounding import DelayedScales
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import products
+from lingvo_gshard.low_precision import delayed_scales
+from lingvo_gshard.low_precision.delayed_scales import STEPS
+from lingvo_gshard.low_precision.fp8 import Fp8
+from lingvo_gshard.low_precision.rounding import DelayedScales
 from lingvo_gshard.optimizers.local_updates import LocalUpdates
-from lingvo_gshard.training.step.precision import Fp8
 from tests.layers.stacks.executions import loop, pipeline, sequential
-from tests.layers.test_rounding import E4M3, E5M2, LARGEST, power_of_two
+from tests.low_precision.test_rounding import E4M3, E5M2, LARGEST, power_of_two
 from tests.runtime import tiny_translation
 
 EQUATION, GRADIENT_OF_X, GRADIENT_OF_W = "BLM,MH->BLH", "BLH,MH->BLM", "BLM,BLH->MH"
@@ -47,7 +49,7 @@ def product(x, w, dz, history_fh):
         tf.GradientTape() as tape,
     ):
         tape.watch([x, w, history_fh])
-        z = products.multiply(EQUATION, x, w, history_fh)
+        z = products.multiply(EQUATION, x, w, NestedMap(w_history=history_fh), ("w",))
     found = tape.gradient(z, [x, w, history_fh], output_gradients=cast(Any, tf.constant(dz)))
     return [t.numpy() for t in (z, *found)]
 

@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters of weights (Hu et al. 2021, arXiv 2106.09685).
+"""Low-rank adapters of weights: LoRA (Hu et al. 2021, arXiv 2106.09685).
 
 The product of x with an adapted weight W becomes x W + (alpha / rank) (x A) B (section 4.1). A has
 the letters that the product sums over, and the rank; B has the rank and the other letters of W. So
@@ -9,68 +9,28 @@ every strategy splits both as it splits W:
 
 A layer with adapted weights has a child `lora` that holds the factors. B starts at 0, so that the
 first step computes what the model without adapters does.
-
-Patterns of paths choose the weights; see sharding/weight_patterns.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context, initializers, letters
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.delayed_scales import history_of
 from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.product_rules import RULES, Product, ProductRule
 from lingvo_gshard.layers.products import multiply, unrounded
-from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
 
 LOCAL_LETTERS = {"z": "rank of an adapter"}
 
 # Name of the child that holds the factors of a layer's weights.
 CHILD = "lora"
 RANK = "z"
-
-
-class LoRA(Configurable):
-    """The weights with adapters, and the adapters' size. All other weights are frozen.
-
-    `step.optimizer.learning_rate_factors` trains more weights, such as {"*norm": 1.0}.
-    """
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("rank", 0, "Rank of the adapters; 0: the model has none.", minimum=0)
-        p.define(
-            "alpha",
-            0.0,
-            "An adapter's product is multiplied by alpha / rank; 0 for a factor of 1.",
-            minimum=0,
-        )
-        p.define(
-            "weights",
-            ("*.w_query", "*.w_value"),
-            "Patterns of the weights that get adapters: paths of weights or layers.",
-        )
-        p.define(
-            "input_dropout",
-            0.0,
-            "Share of the adapters' inputs that is dropped in training.",
-            minimum=0,
-            below=1,
-        )
-        return p
-
-    @classmethod
-    def scale(cls, params: Params) -> float:
-        """Returns the factor of the adapters' products."""
-        return params.alpha / params.rank if params.alpha and params.rank else 1.0
 
 
 class Adapters(Layer):
@@ -148,89 +108,40 @@ class Adapters(Layer):
             return x_low * tf.constant(self.p.scale, x_low.dtype), low
 
 
-def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
-    """Returns the product of activations with a weight of a layer, its adapter included.
+class _Rule(ProductRule):
+    """Adds what adapters add to the products with their weights."""
 
-    Args:
-      layer: the layer that owns the weight.
-      theta: its weights.
-      name: name of the weight.
-      equation: see `products.multiply`.
-      x: the activations.
-    """
-    y = multiply(equation, x, theta[name], history_of(theta, name))
-    return add_adapter(layer, theta, name, equation, x, y)
+    def add(self, product: Product, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        """Returns a result, plus the product with the weight's adapter if it has one."""
+        (name,) = product.names
+        if not _has_adapter(product.theta, name):
+            return y
+        adapters = getattr(product.layer, CHILD)
+        return y + adapters.fprop(product.theta[CHILD], name, product.equation, x)
 
+    def factors(
+        self, product: Product, x: tf.Tensor, weight: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns factors whose dimension that is summed is longer by the rank of the adapter."""
+        (name,) = product.names
+        if not _has_adapter(product.theta, name):
+            return x, weight
+        theta = product.theta[CHILD]
+        x_low, _ = getattr(product.layer, CHILD).reduce(theta, name, product.equation, x)
+        both = [tf.cast(w, x.dtype) for w in (weight, theta[f"{name}_b"])]
+        return tf.concat([x, x_low], -1), tf.concat(both, 0)
 
-def add_adapter(
-    layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor, y: tf.Tensor
-) -> tf.Tensor:
-    """Returns the product y of x with a weight, plus what its adapter adds, if it has one."""
-    if CHILD not in theta or f"{name}_a" not in theta[CHILD]:
-        return y
-    return y + getattr(layer, CHILD).fprop(theta[CHILD], name, equation, x)
-
-
-def concatenated(
-    layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns activations and a weight whose product is `product(layer, theta, ...)`.
-
-    The dimension that the product sums over is longer by the rank of the weight's adapter.
-
-    Args:
-      layer: the layer that owns the weight.
-      theta: its weights.
-      name: name of the weight, a matrix whose first dimension the product sums over.
-      equation: see `products.multiply`. The summed letter is the last of x.
-      x: the activations.
-    """
-    weight = theta[name]
-    if CHILD not in theta or f"{name}_a" not in theta[CHILD]:
-        return x, weight
-    x_low, _ = getattr(layer, CHILD).reduce(theta[CHILD], name, equation, x)
-    factors = [tf.cast(w, x.dtype) for w in (weight, theta[CHILD][f"{name}_b"])]
-    return tf.concat([x, x_low], -1), tf.concat(factors, 0)
+    def obstacle(self, theta: NestedMap) -> str:
+        """Returns that a layer's weights have adapters, if they do."""
+        return "its weights have adapters" if theta.get(CHILD) else ""
 
 
-def adapt(model: Layer, params: Params, where: str) -> None:
-    """Adds adapters to the layers of a model.
+RULES.register("adapters")(_Rule())
 
-    Args:
-      model: the model.
-      params: Params of `LoRA`, with a positive rank.
-      where: path of these Params, for messages.
 
-    Raises:
-      UserError: a pattern matches no weight that can have an adapter.
-    """
-    patterns = params.weights
-    if isinstance(patterns, str) or not patterns:
-        raise UserError(f"{where}.weights is {patterns!r}; a tuple of patterns was expected")
-    specs = model.variable_specs()
-    check(f"{where}.weights", patterns, specs)
-    can = [spec for spec in specs.flatten() if spec.inputs]
-    chosen: set[str] = set()
-    for pattern in patterns:
-        found = [spec.path for spec in can if matches(pattern, spec)]
-        if not found:
-            raise UserError(
-                f"{where}.weights: {pattern!r} matches no weight that activations are multiplied "
-                f"with. {nearest(pattern, [spec.path for spec in can])}"
-            )
-        chosen.update(found)
-    options = Adapters.params().set(
-        rank=params.rank,
-        scale=LoRA.scale(params),
-        dropout_rate=params.input_dropout,
-        dtype="float32",
-    )
-    for layer in _layers(model):
-        weights = {n: s for n, s in layer.variables.items() if s.path in chosen}
-        if weights:
-            layer.create_child(CHILD, options)
-            for name, spec in weights.items():
-                getattr(layer, CHILD).add(name, spec)
+def _has_adapter(theta: NestedMap, name: str) -> bool:
+    """Returns whether a weight of a layer has an adapter."""
+    return CHILD in theta and f"{name}_a" in theta[CHILD]
 
 
 def is_factor(path: str) -> bool:
@@ -292,12 +203,7 @@ def merged(specs: Any, theta: Any, merge: Merge) -> Any:
     return result
 
 
-def _adapted(specs: NestedMap) -> Sequence[str]:
+def _adapted(specs: Mapping[str, Any]) -> Sequence[str]:
     """Returns the names of the weights of one layer that have adapters."""
     factors = specs.get(CHILD, {})
     return [name[:-2] for name in factors if name.endswith("_a")]
-
-
-def _layers(layer: Layer) -> list[Layer]:
-    """Returns a layer and all its descendants."""
-    return [layer, *(below for child in layer.child_layers() for below in _layers(child))]

@@ -30,7 +30,7 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.block_products import BlockProduct
+from lingvo_gshard.low_precision.block_products import BlockProduct
 from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
 from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 

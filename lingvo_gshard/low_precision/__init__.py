@@ -1,0 +1,1 @@
+"""Low precision: training with products of 8 bits."""

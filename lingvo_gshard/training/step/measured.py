@@ -1,0 +1,75 @@
+"""Measured: the part of a trainer's state that layers have beside their weights in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
+
+
+class Measured(StatePart):
+    """Keeps arrays beside a task's weights, in the order of the layers' trees.
+
+    Layers read them in a step, whose gradients of them are what it measures. The update rules of
+    their declarations make the arrays after the step.
+    """
+
+    def __init__(self, task: Task, beside: context.Beside):
+        """Declares the arrays.
+
+        Args:
+          task: has the layers.
+          beside: declares the arrays of a layer; see `context.Context`.
+        """
+        self.beside = beside
+        with context.override(beside=beside):
+            self._tree = task.variable_specs()
+        found = [spec for spec in self._tree.flatten() if spec.is_measured]
+        # Adapters freeze the weights below them, whose arrays go on.
+        self._specs = NestedMap(leaves=[dataclasses.replace(s, is_frozen=False) for s in found])
+
+    def specs(self) -> NestedMap:
+        """Returns the arrays' tree of VariableSpec."""
+        return self._specs
+
+    def before(self, own: NestedMap) -> dict[str, NestedMap]:
+        """Returns the arrays that layers read. The step measures for them."""
+        return {"own_measured": own}
+
+    def joined(self, theta: NestedMap, own: NestedMap) -> NestedMap:
+        """Returns the tree that layers read in a training step.
+
+        Args:
+          theta: a tree like the weights.
+          own: a tree like `specs()`.
+        """
+        weights, arrays = iter(theta.flatten()), iter(own.flatten())
+        specs = self._tree.flatten()
+        return self._tree.pack(next(arrays if spec.is_measured else weights) for spec in specs)
+
+    def parted(self, theta: NestedMap, joined: list[tf.Tensor]) -> tuple[NestedMap, NestedMap]:
+        """Returns trees like the weights and like `specs()`: the inverse of `joined`.
+
+        Args:
+          theta: a tree like the weights.
+          joined: the leaves of both, in the order of `joined`.
+        """
+        pairs = list(zip(self._tree.flatten(), joined, strict=True))
+        weights = theta.pack(leaf for spec, leaf in pairs if not spec.is_measured)
+        return weights, self._specs.pack(leaf for spec, leaf in pairs if spec.is_measured)
+
+    def after(self, own: NestedMap, seen: Seen, verdict: Verdict, outcome: Outcome) -> NestedMap:
+        """Returns the arrays after a step, which has measured their gradients."""
+        del verdict
+
+        def update(spec: VariableSpec, old: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+            assert spec.update_rule is not None
+            return tf.where(outcome.is_skipped, old, spec.update_rule(old, gradient))
+
+        trees = (self._specs, own, seen.measured[self.name])
+        return self._specs.pack(map(update, *(tree.flatten() for tree in trees)))
