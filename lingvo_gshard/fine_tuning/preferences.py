@@ -75,7 +75,7 @@ class Preferences(TaskFeature):
             task.create_child(REFERENCE, other)
 
     def declared(self, task: Task, specs: NestedMap) -> NestedMap:
-        """Returns declarations by which training never changes the reference."""
+        """Returns the declarations of all weights. Training never changes the reference."""
         del task
         if REFERENCE not in specs:
             return specs

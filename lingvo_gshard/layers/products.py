@@ -112,7 +112,7 @@ def multiply(
 def _follow(
     rules: Sequence[ProductRule], of: Product, x: tf.Tensor, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Returns a product by rules, each of which calls the next one."""
+    """Returns a product by rules. Each rule calls the next one."""
     if not rules:
         rounding = context.extension(ProductContext).rounding
         return einsum(of.equation, x, tf.cast(weight, x.dtype), rounding=rounding)
