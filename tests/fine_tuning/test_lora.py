@@ -1,4 +1,4 @@
-# tests: fine_tuning/lora.py, fine_tuning/adapters.py
+# tests: fine_tuning/lora.py, fine_tuning/adapters.py, layers/product_rules.py
 """Tests LoRA: losses and gradients against merged weights, what is frozen, and wrong patterns."""
 
 import numpy as np

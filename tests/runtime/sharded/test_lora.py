@@ -1,4 +1,4 @@
-# tests: fine_tuning/lora.py, fine_tuning/adapters.py
+# tests: fine_tuning/adapters.py
 """Compares training of adapters over meshes with one device."""
 
 import functools
