@@ -1,4 +1,3 @@
-# tests: published_layers/latent_attention.py
 """Tests latent attention against loops in float64, in its kernels, and with its cache."""
 
 import numpy as np
