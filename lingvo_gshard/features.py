@@ -6,9 +6,11 @@ not list takes part once its module is imported.
 
 # Modules of each seam. Features are called in this order.
 MODULES: dict[str, tuple[str, ...]] = {
+    "fused_attention": ("lingvo_gshard.kernels.layers.fused_attention",),
     "kernel_bodies": ("lingvo_gshard.kernels.splicing",),
     "long_losses": ("lingvo_gshard.long_inputs.chunked_loss",),
     "lowering_passes": ("lingvo_gshard.spmd_passes.passes",),
+    "program_readers": ("lingvo_gshard.planning.program_reader",),
     "step_parts": (
         "lingvo_gshard.optimizers.averages",
         "lingvo_gshard.optimizers.spikes",
@@ -23,6 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.params.language_model",
         "lingvo_gshard.params.translation",
         "lingvo_gshard.giants.gshard_paper",
+        "lingvo_gshard.giants.hundred_languages",
         "lingvo_gshard.giants.one_gpu_language_models",
         "lingvo_gshard.giants.prepared_translation",
         "lingvo_gshard.giants.published_language_models",

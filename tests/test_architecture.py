@@ -27,16 +27,15 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # Top-level folders in the order of dependence, each with the folders it may import.
-MODEL = ("core", "data", "sharding", "kernels", "layers", "tasks")
+MODEL = ("core", "data", "sharding", "layers", "tasks")
 HEART = {
     "core": (),
     "data": ("core",),
     "sharding": ("core",),
-    "kernels": ("core", "sharding"),
-    "layers": ("core", "sharding", "kernels"),
-    "tasks": MODEL[:5],
+    "layers": ("core", "sharding"),
+    "tasks": MODEL[:4],
     "training": MODEL,
-    "hlo": ("core", "sharding", "kernels"),
+    "hlo": ("core", "sharding"),
     "optimizers": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "optimizers", "hlo"),
     "params": (*MODEL, "training"),
@@ -47,24 +46,26 @@ WINGS_OF = {
     "object_stores": (),
     "preparation": (),
     "services": (),
-    "long_inputs": (),
+    "kernels": (),
+    "dropless": ("kernels",),
+    "long_inputs": ("kernels",),
     "spmd_passes": (),
     "agents": ("object_stores", "services"),
-    "low_precision": (),
+    "low_precision": ("kernels",),
     "fine_tuning": ("preparation", "services"),
     "facts": ("fine_tuning",),
-    "inference": ("preparation", "facts", "fine_tuning"),
+    "inference": ("kernels", "dropless", "preparation", "facts", "fine_tuning"),
     "published_layers": ("facts", "inference"),
     "open_models": (
-        *("object_stores", "published_layers", "preparation", "services", "facts", "inference"),
-        *("fine_tuning",),
+        *("object_stores", "dropless", "published_layers", "preparation", "services"),
+        *("fine_tuning", "facts", "inference"),
     ),
     "testing": ("inference",),
-    "planning": ("pages", "services", "facts", "inference"),
+    "planning": ("pages", "dropless", "services", "facts", "inference"),
     "profiling": ("services", "facts", "planning"),
     "export": ("object_stores", "preparation", "inference"),
     "reporting": ("pages", "services", "planning", "profiling"),
-    "giants": ("published_layers", "preparation"),
+    "giants": ("dropless", "published_layers", "preparation"),
     "keras": ("planning",),
 }
 ALL_BELOW_API = (*HEART, *(wing for wing in WINGS_OF if wing not in ("agents", "keras", "testing")))

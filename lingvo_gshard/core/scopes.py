@@ -8,6 +8,7 @@ into the loop's name (`loop_name`).
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 # Operations that compute the loss from the logits.
 LOSS_SCOPE = "loss"
@@ -30,3 +31,36 @@ def trips_of(name: str) -> int | None:
     """Returns the usual iterations of a loop by the name of its operation; None if it has none."""
     found = _LOOP.findall(name)
     return int(found[-1]) if found else None
+
+
+_FUSED = re.compile(r"fused_([a-z_]+)_share_(\d+\.\d+)(?:_read_(\d\.\d+))?")
+
+
+class FusedCall(NamedTuple):
+    """The call of a kernel, found by the name of an operation in its body.
+
+    Attributes:
+      kernel: name of the kernel.
+      share: the share of its products that the kernel computes.
+      read_share: the share of its weights that the kernel reads.
+    """
+
+    kernel: str
+    share: float
+    read_share: float
+
+    @property
+    def scope(self) -> str:
+        """The name scope of the operations of the call."""
+        read = f"_read_{self.read_share:.4f}" if self.read_share < 1 else ""
+        return f"fused_{self.kernel}_share_{self.share:.4f}{read}"
+
+    @classmethod
+    def of(cls, op_name: str) -> FusedCall | None:
+        """Returns the call whose body has an operation; None for operations of no kernel.
+
+        Args:
+          op_name: the operation's name in HLO.
+        """
+        found = _FUSED.search(op_name)
+        return cls(found[1], float(found[2]), float(found[3] or 1)) if found else None

@@ -75,7 +75,7 @@ class Preferences(TaskFeature):
             task.create_child(REFERENCE, other)
 
     def declared(self, task: Task, specs: NestedMap) -> NestedMap:
-        """Returns declarations by which training never changes the reference."""
+        """Returns the declarations, with a reference that training never changes."""
         del task
         if REFERENCE not in specs:
             return specs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.params import translation
 from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.training.step.schedules import WarmupStableDecay

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.giants import prepared_translation
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.preparation.prepared.language_model_input import PreparedLanguageModelInput

@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.hlo import tpu_slices
 from lingvo_gshard.hlo.collectives import KINDS
 from lingvo_gshard.hlo.demand import (
@@ -33,7 +34,6 @@ from lingvo_gshard.hlo.demand import (
 from lingvo_gshard.hlo.messages import ALGORITHMS, PRECISIONS
 from lingvo_gshard.hlo.module import Instruction, Shape, element_bits
 from lingvo_gshard.hlo.operations import FusedAttention
-from lingvo_gshard.kernels.kernel import FusedCall
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential

@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.layers.feed_forward import CLAMPED, GATES
 
 # The functions of layers/feed_forward.py, by their names, for float32 arrays of jax.
 _FUNCTIONS: dict[str, Any] = {
@@ -19,17 +20,6 @@ _FUNCTIONS: dict[str, Any] = {
     "sigmoid": lambda h: jax.nn.sigmoid(h),
     "linear": lambda h: h,
 }
-# Gated activations and the functions of their gates. Shazeer 2020, arXiv 2002.05202.
-GATES = {
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "geglu_tanh": "gelu_tanh",
-    "reglu": "relu",
-    "glu": "sigmoid",
-    "bilinear": "linear",
-}
-# Clamped SwiGLU, of gpt-oss (https://github.com/openai/gpt-oss, `swiglu` of its reference model).
-CLAMPED = "clamped_swiglu"
 
 
 class ActivationCall(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.kernels.weight_dropout import DropoutOperands
+from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
 
 # Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.
 HIDDEN = -1e30

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.sharding.platforms import hardware_of, is_interpreted
 
 _PREFIX = "lingvo_gshard.kernels."
@@ -57,8 +57,7 @@ class Kernel:
             carries it into the compiled program, see `FusedCall`.
           read_share: the share of its weights that the kernel reads.
         """
-        read = f"_read_{read_share:.4f}" if read_share < 1 else ""
-        with tf.name_scope(f"fused_{self.name}_share_{share:.4f}{read}"):
+        with tf.name_scope(FusedCall(self.name, share, read_share).scope):
             marked = gen_xla_ops.xla_custom_call_v2(
                 operands=operands,
                 call_target_name=f"{_PREFIX}{self.name}",
@@ -69,33 +68,6 @@ class Kernel:
             )
         # The generated op has no return type.
         return cast(list[tf.Tensor], marked)
-
-
-_FUSED = re.compile(r"fused_([a-z_]+)_share_(\d+\.\d+)(?:_read_(\d\.\d+))?")
-
-
-class FusedCall(NamedTuple):
-    """The call of a kernel, found by the name of an operation in its body.
-
-    Attributes:
-      kernel: name of the kernel.
-      share: the share of its products that the kernel computes.
-      read_share: the share of its weights that the kernel reads.
-    """
-
-    kernel: str
-    share: float
-    read_share: float
-
-    @classmethod
-    def of(cls, op_name: str) -> FusedCall | None:
-        """Returns the call whose body has an operation; None for operations of no kernel.
-
-        Args:
-          op_name: the operation's name in HLO.
-        """
-        found = _FUSED.search(op_name)
-        return cls(found[1], float(found[2]), float(found[3] or 1)) if found else None
 
 
 _kernels: dict[str, Kernel] = {}

@@ -12,9 +12,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.activation_call import CLAMPED, GATES
-from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.products import product
+from lingvo_gshard.layers.products import add_bias, product
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu": lambda h: tf.nn.relu(h),
@@ -25,6 +23,17 @@ _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "sigmoid": lambda h: tf.math.sigmoid(h),
     "linear": lambda h: tf.identity(h),
 }
+# Gated activations and the functions of their gates. Shazeer 2020, arXiv 2002.05202.
+GATES = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "reglu": "relu",
+    "glu": "sigmoid",
+    "bilinear": "linear",
+}
+# Clamped SwiGLU, of gpt-oss (https://github.com/openai/gpt-oss, `swiglu` of its reference model).
+CLAMPED = "clamped_swiglu"
 
 # gpt-oss multiplies by sigmoid(1.702 h), and clamps at 7.
 _ALPHA, _LIMIT = 1.702, 7.0

@@ -121,5 +121,5 @@ RULES: Seam[ProductRule] = Seam("products")
 
 
 def current_rules() -> list[ProductRule]:
-    """Returns the rules of the current pass, in the order in which they are called."""
+    """Returns the rules of the current pass, the first one first."""
     return [*RULES, *context.extension(ProductContext).rules]

@@ -112,7 +112,7 @@ def multiply(
 def _follow(
     rules: Sequence[ProductRule], of: Product, x: tf.Tensor, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Returns a product by rules, each of which calls the next one."""
+    """Returns a product by rules. Each rule calls the next one."""
     if not rules:
         rounding = context.extension(ProductContext).rounding
         return einsum(of.equation, x, tf.cast(weight, x.dtype), rounding=rounding)
@@ -221,3 +221,11 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 def _has_split_positions(ids: tf.Tensor) -> bool:
     """Returns whether L of ids [B,L] is split. TensorFlow's gradient would merge B and L."""
     return ids.shape.rank == 2 and parts_of("BL")[1] > 1
+
+
+def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x + bias in the type of x.
+
+    The sum is computed in float32. So is the gradient of the bias, which sums over all rows.
+    """
+    return tf.cast(tf.cast(x, tf.float32) + tf.cast(bias, tf.float32), x.dtype)

@@ -20,8 +20,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.kernels.layers.fused_attention import RingOptions, attend_fused
 from lingvo_gshard.layers.attention.dense import soft_cap
-from lingvo_gshard.layers.attention.fused import RingOptions, attend_fused
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.layers.dropout import DropoutMask

@@ -8,12 +8,12 @@ from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.schedules import Linear, WarmupStableDecay
+from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
 
 TEN_LANGUAGES = ("es", "pt", "pt_BR", "it", "ca", "fr", "de", "nl", "sv", "gl")
@@ -62,41 +62,6 @@ def quickstart_dense() -> Params:
         experts = Top2Router.experts_per_token(stack.moe.router)
         stack.moe = _dense_layer(experts * stack.hidden_dim)
     return params
-
-
-@registry.register("translation.hundred_languages")
-def hundred_languages() -> Params:
-    """All 99 languages of the corpus to English (under an hour on 2 cores).
-
-    Purpose: massively multilingual translation as in the GShard paper (arXiv 2006.16668), at the
-    size of one machine. As in the paper, source and target have separate vocabularies. The source
-    vocabulary has enough pieces for the words of 99 languages. The corpus is unbalanced, with 15
-    thousand to about 50 pairs per language; languages are sampled with temperature 1.25 (arXiv
-    1907.05019). The corpus has few targets: 15 thousand English sentences that most languages
-    share. So only the encoder has experts, chosen by a hash of the token. The decoder is small and
-    has dropout, also of whole tokens. The learning rate decays late, and the best checkpoint by dev
-    loss counts.
-
-    Time: 49 minutes of one CPU core. Result: chrF 39 and BLEU 17, averaged over the 58 languages
-    with 20 test rows or more; docs/results.md has the table by language.
-
-        gshard-train --experiment=translation.hundred_languages --logdir=runs/hundred
-        gshard-evaluate --logdir=runs/hundred
-    """
-    input_ = _embedded_corpus((), temperature=1.25)
-    input_.set(batch_rows=24, source_length=96, target_length=80)
-    input_.vocabulary.set(joint=False, size=48000, target_size=4000)
-    task = _task(model_dim=128, hidden_dim=512, num_heads=4, num_layers=2, num_experts=32)
-    task.share_embeddings = False
-    task.encoder.moe.set(router=HashRouter.params().set(k=2), dispatch=DroplessDispatch.params())
-    task.decoder.moe = _dense_layer(2 * task.decoder.hidden_dim)
-    task.decoder.set(token_dropout_rate=0.3, residual_dropout_rate=0.2)
-    step, run = _step(), _run(steps=10_000)
-    step.schedule = WarmupStableDecay.params().set(
-        learning_rate=4e-3, warmup_steps=200, decay_share=0.3
-    )
-    run.set(evaluate_every_steps=500, keep_best="dev/loss")
-    return _experiment(input_, task, step, run)
 
 
 @registry.register("translation.from_files")

@@ -19,12 +19,11 @@ from lingvo_gshard.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.inference.stored_weights import store
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import joined_product, product
+from lingvo_gshard.layers.products import add_bias, joined_product, product
 from lingvo_gshard.sharding import annotate, einsum
 
 LOCAL_LETTERS = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.runtime.compile_options import in_words
-from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.executable import READERS, Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, describe
 
@@ -19,10 +18,11 @@ _SHOWN = 5
 def describe_program(executable: Executable) -> list[str]:
     """Returns lines about a compiled program: memory, collectives, kernels, and warnings."""
     memory = {name: size / 2**20 for name, size in executable.memory().items()}
+    collectives = "; ".join(reader.collectives_in_words(executable) for reader in READERS)
     lines = [
         f"{executable.program.name}: {memory['peak']:.1f} MiB per device "
         f"(arguments {memory['arguments']:.1f}, temporaries {memory['temporaries']:.1f}); "
-        f"collectives: {_collectives(executable.collectives())}"
+        f"collectives: {collectives}"
     ]
     if executable.options:
         lines.append(f"compiled with {in_words(executable.options)}")
@@ -46,16 +46,6 @@ def describe_unsplit(tensors: Sequence[Replicated]) -> list[str]:
     large = [tensor for tensor in tensors if tensor.bytes >= LEAST_BYTES]
     lines = [f"Not split: {describe(tensor)}" for tensor in large[:_SHOWN]]
     return lines + _more(len(large), "tensors that are not split")
-
-
-def _collectives(calls: Sequence[hlo.CollectiveCall]) -> str:
-    """The collectives of a program by kind, such as "4 all-reduce (12 per step)"."""
-    in_program, per_step = hlo.count_by_kind(calls), hlo.count_per_step(calls)
-    parts = [
-        f"{count} {kind}" + (f" ({per_step[kind]:,} per step)" if per_step[kind] != count else "")
-        for kind, count in sorted(in_program.items())
-    ]
-    return ", ".join(parts) or "none"
 
 
 def _more(count: int, tensors: str) -> list[str]:

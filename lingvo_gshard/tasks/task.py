@@ -1,4 +1,4 @@
-"""Task: a model with its loss, what commands need to know of it, and features that change it."""
+"""Task: a model with its loss and facts for commands; TaskFeature: an addition to a task."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TaskFeature(Configurable):
         return specs
 
     def switch_off(self, params: Params) -> None:
-        """Changes the feature's Params to those of a task without it."""
+        """Sets the feature's Params to values that switch it off."""
         raise NotImplementedError(f"{type(self).__name__} defines no switch_off")
 
     def merged(self, task: Task, theta: NestedMap) -> NestedMap:
@@ -143,7 +143,7 @@ class Task(Layer):
         return {name: feature for name, feature in found.items() if feature.is_active}
 
     def variable_specs(self) -> NestedMap:
-        """Returns the declarations of all weights, those of features among them."""
+        """Returns the declarations of all weights, with the features' weights."""
         specs = super().variable_specs()
         for feature in self.features.values():
             specs = feature.declared(self, specs)

@@ -12,7 +12,7 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.layers.attention.dense import add_bias, soft_cap
+from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.losses import (
     CrossEntropy,
@@ -21,7 +21,7 @@ from lingvo_gshard.layers.losses import (
     loss_without_logits,
 )
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import product, unrounded
+from lingvo_gshard.layers.products import add_bias, product, unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
 from lingvo_gshard.tasks.task import Task

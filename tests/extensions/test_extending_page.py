@@ -1,4 +1,4 @@
-# tests: /docs/extending.md
+# tests: /docs/extending.md, layers/product_rules.py
 """Tests the examples of docs/extending.md: each builds, computes and is selected by gin."""
 
 import importlib

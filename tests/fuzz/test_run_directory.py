@@ -1,7 +1,6 @@
 # tests: training/run/logdir.py, training/run/run_lock.py, training/run/run_records.py
 # tests: training/run/checkpoint/inventory.py, training/run/checkpoint/run_item.py
-# tests: training/run/monitoring/metrics.py, services/routers/router_records.py
-# tests: reporting/run.py
+# tests: training/run/monitoring/metrics.py, services/routers/router_records.py, reporting/run.py
 """Fuzzes what reads the directory of a run: an answer or a sentence, and never a long wait.
 
 Each file of a run is replaced by what is no regular file, by a file without an end, and by changed

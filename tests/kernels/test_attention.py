@@ -14,7 +14,7 @@ from lingvo_gshard import kernels, testing
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.kernels.attention import BACKWARD, FORWARD
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
+from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
 from lingvo_gshard.layers.dropout import DropoutMask
 from tests.layers.attention import attention_reference
 

@@ -1,4 +1,4 @@
-# tests: kernels/block_products.py, layers/block_products.py
+# tests: kernels/block_products.py, low_precision/block_products.py
 """Tests products of blocks of 32 numbers: kernel and simulation, one device and eight, compiled."""
 
 import re

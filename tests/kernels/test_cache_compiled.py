@@ -6,11 +6,11 @@ import functools
 import pytest
 
 from lingvo_gshard import hlo
+from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, ProgramKey
 from lingvo_gshard.inference.programs.maker import ProgramMaker
-from lingvo_gshard.kernels.kernel import FusedCall
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.planning.compiling.compilation import compile_for
 from lingvo_gshard.planning.machines import topologies

@@ -1,4 +1,4 @@
-# tests: layers/moe/grouped_products.py, kernels/grouped.py, layers/moe/dispatches/expert_blocks.py
+# tests: dropless/sorted_experts.py, kernels/grouped.py, dropless/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
 import numpy as np
@@ -10,8 +10,9 @@ from lingvo_gshard import hlo, testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.kernel_use import KernelUse
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.hlo.operations import collective_calls
-from lingvo_gshard.layers.moe import DroplessDispatch, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.products import ProductContext
 from lingvo_gshard.low_precision.rounding import ROUNDINGS
 from lingvo_gshard.planning.machines import compilers, topologies

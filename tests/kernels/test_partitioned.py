@@ -1,4 +1,4 @@
-# tests: layers/attention/fused.py, kernels/attention.py
+# tests: kernels/layers/fused_attention.py, kernels/attention.py
 """Verifies attention layers with kernels: eight devices compute what one device computes."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-# tests: layers/attention/fused.py, layers/attention/kernel.py, kernels/kernel.py
+# tests: kernels/layers/fused_attention.py, layers/attention/kernel.py, kernels/kernel.py
 # tests: kernels/splicing.py, core/kernel_use.py
 """Tests that programs for devices with kernels compute what those without compute."""
 
@@ -10,11 +10,10 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias
+from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable

@@ -1,4 +1,4 @@
-# tests: layers/attention/fused_ring.py, long_inputs/ring.py
+# tests: kernels/layers/fused_ring.py, long_inputs/ring.py
 """Tests what a ring of kernels sends, and rings of bfloat16, of caps and of another row's keys."""
 
 import collections

@@ -10,6 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.dropout import Dropout
@@ -21,7 +22,6 @@ from lingvo_gshard.layers.embedding import (
 )
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
-    DroplessDispatch,
     EinsumDispatch,
     ExpertChoiceRouter,
     HashRouter,

@@ -6,8 +6,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.products import lookup
+from lingvo_gshard.layers.products import add_bias, lookup
 
 
 class LookupTest(testing.TestCase, parameterized.TestCase):

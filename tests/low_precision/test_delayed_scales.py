@@ -1,4 +1,5 @@
-# tests: layers/delayed_scales.py, training/step/histories.py, layers/rounding.py
+# tests: low_precision/delayed_scales.py, low_precision/fp8.py, low_precision/rounding.py
+# tests: layers/measured.py, training/step/measured.py
 """Compares products by delayed scales, and what steps measure for them, with NumPy."""
 
 from typing import Any, cast

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.low_precision import devices
 from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime.compile_options import Traits, chosen

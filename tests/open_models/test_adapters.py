@@ -1,4 +1,4 @@
-# tests: layers/lora.py, open_models/importing.py, open_models/exporting.py
+# tests: fine_tuning/adapters.py, open_models/importing.py, open_models/exporting.py
 """Tests fine-tuning of published models with adapters, and what becomes of the adapters."""
 
 import json

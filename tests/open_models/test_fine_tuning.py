@@ -1,4 +1,4 @@
-# tests: open_models/importing.py, open_models/exporting.py, services/starting.py
+# tests: open_models/importing.py, open_models/exporting.py, fine_tuning/starting.py
 """Fine-tuning from end to end: a model of transformers is imported, trained, and taken back."""
 
 import os

@@ -1,4 +1,4 @@
-# tests: open_models/starting.py, services/starting.py, open_models/table.py
+# tests: open_models/starting.py, open_models/table.py, fine_tuning/starting.py
 """Tests that a run starts with a published model, of which a process reads what it needs."""
 
 import itertools

@@ -1,3 +1,4 @@
+# tests: params/translation.py, giants/hundred_languages.py
 """Tests the translation experiments: their layers, sizes and documented commands."""
 
 import re

@@ -1,4 +1,5 @@
-# tests: training/step/precision.py, runtime/eight_bits.py, layers/rounding.py, hlo/costs.py
+# tests: training/step/precision.py, low_precision/devices.py, low_precision/rounding.py
+# tests: hlo/costs.py
 """Compiles training steps in 8 bits for GPUs and TPUs; counts products and what plans say."""
 
 import collections

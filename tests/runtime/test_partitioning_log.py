@@ -1,3 +1,4 @@
+# tests: runtime/partitioning_log.py, planning/program_reader.py
 """Tests reports on a run's partitioning and the partitioner's warnings."""
 
 import numpy as np

@@ -10,13 +10,8 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.layers.moe import (
-    DroplessDispatch,
-    EinsumDispatch,
-    ExpertChoiceRouter,
-    HashRouter,
-    TopKRouter,
-)
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.layers.moe import EinsumDispatch, ExpertChoiceRouter, HashRouter, TopKRouter
 from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for

@@ -1,4 +1,4 @@
-# tests: layers/stacks/batch_parts.py
+# tests: layers/stacks/batch_parts.py, layers/measured.py
 """Compares steps whose batch is computed in parts with steps on the whole batch.
 
 Every way to compute parts is combined with every feature that reports something of a part: loss,

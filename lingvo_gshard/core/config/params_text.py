@@ -80,6 +80,7 @@ RENAMED_MODULES = {
     "layers.attention.latent.latent_attention": "published_layers.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
+    "layers.moe.dispatches.dropless": "dropless.dispatch",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
     "layers.stacks.repeat": "layers.stacks.loop",

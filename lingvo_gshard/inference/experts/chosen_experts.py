@@ -23,11 +23,11 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
+from lingvo_gshard.dropless import sorted_experts
 from lingvo_gshard.inference.experts import stacked_experts
 from lingvo_gshard.inference.experts.split_experts import SplitExperts
 from lingvo_gshard.inference.experts.stacked_experts import Network, sort_rows
 from lingvo_gshard.inference.stored_weights import store
-from lingvo_gshard.layers.moe import grouped_products
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
 from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
@@ -118,7 +118,11 @@ def run_experts(
     network = experts.compute_one
     if isinstance(weights, NestedMap) and _has_kernel(weights, x_TM, choices):
         y_kTM = stacked_experts.run_grouped(
-            experts.compute_sorted, weights, x_TM, expert_kT, even_experts
+            functools.partial(sorted_experts.compute_sorted, experts),
+            weights,
+            x_TM,
+            expert_kT,
+            even_experts,
         )
     elif isinstance(weights, NestedMap):
         y_kTM = stacked_experts.run(network, weights, x_TM, expert_kT, even_experts)
@@ -134,7 +138,7 @@ def _has_kernel(weights: NestedMap, x_TM: tf.Tensor, choices: int) -> bool:
     if hardware_of(platform_in_use()) != "cuda":
         return False
     rows = choices * x_TM.shape[0]
-    return bool(grouped_products.platform_for(rows, x_TM.dtype, weights))
+    return bool(sorted_experts.platform_for(rows, x_TM.dtype, weights))
 
 
 def _branch(

@@ -92,7 +92,7 @@ def run_grouped(
 
     Args:
       compute: maps the weights, rows sorted by expert, the rows of each expert and the number of
-        rows to outputs, as `Experts.compute_sorted` does.
+        rows to outputs, as `sorted_experts.compute_sorted` does.
       weights: the weights of all experts, which have E first.
       x_TM: the tokens.
       expert_kT: int32, the expert of each choice; E or more where there is none.

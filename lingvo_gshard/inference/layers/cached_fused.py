@@ -12,7 +12,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.inference.layers.cached import Ring, Visible
 from lingvo_gshard.kernels.cache_call import CacheCall
-from lingvo_gshard.layers.attention.fused import attend_fused
+from lingvo_gshard.kernels.layers.fused_attention import attend_fused
 from lingvo_gshard.layers.attention.kernel import Softmax, heads_first
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even

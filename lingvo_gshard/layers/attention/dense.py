@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention.fused import attend_fused, fuses_relative_bias
 from lingvo_gshard.layers.attention.kernel import (
+    FUSED,
     PLAIN,
     AttentionKernel,
     Softmax,
@@ -19,14 +19,6 @@ from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.platforms import platform_in_use
-
-
-def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns x + bias in the type of x.
-
-    The sum is computed in float32. So is the gradient of the bias, which sums over all rows.
-    """
-    return tf.cast(tf.cast(x, tf.float32) + tf.cast(bias, tf.float32), x.dtype)
 
 
 def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:
@@ -72,11 +64,16 @@ class DenseKernel(AttentionKernel):
 
     def prepare(self, mask: AttentionMask) -> AttentionMask:
         """Returns the mask with its bias materialized, unless a fused kernel needs none."""
-        return mask if self.p.use_fused and platform_in_use() else mask.with_bias()
+        return mask if self._may_fuse() else mask.with_bias()
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""
-        return bias if self.p.use_fused and fuses_relative_bias() else bias.at(distances_LK)
+        if self._may_fuse() and any(fused.reads_bias_tables() for fused in FUSED):
+            return bias
+        return bias.at(distances_LK)
+
+    def _may_fuse(self) -> bool:
+        return self.p.use_fused and platform_in_use() != ""
 
     def attend(
         self,
@@ -87,8 +84,8 @@ class DenseKernel(AttentionKernel):
         softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        if self.p.use_fused:
-            fused_BNLD = attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
+        for fused in FUSED if self._may_fuse() else ():
+            fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:
                 return fused_BNLD
         shape_BNLK = weights_shape(query_BNLD, keys_BNKD)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
@@ -34,6 +36,30 @@ class Softmax:
 
 # The softmax of Vaswani et al. 2017, without any option.
 PLAIN = Softmax()
+
+
+class FusedAttention(Protocol):
+    """Computes attention with kernels of the hardware, where it has one for a call."""
+
+    def attend(
+        self,
+        query_BNLD: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        softmax: Softmax,
+    ) -> tf.Tensor | None:
+        """Returns the attention output [B,N,L,D], as `AttentionKernel.attend` describes.
+
+        None if it cannot compute the call; it records why (core/kernel_use.py).
+        """
+
+    def reads_bias_tables(self) -> bool:
+        """Returns whether it computes with a table of learned biases on the platform in use."""
+
+
+# Used by programs for a platform in use (sharding/platforms.py).
+FUSED: Seam[FusedAttention] = Seam("fused_attention")
 
 
 class AttentionKernel(Configurable):

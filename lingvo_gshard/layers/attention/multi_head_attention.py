@@ -11,9 +11,8 @@ from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import joined_product
+from lingvo_gshard.layers.products import add_bias, joined_product
 from lingvo_gshard.sharding import annotate
 
 

@@ -8,7 +8,9 @@ segments are masked.
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import msgspec
 import numpy as np
 
 from lingvo_gshard.core import initializers
@@ -17,11 +19,51 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.products import lookup
 from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {"b": "buckets of distances"}
+
+
+class DistanceBuckets(msgspec.Struct, frozen=True):
+    """Assigns distances to buckets. Raffel et al. 2019, arXiv 1910.10683, section 2.1.
+
+    A distance is the position of a key minus the position of a query. Half of the buckets hold a
+    single distance each. The others hold ranges that grow by a constant factor, and the last one
+    also holds all distances from `max_distance` on. Without causality, half of the buckets are for
+    keys before the query, and half for keys after it.
+
+    Attributes:
+      count: number of buckets.
+      max_distance: all distances from this one on share the last bucket.
+      is_causal: whether queries attend only to earlier keys.
+    """
+
+    count: int
+    max_distance: int
+    is_causal: bool
+
+    @property
+    def side(self) -> int:
+        """Number of buckets for keys on one side of the query."""
+        return self.count if self.is_causal else self.count // 2
+
+    @property
+    def exact(self) -> int:
+        """Number of buckets on one side that hold a single distance."""
+        return self.side // 2
+
+    def of(self, distances: np.ndarray) -> np.ndarray:
+        """Returns the int32 bucket of each distance, in the shape of `distances`."""
+        absolute = np.maximum(-distances, 0) if self.is_causal else np.abs(distances)
+        # In float64: float32 rounds some logarithms that are integers to the wrong side.
+        ratio = np.log(np.maximum(absolute, self.exact) / self.exact)
+        ratio /= math.log(self.max_distance / self.exact)
+        ranges = self.exact + np.floor(ratio * (self.side - self.exact) + 1e-9)
+        buckets = np.where(absolute < self.exact, absolute, np.minimum(ranges, self.side - 1))
+        if not self.is_causal:
+            buckets += np.where(distances > 0, self.side, 0)
+        return buckets.astype(np.int32)
 
 
 def check(p: Params, path: str) -> None:

@@ -10,12 +10,11 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import BIAS, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias
+from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, RelativeBias
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 
 LOCAL_LETTERS = {"b": "buckets of distances"}

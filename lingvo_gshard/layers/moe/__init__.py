@@ -1,6 +1,6 @@
 """Mixture of experts: a router, a dispatch, an exchange between devices, and the experts."""
 
-from lingvo_gshard.layers.moe.dispatches import DroplessDispatch, EinsumDispatch, GatherDispatch
+from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import (
     ExpertChoiceRouter,
@@ -11,7 +11,6 @@ from lingvo_gshard.layers.moe.routers import (
 )
 
 __all__ = [
-    "DroplessDispatch",
     "EinsumDispatch",
     "ExpertChoiceRouter",
     "GatherDispatch",

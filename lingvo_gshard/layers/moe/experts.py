@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.kernels.activation_call import ActivationCall
 from lingvo_gshard.layers import feed_forward, products
-from lingvo_gshard.layers.attention.dense import add_bias
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.moe.grouped_products import SortedGroups
-from lingvo_gshard.layers.products import ProductContext, multiply, product, rounded_by_rows
+from lingvo_gshard.layers.products import add_bias, multiply, product, rounded_by_rows
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
 
@@ -109,43 +106,6 @@ class Experts(Layer):
             return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
     @layer_method
-    def compute_sorted(
-        self, theta: NestedMap, x_rM: tf.Tensor, load_E: tf.Tensor, usual_rows: int
-    ) -> tf.Tensor:
-        """Returns [r,M]: the experts' outputs for rows sorted by expert, by the platform's kernel.
-
-        Rows after the last expert's are undefined. Training in 8 bits rounds as `compute_one` does.
-
-        Args:
-          theta: the weights, without the `obstacle` of grouped_products.py.
-          x_rM: the rows of all experts, one expert after another.
-          load_E: int32, the number of rows of each expert.
-          usual_rows: the number of rows of all experts in most steps.
-        """
-        groups = SortedGroups(load_E, usual_rows)
-        weights = [theta[f"w_{name}"] for name in self.input_products]
-
-        def add(x: tf.Tensor, name: str) -> tf.Tensor:
-            return groups.add_bias(x, theta[name]) if self.p.use_bias else x
-
-        with rounded_by_rows():
-            hidden = groups.multiply(x_rM, weights, is_output=False)
-            if self._is_activated_alone:
-                activation = ActivationCall(**feed_forward.options(self.p))
-                return groups.multiply_activated(hidden, theta.w_out, activation)
-            by_name = dict(zip(self.input_products, hidden, strict=True))
-            h = self._activate(theta, lambda name: add(by_name[name], f"b_{name}"))
-            (y,) = groups.multiply(h, [theta.w_out], is_output=True)
-            return add(y, "b_out")
-
-    @property
-    def _is_activated_alone(self) -> bool:
-        """Whether nothing but the activation is between the products."""
-        has_dropout = self.p.dropout_rate and context.current().training
-        is_rounded = context.extension(ProductContext).rounding is not None
-        return not (self.p.use_bias or has_dropout or is_rounded)
-
-    @layer_method
     def _compute(
         self, theta: NestedMap, x: tf.Tensor, input_equation: str, output_equation: str
     ) -> tf.Tensor:
@@ -166,10 +126,10 @@ class Experts(Layer):
             h = project(f"w_{name}")
             return add_bias(h, _broadcast(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
-        return self._activate(theta, hidden)
+        return self.activate(theta, hidden)
 
     @layer_method
-    def _activate(self, theta: NestedMap, hidden: Callable[[str], tf.Tensor]) -> tf.Tensor:
+    def activate(self, theta: NestedMap, hidden: Callable[[str], tf.Tensor]) -> tf.Tensor:
         """Returns the hidden activations, with dropout.
 
         Args:

@@ -13,7 +13,7 @@ import numpy as np
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes
+from lingvo_gshard.dropless.expert_blocks import BlockSizes
 from lingvo_gshard.planning.loads.devices import rows_by_device
 from lingvo_gshard.services.routers.router_records import RouterRecord
 

@@ -18,13 +18,12 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.hlo import names
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
 
@@ -116,13 +115,42 @@ def with_earlier_output(digest: str, output: str) -> str:
         return output
 
 
-# Compiler output to hide: the notice that GSPMD is deprecated, and warnings that `reports` repeats.
+# Compiler output to hide: the notice that GSPMD is deprecated, and what `full_replications` lists.
 _HIDDEN = (
     "GSPMD sharding propagation is going to be deprecated",
-    names.WARNING_TEXT,
+    "Involuntary full rematerialization",
 )
 # jax's names of the values of TF_CPP_MIN_LOG_LEVEL.
 _LEVELS = ("INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class ProgramReader(Protocol):
+    """Reads compiled programs. It defines the types of what it returns."""
+
+    def module(self, compiled: jax.stages.Compiled) -> Any:
+        """Returns the program of one device as data."""
+
+    def proto(self, compiled: jax.stages.Compiled) -> bytes:
+        """Returns the program of one device as a serialized HloModuleProto."""
+
+    def operations(self, executable: Executable, layers: Iterable[str] | None) -> Any:
+        """Returns the operations that one device executes."""
+
+    def collectives(self, executable: Executable, layers: Iterable[str] | None) -> list[Any]:
+        """Returns the collectives in the program of one device."""
+
+    def collectives_in_words(self, executable: Executable) -> str:
+        """Returns the numbers of collectives by kind."""
+
+    def full_replications(self, executable: Executable) -> list[Any]:
+        """Returns the tensors that the partitioner could only reshard by replicating them."""
+
+
+READERS: Seam[ProgramReader] = Seam("program_readers")
+
+
+def _reader() -> ProgramReader:
+    return next(iter(READERS))
 
 
 class Executable:
@@ -188,35 +216,38 @@ class Executable:
         """Returns the compiled program of one device as text, to read it."""
         return self._compiled.as_text() or ""
 
-    def hlo_module(self) -> hlo.Module:
-        """Returns the compiled program of one device as data."""
-        return hlo.read_module(self._compiled)
+    def hlo_module(self) -> Any:
+        """Returns the compiled program of one device as an `hlo.Module`."""
+        return _reader().module(self._compiled)
 
     def hlo_proto(self) -> bytes:
         """Returns the compiled program of one device as a serialized HloModuleProto."""
-        return hlo.read_proto(self._compiled)
+        return _reader().proto(self._compiled)
 
-    def operations(self, layers: Iterable[str] | None = None) -> hlo.OperationList:
+    def operations(self, layers: Iterable[str] | None = None) -> Any:
         """Returns the operations that one device executes, as `hlo.read_operations` does."""
-        return hlo.read_operations(self.hlo_module(), self.program.mesh, layers)
+        return _reader().operations(self, layers)
 
-    def collectives(self, layers: Iterable[str] | None = None) -> list[hlo.CollectiveCall]:
-        """Returns the collectives in the program of one device.
+    def collectives(self, layers: Iterable[str] | None = None) -> list[Any]:
+        """Returns the collectives in the program of one device, as `hlo.CollectiveCall`s.
 
         A collective in a loop is listed once; `times` says how often a step executes it.
 
         Args:
           layers: name scopes of all layers; see `hlo.read_operations`.
         """
-        return hlo.collective_calls(self.operations(layers).operations)
+        return _reader().collectives(self, layers)
 
     def memory(self) -> dict[str, int]:
         """Returns the bytes per device: arguments, outputs, temporaries, code and peak."""
         return memory_bytes(self._compiled)
 
-    def full_replications(self) -> list[hlo.FullReplication]:
-        """Returns the tensors that the partitioner could only reshard by replicating them."""
-        return names.full_replications(self.compiler_output)
+    def full_replications(self) -> list[Any]:
+        """Returns the tensors that the partitioner could only reshard by replicating them.
+
+        They are `hlo.FullReplication`s.
+        """
+        return [each for reader in READERS for each in reader.full_replications(self)]
 
 
 def _digest(program: Program, options: Mapping[str, Any]) -> str:

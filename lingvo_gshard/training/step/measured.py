@@ -15,8 +15,8 @@ from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Ver
 class Measured(StatePart):
     """Keeps arrays beside a task's weights, in the order of the layers' trees.
 
-    Layers read them in a step, whose gradients of them are what it measures. The update rules of
-    their declarations make the arrays after the step.
+    Layers read the arrays in a step. The gradients of the arrays are what the step measures.
+    Update rules of the declarations make the arrays after the step.
     """
 
     def __init__(self, task: Task, beside: context.Beside):

@@ -10,6 +10,8 @@ from lingvo_gshard import testing
 from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.low_precision.fp8 import Fp8
+from lingvo_gshard.training.step.precision import LossScale
 
 OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
 
@@ -43,6 +45,14 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
         self.assertIs(params.task.decoder.execution.cls, Repeat)
         for module in params_text.RENAMED_MODULES.values():
             importlib.import_module(f"lingvo_gshard.{module}")
+
+    def test_a_class_that_left_its_module_is_found(self):
+        text = registry.get("translation.quickstart").to_text()
+        old = text.replace("low_precision.fp8.Fp8", "training.step.precision.Fp8")
+        assert old != text
+        step = experiment_from_text(old).step
+        self.assertIs(step.fp8.cls, Fp8)
+        self.assertIs(step.loss_scale.cls, LossScale)
 
 
 if __name__ == "__main__":

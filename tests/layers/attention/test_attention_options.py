@@ -10,9 +10,8 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.layers import transformer
-from lingvo_gshard.kernels.distance_bias import DistanceBuckets
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias, bucket_of
+from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, RelativeBias, bucket_of
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory

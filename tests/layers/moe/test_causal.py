@@ -7,8 +7,8 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import (
-    DroplessDispatch,
     EinsumDispatch,
     ExpertChoiceRouter,
     GatherDispatch,

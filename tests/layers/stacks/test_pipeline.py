@@ -11,10 +11,11 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
 from lingvo_gshard.layers.stacks.pipeline_operands import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer

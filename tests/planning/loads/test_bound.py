@@ -4,7 +4,7 @@
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.planning.loads.file import LayerRecords
 from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.runtime.devices import devices_for

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import DroplessDispatch, ExpertChoiceRouter, Top2Router
+from lingvo_gshard.layers.moe import ExpertChoiceRouter, Top2Router
 from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.services.routers.counts import (
     RoutingSums,

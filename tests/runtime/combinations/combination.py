@@ -11,9 +11,9 @@ import numpy as np
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.moe import (
-    DroplessDispatch,
     EinsumDispatch,
     ExpertChoiceRouter,
     GatherDispatch,

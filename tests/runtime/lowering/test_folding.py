@@ -13,7 +13,8 @@ from tensorflow.python import pywrap_tfe
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe import DroplessDispatch, TopKRouter
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.runtime.lowering.folding import without_folding
 from lingvo_gshard.runtime.lowering.lowering import lower

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard import hlo
-from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array

@@ -1,4 +1,4 @@
-# tests: layers/lora.py
+# tests: fine_tuning/adapters.py
 """Compares training of adapters over meshes with one device."""
 
 import functools

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe import DroplessDispatch
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.published_layers.routers import SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime

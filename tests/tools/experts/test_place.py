@@ -1,4 +1,4 @@
-# tests: tools/experts/place.py, training/surgery/expert_placement.py
+# tests: tools/experts/place.py, fine_tuning/surgery/expert_placement.py
 """Runs gshard-experts place: the same function with experts in another order, and mistakes."""
 
 import json

@@ -1,5 +1,4 @@
-# tests: tools/launch/local.py, tools/launch/agent.py, agents/agent.py
-# tests: services/snapshot_parts.py
+# tests: tools/launch/local.py, tools/launch/agent.py, agents/agent.py, services/snapshot_parts.py
 """Checks that a training whose processes are killed equals one without failures, to the bit."""
 
 import hashlib

@@ -1,8 +1,7 @@
 """Dispatches: send tokens to their experts and combine the experts' outputs."""
 
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.moe.dispatches.einsum import EinsumDispatch
 from lingvo_gshard.layers.moe.dispatches.gather import GatherDispatch
 
-__all__ = ["Dispatch", "DroplessDispatch", "EinsumDispatch", "GatherDispatch"]
+__all__ = ["Dispatch", "EinsumDispatch", "GatherDispatch"]

@@ -12,8 +12,8 @@ from lingvo_gshard.core import context, kernel_use
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.layers.attention.fused_ring import FusedRing
-from lingvo_gshard.layers.attention.kernel import Softmax, repeat_heads, weights_shape
+from lingvo_gshard.kernels.layers.fused_ring import FusedRing
+from lingvo_gshard.layers.attention.kernel import FUSED, Softmax, repeat_heads, weights_shape
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even
@@ -64,9 +64,26 @@ def attend_fused(
     return _attend_on_shards(attend, splits, *arrays, mask, softmax)
 
 
-def fuses_relative_bias() -> bool:
-    """Returns whether the platform has a kernel that computes with a table of learned biases."""
-    return hardware_of(platform_in_use()) == "cuda"
+class PlatformAttention:
+    """The attention of the platform in use; see `layers.attention.kernel.FusedAttention`."""
+
+    def attend(
+        self,
+        query_BNLD: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        softmax: Softmax,
+    ) -> tf.Tensor | None:
+        """Returns the attention output [B,N,L,D] of the platform's kernel; None if it has none."""
+        return attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
+
+    def reads_bias_tables(self) -> bool:
+        """Returns whether the platform has a kernel that computes with tables of biases."""
+        return hardware_of(platform_in_use()) == "cuda"
+
+
+FUSED.register("kernels")(PlatformAttention())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-# tests: layers/moe/dispatches/dropless.py, layers/moe/dispatches/expert_blocks.py
+# tests: dropless/dispatch.py, dropless/expert_blocks.py
 # tests: kernels/exchange.py
 """Tests dropless dispatch against other dispatches and loops, on one device and on many."""
 
@@ -17,9 +17,9 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.dropless import expert_blocks
+from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.dispatches import expert_blocks
-from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from lingvo_gshard import kernels
 from lingvo_gshard.core import context, kernel_use
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.kernels.activation_call import ActivationCall
-from lingvo_gshard.layers import products
-from lingvo_gshard.layers.attention.dense import add_bias
-from lingvo_gshard.layers.products import ProductContext
+from lingvo_gshard.layers import feed_forward, products
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.products import ProductContext, add_bias, rounded_by_rows
 from lingvo_gshard.sharding.platforms import platform_in_use
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more than there are"}
@@ -58,6 +59,46 @@ def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
     found = obstacle(platform, rows, dtype, theta)
     kernel_use.note(context.layer_path(), kernels.grouped.NAME, found)
     return "" if found else platform
+
+
+@layer_method
+def compute_sorted(
+    experts: Experts, theta: NestedMap, x_rM: tf.Tensor, load_E: tf.Tensor, usual_rows: int
+) -> tf.Tensor:
+    """Returns [r,M]: the experts' outputs for rows sorted by expert, by the platform's kernel.
+
+    Rows after the last expert's are undefined. Training in 8 bits rounds as `Experts.compute_one`
+    does.
+
+    Args:
+      experts: the experts.
+      theta: their weights, without an `obstacle`.
+      x_rM: the rows of all experts, one expert after another.
+      load_E: int32, the number of rows of each expert.
+      usual_rows: the number of rows of all experts in most steps.
+    """
+    groups = SortedGroups(load_E, usual_rows)
+    weights = [theta[f"w_{name}"] for name in experts.input_products]
+
+    def add(x: tf.Tensor, name: str) -> tf.Tensor:
+        return groups.add_bias(x, theta[name]) if experts.p.use_bias else x
+
+    with rounded_by_rows():
+        hidden = groups.multiply(x_rM, weights, is_output=False)
+        if _is_activated_alone(experts):
+            activation = ActivationCall(**feed_forward.options(experts.p))
+            return groups.multiply_activated(hidden, theta.w_out, activation)
+        by_name = dict(zip(experts.input_products, hidden, strict=True))
+        h = experts.activate(theta, lambda name: add(by_name[name], f"b_{name}"))
+        (y,) = groups.multiply(h, [theta.w_out], is_output=True)
+        return add(y, "b_out")
+
+
+def _is_activated_alone(experts: Experts) -> bool:
+    """Returns whether nothing but the activation is between the products."""
+    has_dropout = experts.p.dropout_rate and context.current().training
+    is_rounded = context.extension(ProductContext).rounding is not None
+    return not (experts.p.use_bias or has_dropout or is_rounded)
 
 
 @dataclasses.dataclass(frozen=True)

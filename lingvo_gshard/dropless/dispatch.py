@@ -26,11 +26,11 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
+from lingvo_gshard.dropless import sorted_experts
+from lingvo_gshard.dropless.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
 from lingvo_gshard.kernels.exchange import Route
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe import grouped_products
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
@@ -90,7 +90,7 @@ class SortedRows:
         num_experts = self.load_E.shape[0]
         rows = self._expert_kT.shape.num_elements()
         even_rows = -(-rows // most_over_even)
-        platform = grouped_products.platform_for(rows, x_TM.dtype, theta)
+        platform = sorted_experts.platform_for(rows, x_TM.dtype, theta)
         sizes = BlockSizes.for_rows(rows, num_experts)
         if platform:
             slots = kernels.grouped.padded_rows(platform, rows, even_rows, num_experts)
@@ -102,7 +102,7 @@ class SortedRows:
         permutation = Permutation(tf.unstack(slot_kT), slots, zero_empty=not platform)
         x_rows = permutation.permute(x_TM)
         if platform:
-            y_rows = experts.compute_sorted(theta, x_rows, self.load_E, even_rows)
+            y_rows = sorted_experts.compute_sorted(experts, theta, x_rows, self.load_E, even_rows)
         else:
             loads = ExpertRows.for_loads(self.load_E)
             blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)

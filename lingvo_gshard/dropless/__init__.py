@@ -1,0 +1,1 @@
+"""Dropless experts: each expert computes exactly the rows that tokens send to it."""

@@ -1,0 +1,1 @@
+"""Parts of layers that kernels of the hardware compute, on the shards of devices."""
