@@ -53,9 +53,11 @@ class FusedAttention(Protocol):
 
         None if it cannot compute the call; it records why (core/kernel_use.py).
         """
+        ...
 
     def reads_bias_tables(self) -> bool:
         """Returns whether it computes with a table of learned biases on the platform in use."""
+        ...
 
 
 # Used by programs for a platform in use (sharding/platforms.py).

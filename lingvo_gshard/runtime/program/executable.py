@@ -129,21 +129,27 @@ class ProgramReader(Protocol):
 
     def module(self, compiled: jax.stages.Compiled) -> Any:
         """Returns the program of one device as data."""
+        ...
 
     def proto(self, compiled: jax.stages.Compiled) -> bytes:
         """Returns the program of one device as a serialized HloModuleProto."""
+        ...
 
     def operations(self, executable: Executable, layers: Iterable[str] | None) -> Any:
         """Returns the operations that one device executes."""
+        ...
 
     def collectives(self, executable: Executable, layers: Iterable[str] | None) -> list[Any]:
         """Returns the collectives in the program of one device."""
+        ...
 
     def collectives_in_words(self, executable: Executable) -> str:
         """Returns the numbers of collectives by kind."""
+        ...
 
     def full_replications(self, executable: Executable) -> list[Any]:
         """Returns the tensors that the partitioner could only reshard by replicating them."""
+        ...
 
 
 READERS: Seam[ProgramReader] = Seam("program_readers")
