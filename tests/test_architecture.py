@@ -12,6 +12,7 @@ import re
 import pytest
 from setuptools import find_packages
 
+from docs.size.house import WINGS, House
 from lingvo_gshard.core.letters import LETTERS, is_local
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -25,6 +26,11 @@ LAYOUT_ARGUMENTS = {"einsum": 0, "annotate": 1, "create_variable": 1, "axes_of":
 LONGEST_FILE = 600
 LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
+
+# The line between the heart of the package and its wings (docs/wings.txt). These numbers shrink.
+MOST_LINES_OF_THE_HEART = 34_500
+MOST_FILES_OF_THE_HEART = 217
+MOST_NAMES_TAKEN = 611
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "tasks")
@@ -99,21 +105,29 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 def _folder(path: pathlib.Path) -> str | None:
-    """Returns a file's top-level folder in the package; None for the package's own files."""
+    """Returns a file's folder in the package or in wings/; None for the files of these two."""
     parts = path.relative_to(ROOT / PACKAGE).parts
+    parts = parts[1:] if parts[0] == "wings" else parts
     return parts[0] if len(parts) > 1 else None
+
+
+def _place(folder: str) -> pathlib.Path:
+    """Returns where a folder of `FOLDERS` stands."""
+    wing = ROOT / PACKAGE / "wings" / folder
+    return wing if wing.is_dir() else ROOT / PACKAGE / folder
 
 
 def _imported_folders(path: pathlib.Path) -> set[str]:
     prefix = PACKAGE + "."
     names = [name for name in _imported(_tree(path)) if name.startswith(prefix)]
-    return {name.removeprefix(prefix).split(".")[0] for name in names} & set(FOLDERS)
+    inner = [name.removeprefix(prefix).removeprefix("wings.") for name in names]
+    return {name.split(".")[0] for name in inner} & set(FOLDERS)
 
 
 def test_every_folder_is_in_the_dependence_order():
     folders = {_folder(path) for path in _sources(PACKAGE)} - {None}
     assert folders <= set(FOLDERS)
-    without_init = [f for f in folders if not (ROOT / PACKAGE / f / "__init__.py").exists()]
+    without_init = [f for f in folders if not (_place(f) / "__init__.py").exists()]
     assert not without_init
 
 
@@ -133,17 +147,42 @@ def test_the_dependence_order_has_no_cycle():
         assert set(FOLDERS[folder]) <= set(order[:index]), folder
 
 
+@functools.cache
+def _house() -> House:
+    return House(ROOT / PACKAGE, WINGS.read_text(encoding="utf-8"))
+
+
+def test_the_heart_imports_no_wing():
+    assert not _house().breaches
+
+
+def test_the_heart_does_not_grow():
+    heart = _house().sizes()[0]
+    assert heart.lines <= MOST_LINES_OF_THE_HEART and heart.files <= MOST_FILES_OF_THE_HEART
+
+
+def test_wings_import_fewer_names_of_the_heart():
+    assert len(_house().taken()) <= MOST_NAMES_TAKEN
+
+
+def test_a_wing_of_the_table_is_a_folder_or_is_about_to_be_one():
+    patterns = [line.split(None, 1)[1].strip() for line in WINGS.read_text().splitlines() if line]
+    paths = [path.relative_to(ROOT / PACKAGE).as_posix() for path in _sources(PACKAGE)]
+    for pattern in (part for line in patterns for part in line.split("|^")):
+        assert any(re.search(pattern, path) for path in paths), pattern
+
+
 def _bazel_dependencies(folder: str) -> set[str]:
     """Returns the folders that a folder's BUILD file declares, with what these declare."""
-    build = (ROOT / PACKAGE / folder / "BUILD").read_text(encoding="utf-8")
+    build = (_place(folder) / "BUILD").read_text(encoding="utf-8")
     (declared,) = re.findall(r"knows = \[(.*?)\]", build, re.DOTALL) or [""]
-    direct = set(re.findall(r'"(\w+)"', declared))
+    direct = {name.removeprefix("wings/") for name in re.findall(r'"([\w/]+)"', declared)}
     return direct.union(*(_bazel_dependencies(other) for other in direct))
 
 
 def test_build_files_declare_what_is_imported():
     for folder in FOLDERS:
-        paths = _sources(f"{PACKAGE}/{folder}")
+        paths = _sources(str(_place(folder).relative_to(ROOT)))
         imported = set().union(*map(_imported_folders, paths)) - {folder}
         assert imported <= _bazel_dependencies(folder), folder
 
@@ -313,7 +352,7 @@ def test_ambient_state_is_defined_in_one_place():
     scoping = {
         str(p.relative_to(ROOT / PACKAGE)) for p in _sources(PACKAGE) if _reads(_tree(p), "Scope")
     }
-    settings = "planning/compiling/cache.py"
+    settings = "wings/planning/compiling/cache.py"
     of_sharding = ("sharding/partitioning.py", "sharding/recording.py")
     allowed = {"core/context.py", "core/kernel_use.py", *of_sharding, settings}
     assert scoping <= allowed, scoping
@@ -418,20 +457,20 @@ def test_files_of_others_are_opened_in_one_place():
     )
     own = {
         # Linux, Python and this package.
-        *("agents/worker.py", "services/memory.py", "training/run/run_lock.py"),
-        *("training/run/run_records.py", "tools/diagnosis/speed.py", "pages/html_page.py"),
+        *("wings/agents/worker.py", "wings/services/memory.py", "training/run/run_lock.py"),
+        *("training/run/run_records.py", "tools/diagnosis/speed.py", "wings/pages/html_page.py"),
         *("tools/diagnosis/environment.py", "tools/benchmarks/input/preparation.py"),
         *("tools/console/libraries.py", "tools/console/launcher.py"),
         # Caches, work folders and shared memory that the same user has written.
-        *("runtime/propagation/propagated.py", "inference/programs/startup_cache.py"),
-        *("preparation/duplicates.py", "preparation/job.py", "tools/launch/slurm.py"),
-        *("preparation/row_files.py", "object_stores/synced_folder.py"),
-        "services/snapshots.py",
-        *("agents/keeper.py", "agents/health.py", "serving/planning/process.py"),
+        *("runtime/propagation/propagated.py", "wings/inference/programs/startup_cache.py"),
+        *("wings/preparation/duplicates.py", "wings/preparation/job.py", "tools/launch/slurm.py"),
+        *("wings/preparation/row_files.py", "wings/object_stores/synced_folder.py"),
+        "wings/services/snapshots.py",
+        *("wings/agents/keeper.py", "wings/agents/health.py", "wings/serving/planning/process.py"),
         # Streams, which may be pipes.
         *("tools/serve.py", "tools/console/line_command.py"),
         # A file whose header was read before.
-        "open_models/shards.py",
+        "wings/open_models/shards.py",
     }
     package = ROOT / PACKAGE
     found = {

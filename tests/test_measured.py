@@ -10,10 +10,10 @@ import shlex
 import pytest
 
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import inspect, plan
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.runtime.sharded.causal_gradients import temporaries
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

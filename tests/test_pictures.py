@@ -11,9 +11,9 @@ import pytest
 
 from docs.pictures import __main__ as pictures
 from docs.pictures import all_to_all, curve, families, routing, study, texts, weight_cut
-from lingvo_gshard.services.routers.router_records import RouterRecord
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.services.routers.router_records import RouterRecord
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

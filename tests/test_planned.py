@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from docs.planned import cells, machines, models, page, setups
-from lingvo_gshard.planning.compiling.compilation import TooLargeError
-from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.wings.planning.compiling.compilation import TooLargeError
+from lingvo_gshard.wings.planning.machines import topologies
 
 FOUND = cells.load()
 PLACED = [cell for cell in FOUND.values() if cell.topology]

@@ -7,9 +7,9 @@ import pytest
 
 from docs.planned.published import decoders, page, rows
 from docs.planned.published.trainings import TRAININGS
-from lingvo_gshard.planning.machines import efficiencies, topologies
-from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.training.experiments import make_trainer
+from lingvo_gshard.wings.planning.machines import efficiencies, topologies
+from lingvo_gshard.wings.planning.machines.chips import CHIPS
 
 FOUND = rows.load()
 BY_KEY = {training.key: training for training in TRAININGS}

@@ -14,12 +14,12 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.facts.flops import flops
 
 INPUTS, HIDDEN, CLASSES = 6, 8, 5
 

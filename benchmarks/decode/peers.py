@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from benchmarks.decode import peer_process
 from benchmarks.decode.sizes import DenseSizes
 from benchmarks.peer_python import PeerProcess
-from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
 from lingvo_gshard.tools.benchmarks.decode.measure import Case
+from lingvo_gshard.wings.inference.decoding.precision import INT8, TRAINED
 
 LIBRARIES = ("torch", "transformers", "ctranslate2")
 

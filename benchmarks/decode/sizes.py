@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.model_facts import ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,14 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.inference.loading import facts_of, make_engine
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.open_models.importing import PublishedModel
-from lingvo_gshard.open_models.shards import Shards
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.wings.inference.loading import facts_of, make_engine
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.open_models.importing import PublishedModel
+from lingvo_gshard.wings.open_models.shards import Shards
 
 # Share of a model's largest gradient below which a tensor's gradients count as zero.
 _NEGLIGIBLE = 1e-3

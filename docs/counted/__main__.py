@@ -20,9 +20,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.importing import weight_specs
+from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.importing import weight_specs
 
 FOLDER = pathlib.Path(__file__).parent
 CONFIGS = FOLDER / "configs.jsonl"

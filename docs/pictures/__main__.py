@@ -64,7 +64,7 @@ from docs.pictures import (
     texts,
     weight_cut,
 )
-from lingvo_gshard.services.routers.router_records import routers_of_run
+from lingvo_gshard.wings.services.routers.router_records import routers_of_run
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import lingvo_gshard
 from docs.pictures.svg import MARGIN, Picture
-from lingvo_gshard.hlo import CollectiveCall
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.routers.top_k import SwitchRouter
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import split_in_words
+from lingvo_gshard.wings.hlo import CollectiveCall
 
 DEVICES = 4
 MESH = f"data={DEVICES}"

@@ -9,7 +9,7 @@ import numpy as np
 from docs.pictures import heat_map
 from docs.pictures.curve import ticks
 from docs.pictures.svg import MARGIN, Picture
-from lingvo_gshard.services.routers.router_records import RouterRecord
+from lingvo_gshard.wings.services.routers.router_records import RouterRecord
 
 # Shares of classes of tokens are sums over so many watched steps, the last ones.
 STEPS_OF_A_MAP = 10

@@ -16,13 +16,13 @@ from docs.planned import setups
 from docs.planned.machines import Machine
 from docs.planned.models import Model
 from docs.planned.setups import Setup
-from lingvo_gshard.planning.compiling.compilation import TooLargeError
-from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
-from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.roofline import Budget
+from lingvo_gshard.wings.planning.compiling.compilation import TooLargeError
+from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.roofline import Budget
 
 RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 TRAINING, LORA = "training", "LoRA"

@@ -11,10 +11,10 @@ from docs.planned import cells, setups
 from docs.planned.cells import LORA, TRAINING, Cell
 from docs.planned.machines import MACHINES
 from docs.planned.models import MODELS, Model
-from lingvo_gshard.facts.parameters import active_parameters
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.importing import weight_specs
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.importing import weight_specs
 
 PAGE = pathlib.Path(__file__).parents[1] / "open_models_planned.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"

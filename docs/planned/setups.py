@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import lingvo_gshard
 from docs.planned.models import Model
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.inference.layers import transformer
-from lingvo_gshard.inference.programs.maker import decoding_partitioning
-from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import weight_rows
 from lingvo_gshard.training.experiments import make_trainer
+from lingvo_gshard.wings.inference.layers import transformer
+from lingvo_gshard.wings.inference.programs.maker import decoding_partitioning
+from lingvo_gshard.wings.planning.machines.topologies import Topology
 
 # Positions of a row in training, of which each device has one; and of a generated text.
 TRAINED_LENGTH = 4096

@@ -10,14 +10,14 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.optimizers.local_updates import AXIS
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers.local_updates import AXIS
+from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
 # The runtimes that read an option; options that are not here suit every runtime.
 _ONLY_SPMD = (

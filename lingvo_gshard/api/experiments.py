@@ -47,7 +47,7 @@ def experiment(
 def _planned(name: str, plan: str | os.PathLike) -> Params:
     """Returns the Params of a plan, which must be of the experiment `name` if that is given."""
     # Experiments without a plan do not wait for the planner.
-    from lingvo_gshard.planning.planned_training import load
+    from lingvo_gshard.wings.planning.planned_training import load
 
     if name:
         # A file may name classes of the user's module only if the user has named the module.

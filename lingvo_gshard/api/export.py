@@ -9,11 +9,11 @@ import time
 import numpy as np
 
 from lingvo_gshard.api.decoding.decoder import LoadedRun
-from lingvo_gshard.export.decoder import DecoderSettings, TrainedModel
-from lingvo_gshard.export.formats import PEFT, format_of
-from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
-from lingvo_gshard.open_models.exporting import ExportSource, PublishedAdapter
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
+from lingvo_gshard.wings.export.decoder import DecoderSettings, TrainedModel
+from lingvo_gshard.wings.export.formats import PEFT, format_of
+from lingvo_gshard.wings.export.new_directory import check_output, file_sizes, new_directory
+from lingvo_gshard.wings.open_models.exporting import ExportSource, PublishedAdapter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.inference.published_settings import PublishedSettings
-from lingvo_gshard.open_models import importing
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.importing import Import
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.wings.inference.published_settings import PublishedSettings
+from lingvo_gshard.wings.open_models import importing
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.importing import Import
 
 
 def published_settings(logdir: Logdir, params: Params) -> PublishedSettings:

@@ -9,15 +9,15 @@ from typing import Any, Literal, overload
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning import planner
-from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
-from lingvo_gshard.planning.generation import GenerationOptions, GenerationPlan
-from lingvo_gshard.planning.generation import plan_generation as plan_batch
-from lingvo_gshard.planning.largest_batch import LargestBatch, plan_largest_batch
-from lingvo_gshard.planning.loads.rating import LoadsOptions
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.programs.planned import (
+from lingvo_gshard.wings.planning import planner
+from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.wings.planning.generation import GenerationOptions, GenerationPlan
+from lingvo_gshard.wings.planning.generation import plan_generation as plan_batch
+from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_largest_batch
+from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.programs.planned import (
     MemoryPatterns,
     ProgramFacts,
     is_jax_function,

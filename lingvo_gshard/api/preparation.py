@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from lingvo_gshard.preparation.preparation import Preparation
-from lingvo_gshard.preparation.sources import Source
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.preparation import Preparation
+from lingvo_gshard.wings.preparation.sources import Source
 
 __all__ = ["PrepareOptions", "Source", "preparation_params", "prepare"]
 

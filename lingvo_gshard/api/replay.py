@@ -12,10 +12,6 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.services import determinism as replaying
-from lingvo_gshard.services.determinism import Replayed
-from lingvo_gshard.services.roll_back import BatchesWithoutSkipped, RollBacks
-from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
@@ -24,6 +20,10 @@ from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow, rows_until
+from lingvo_gshard.wings.services import determinism as replaying
+from lingvo_gshard.wings.services.determinism import Replayed
+from lingvo_gshard.wings.services.roll_back import BatchesWithoutSkipped, RollBacks
+from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
 
 def replay(

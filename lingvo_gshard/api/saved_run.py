@@ -17,8 +17,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.inference.decoding.precision import TRAINED, check_precision
-from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
@@ -26,6 +24,8 @@ from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_precision
+from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SavedRun:
         Args:
           logdir: directory of the run.
           options: where and how to run.
-          precision: one of inference/decoding/precision.py.
+          precision: one of wings/inference/decoding/precision.py.
           checkpoint: as in `load`.
 
         Raises:

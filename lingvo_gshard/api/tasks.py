@@ -19,14 +19,14 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
-from lingvo_gshard.fine_tuning.conversations.conversation_input import chat_template_of
-from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.inference.scoring import score
-from lingvo_gshard.inference.text import continuation, stop_check
 from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, Table
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import chat_template_of
+from lingvo_gshard.wings.inference.engine.engine import Engine
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.inference.scoring import score
+from lingvo_gshard.wings.inference.text import continuation, stop_check
 
 # New tokens of an answer, where a task does not say how many; as in the harness.
 _USUAL_TOKENS = 256

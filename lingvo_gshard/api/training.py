@@ -25,14 +25,6 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.facts.parameters import active_parameters
-from lingvo_gshard.fine_tuning.starting import FirstWeights, StartingPoint
-from lingvo_gshard.services import divergence, snapshots, trackers
-from lingvo_gshard.services.determinism import checked
-from lingvo_gshard.services.hang_watch import HangWatch
-from lingvo_gshard.services.progress import StageDisplay
-from lingvo_gshard.services.runtime import DeviceRuntime
-from lingvo_gshard.services.snapshots import snapshot_run
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.choice import ends_training
@@ -44,6 +36,14 @@ from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.fine_tuning.starting import FirstWeights, StartingPoint
+from lingvo_gshard.wings.services import divergence, snapshots, trackers
+from lingvo_gshard.wings.services.determinism import checked
+from lingvo_gshard.wings.services.hang_watch import HangWatch
+from lingvo_gshard.wings.services.progress import StageDisplay
+from lingvo_gshard.wings.services.runtime import DeviceRuntime
+from lingvo_gshard.wings.services.snapshots import snapshot_run
 
 
 def print_summary(
@@ -258,7 +258,7 @@ def _starting_point(
     if not init_from or logdir.has_checkpoints():
         return None
     # A run that starts from nothing does not wait for published models.
-    from lingvo_gshard.open_models.starting import PublishedStart, is_published
+    from lingvo_gshard.wings.open_models.starting import PublishedStart, is_published
 
     if is_published(init_from):
         return PublishedStart(init_from, params, say)

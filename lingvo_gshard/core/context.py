@@ -6,9 +6,9 @@ and metrics that layers report.
 
 Only this module defines ambient state. There are four scopes: the context of the current forward
 pass (core/context.py), its partitioning (sharding/partitioning.py), what is recorded of it
-(sharding/recording.py), and how plans are compiled (planning/compiling/cache.py). Hand-written
-gradients, which TensorFlow computes after the forward pass, compute under the partitioning and for
-the layer of the call that they belong to; see `captured`.
+(sharding/recording.py), and how plans are compiled (wings/planning/compiling/cache.py).
+Hand-written gradients, which TensorFlow computes after the forward pass, compute under the
+partitioning and for the layer of the call that they belong to; see `captured`.
 """
 
 from __future__ import annotations

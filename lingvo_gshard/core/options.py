@@ -5,7 +5,7 @@
         beam_size: int = option(4, "Hypotheses kept for each text.", minimum=1)
 
 `SearchOptions(beam_size=0)` raises an `OptionError`. tools/flags makes a flag of each option, and
-serving/bodies.py a field of a request's body.
+wings/serving/bodies.py a field of a request's body.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Several languages share one target sentence, and many messages are near copies o
 is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
 Afterwards dev and test lose the rows whose source also occurs in train (same language, same
 folding) and the rows whose target shares half or more of its word 4-grams with train. These rows
-are counted. Features at the seam LEAKS find them, such as `preparation/cleaning/leaks.py`.
+are counted. Features at the seam LEAKS find them, such as `wings/preparation/cleaning/leaks.py`.
 """
 
 from __future__ import annotations

@@ -13,17 +13,17 @@ from lingvo_gshard.keras.fitting import layouts_for
 from lingvo_gshard.keras.layouts import LayoutTable
 from lingvo_gshard.keras.model_state import METRICS, OPTIMIZER, THETA
 from lingvo_gshard.keras.step_programs import TRAIN, StepProgram, lower_step
-from lingvo_gshard.planning import memory
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import ParameterCounts, Plan, TensorRow
-from lingvo_gshard.planning.planned_program import PlannedProgram
-from lingvo_gshard.planning.planner import plan_program
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import bytes_of
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.sharding_tables import REPLICATED
+from lingvo_gshard.wings.planning import memory
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, TensorRow
+from lingvo_gshard.wings.planning.planned_program import PlannedProgram
+from lingvo_gshard.wings.planning.planner import plan_program
 
 _CLASSES = {THETA: memory.WEIGHTS, OPTIMIZER: memory.MOMENTS, METRICS: memory.INPUTS}
 

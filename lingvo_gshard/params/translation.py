@@ -82,7 +82,7 @@ def from_files() -> Params:
     Moses pairs, here data/train.de and data/train.fr, each with data/train.en:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.preparation.formats.moses.MosesReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.wings.preparation.formats.moses.MosesReader' \\
             --gin_param='input.corpus.train = ("data/train",)' \\
             --gin_param='input.corpus.dev = ("data/dev",)' \\
             --gin_param='input.corpus.test = ("data/test",)'
@@ -90,12 +90,12 @@ def from_files() -> Params:
     A tree of gettext catalogs, whose messages are in English:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.preparation.formats.gettext.GettextReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.wings.preparation.formats.gettext.GettextReader' \\
             --gin_param='input.corpus.train = ("locale/",)'
 
     The same settings can be lines of a file for --gin_file. input.corpus.on_bad_row = "skip" leaves
     out and counts rows that cannot be read, instead of refusing them.
-    """
+    """  # noqa: E501
     params = quickstart()
     params.input.set(corpus=TsvReader.params(), languages=())
     params.input.vocabulary.size = 4000

@@ -305,7 +305,7 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
 def _weight_gradient(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Returns the einsum of two activations that is the gradient of a weight.
 
-    Both are annotated: sums over the iterations of a loop (see spmd_passes/loop_sums.py) must
+    Both are annotated: sums over the iterations of a loop (see wings/spmd_passes/loop_sums.py) must
     know how their terms are split. Nothing is summed over an axis that splits the result: under
     sequence parallelism, one axis splits positions of one operand and hidden units of the other,
     and the positions are gathered.

@@ -21,11 +21,6 @@ from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.engine.shapes import EngineOptions
-from lingvo_gshard.inference.loading import make_engine
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.runtime.verification.function import verify_function
@@ -35,6 +30,11 @@ from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.testing.test_case import TestCase
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
+from lingvo_gshard.wings.inference.loading import make_engine
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 
 _BOS, _EOS, _V, _TOKENS = 1, 2, 11, 5
 _BEGINNINGS = ((_BOS, 5, 7, 4), (_BOS,))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.wings import hlo
 
 
 class TestCase(tf.test.TestCase):

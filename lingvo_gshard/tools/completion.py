@@ -25,11 +25,11 @@ from lingvo_gshard.api.experiments import experiments
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, declared
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.tools.console import launcher, shells, startup
 from lingvo_gshard.tools.console.shells import Command, Flag
 from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.wings.planning.machines import topologies
 
 SUBCOMMANDS = tuple(shells.SCRIPTS)
 _NUMBERS = ("int", "float")

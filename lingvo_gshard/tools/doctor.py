@@ -35,7 +35,6 @@ from rich.markup import escape
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
@@ -43,6 +42,7 @@ from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.training.run import run_records
+from lingvo_gshard.wings.planning.machines import chips
 
 # Devices that are made where there is no accelerator.
 _VIRTUAL_DEVICES = 2

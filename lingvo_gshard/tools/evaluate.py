@@ -41,8 +41,6 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import declared
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
@@ -63,6 +61,8 @@ from lingvo_gshard.tools.flags.run import (
     runtime_flags,
     runtime_options,
 )
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "by_source")

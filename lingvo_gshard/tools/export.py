@@ -40,17 +40,17 @@ from lingvo_gshard.api.decoding.quality import table_of
 from lingvo_gshard.api.export import DecoderSettings
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.export.formats import FORMATS, format_of
-from lingvo_gshard.export.new_directory import check_output
-from lingvo_gshard.inference.decoding.precision import TRAINED
-from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tasks.task import Decoding
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import comma_list, integer, make_flags
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, required_logdir
+from lingvo_gshard.wings.export.formats import FORMATS, format_of
+from lingvo_gshard.wings.export.new_directory import check_output
+from lingvo_gshard.wings.inference.decoding.precision import TRAINED
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 _SEARCH_FLAGS = ("beam_size", "length_exponent", "most_tokens")
 _SEARCH_DEFAULTS = {

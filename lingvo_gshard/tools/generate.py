@@ -38,8 +38,6 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.inference.text_generator import Text, TextGenerator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write, write_lines
@@ -47,6 +45,8 @@ from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.definitions import make_flags, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.wings.inference.text_generator import Text, TextGenerator
 
 
 def define_flags() -> flags.FlagValues:

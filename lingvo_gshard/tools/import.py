@@ -35,13 +35,13 @@ from absl import flags
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.importing import import_model, open_model
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
 from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
 from lingvo_gshard.training.step.precision import precision_names
+from lingvo_gshard.wings.inference.published_settings import SETTINGS_FILE, PublishedSettings
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 
 def define_flags() -> flags.FlagValues:

@@ -92,19 +92,6 @@ from absl import flags
 from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning import picture
-from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment, suggest
-from lingvo_gshard.planning.generation import plan_generation
-from lingvo_gshard.planning.largest_batch import LargestBatch, plan_largest_batch
-from lingvo_gshard.planning.loads.rating import LoadsOptions
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.programs.planned import plan_file
-from lingvo_gshard.planning.search.experiment_search import SearchOptions
-from lingvo_gshard.planning.search.machines import search_machines
-from lingvo_gshard.planning.training.budget.search import plan_budget
-from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import goodput, program
@@ -119,6 +106,19 @@ from lingvo_gshard.tools.plan_reports import (
     plan_report,
     search_report,
 )
+from lingvo_gshard.wings.planning import picture
+from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment, suggest
+from lingvo_gshard.wings.planning.generation import plan_generation
+from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_largest_batch
+from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.programs.planned import plan_file
+from lingvo_gshard.wings.planning.search.experiment_search import SearchOptions
+from lingvo_gshard.wings.planning.search.machines import search_machines
+from lingvo_gshard.wings.planning.training.budget.search import plan_budget
+from lingvo_gshard.wings.planning.training.goodput import plan_training
 
 NAME = "gshard-plan"
 

@@ -46,11 +46,11 @@ from absl import flags
 from lingvo_gshard.api import preparation, tables
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.preparation.preparation import counts, notes
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated, string
 from lingvo_gshard.tools.flags.run import SETTINGS
+from lingvo_gshard.wings.preparation.preparation import counts, notes
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 
 def define_flags() -> flags.FlagValues:

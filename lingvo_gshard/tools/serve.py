@@ -111,8 +111,8 @@ def main(argv: list[str]) -> int:
     hosts, sites = values.allow_host or [], values.allow_origin or []
     token = _token(values.token_file)
     # Whether the extra is installed, and the port is free, is known before the model is loaded.
-    from lingvo_gshard.serving import server
-    from lingvo_gshard.serving.origins import Origins
+    from lingvo_gshard.wings.serving import server
+    from lingvo_gshard.wings.serving.origins import Origins
 
     origins = Origins.of(values.host, hosts, sites)
     bound = server.bind(values.host, values.port)
@@ -148,9 +148,9 @@ def _service(values: flags.FlagValues, run, token: str):
     Raises:
       UserError: the run's task decodes nothing, or compiling takes longer than --stuck_seconds.
     """
-    from lingvo_gshard.inference.programs.executables import CompilerStuckError
-    from lingvo_gshard.serving.model import DirectoryWatch, ServedModel, warm_up
-    from lingvo_gshard.serving.service import Limits, Service
+    from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError
+    from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel, warm_up
+    from lingvo_gshard.wings.serving.service import Limits, Service
 
     try:
         model = ServedModel.of_run(run)

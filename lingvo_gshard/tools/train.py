@@ -91,7 +91,7 @@ from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome
 
 if TYPE_CHECKING:
-    from lingvo_gshard.planning.planned_training import PlannedTraining
+    from lingvo_gshard.wings.planning.planned_training import PlannedTraining
 
 # Flags that change a run, and so cannot be given with --replay_step.
 _CHANGES = (
@@ -250,8 +250,8 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
     elif values.init_from:
         # A run that starts from nothing does not wait for published models.
         from lingvo_gshard.api.importing import open_model
-        from lingvo_gshard.fine_tuning.starting import params_of
-        from lingvo_gshard.open_models.starting import is_published
+        from lingvo_gshard.wings.fine_tuning.starting import params_of
+        from lingvo_gshard.wings.open_models.starting import is_published
 
         published = is_published(values.init_from)
         saved = open_model(values.init_from) if published else params_of(values.init_from)

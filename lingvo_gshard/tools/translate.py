@@ -29,9 +29,6 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.translator import Translation, Translator
-from lingvo_gshard.preparation.published_inputs import PublishedTranslationInput
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines
@@ -39,6 +36,9 @@ from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.definitions import make_flags, string
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.translator import Translation, Translator
+from lingvo_gshard.wings.preparation.published_inputs import PublishedTranslationInput
 
 
 def define_flags() -> flags.FlagValues:

@@ -20,14 +20,14 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.progress import SilentProgress, duration
-from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.services.progress import BarOnTerminal
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.flags import program
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.options import option_flags, read_options
+from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.services.progress import BarOnTerminal
 from studies.paper import planned_comparisons
 from studies.paper import rows as paper_rows
 from studies.paper.comparison import Case, ComparisonRow

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
-from lingvo_gshard.planning.plan.plan import Plan, Record
+from lingvo_gshard.wings.planning.plan.plan import Plan, Record
 
 Plans = Mapping[str, Plan]
 

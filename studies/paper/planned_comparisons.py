@@ -10,8 +10,8 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning.compiling.cache import current_settings, using_settings
-from lingvo_gshard.planning.plan.plan import (
+from lingvo_gshard.wings.planning.compiling.cache import current_settings, using_settings
+from lingvo_gshard.wings.planning.plan.plan import (
     FlopCounts,
     MemoryBytes,
     ParameterCounts,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
 from studies.paper import explanations as why
 from studies.paper import figures as figures
 from studies.paper.comparison import (

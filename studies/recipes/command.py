@@ -31,7 +31,7 @@ from studies.member import Member
 from studies.recipes import results
 
 EXPERIMENTS = ("translation.quickstart", "language_model.quickstart")
-_MUON = "step.optimizer = @lingvo_gshard.optimizers.muon.Muon"
+_MUON = "step.optimizer = @lingvo_gshard.wings.optimizers.muon.Muon"
 # name of a comparison -> way -> gin statements. The first way is what others are compared with.
 COMPARISONS = {
     "precisions": {

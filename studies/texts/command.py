@@ -25,8 +25,8 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.preparation.prepared import manifest as manifests
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.wings.preparation.prepared import manifest as manifests
 from studies.command import check, completed, define_study_flags, folder_of, seeds_of
 from studies.member import Member
 from studies.texts import results

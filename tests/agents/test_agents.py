@@ -1,4 +1,5 @@
-# tests: agents/agent.py, agents/leader.py, agents/meeting.py, agents/keeper.py, agents/worker.py
+# tests: wings/agents/agent.py, wings/agents/leader.py, wings/agents/meeting.py
+# tests: wings/agents/keeper.py, wings/agents/worker.py
 """Runs agents as real processes, with workers that start in no time (stand_in.py)."""
 
 import json

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from lingvo_gshard.agents import health
-from lingvo_gshard.agents.health import HealthCheck
+from lingvo_gshard.wings.agents import health
+from lingvo_gshard.wings.agents.health import HealthCheck
 
 _FOUND = {"checks": [{"name": "product", "state": "failure", "found": "differs by 1e-1"}]}
 

@@ -1,4 +1,4 @@
-# tests: agents/keeper.py, agents/border.py, services/snapshot_parts.py
+# tests: wings/agents/keeper.py, wings/agents/border.py, wings/services/snapshot_parts.py
 """Checks that parts of snapshots go from host to host, and to no stranger."""
 
 import os
@@ -9,9 +9,9 @@ import types
 
 import pytest
 
-from lingvo_gshard.agents import keeper
-from lingvo_gshard.agents.keeper import Keeper, Preparation
-from lingvo_gshard.services.snapshot_parts import Part
+from lingvo_gshard.wings.agents import keeper
+from lingvo_gshard.wings.agents.keeper import Keeper, Preparation
+from lingvo_gshard.wings.services.snapshot_parts import Part
 from tests.agents.between import Between
 
 PART = Part(1, 1, 10, 2, 0)

@@ -1,12 +1,12 @@
-# tests: agents/leader.py, agents/records.py
+# tests: wings/agents/leader.py, wings/agents/records.py
 """Checks what a leader decides, with a clock and signs made up by the test."""
 
 import pytest
 
-from lingvo_gshard.agents.leader import Leader
-from lingvo_gshard.agents.options import AgentOptions
-from lingvo_gshard.agents.records import FAILED, LOST, STOPPED, UNMET, Beat, Outcome, Record
-from lingvo_gshard.services.snapshot_parts import Part
+from lingvo_gshard.wings.agents.leader import Leader
+from lingvo_gshard.wings.agents.options import AgentOptions
+from lingvo_gshard.wings.agents.records import FAILED, LOST, STOPPED, UNMET, Beat, Outcome, Record
+from lingvo_gshard.wings.services.snapshot_parts import Part
 
 HOUR = 3600.0
 

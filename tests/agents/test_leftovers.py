@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lingvo_gshard.agents import leftovers
+from lingvo_gshard.wings.agents import leftovers
 
 _HOUR = 3600.0
 
@@ -58,7 +58,7 @@ def test_the_folder_of_an_agent_that_lives_is_left_alone_until_it_is_killed(own)
     other = make(own.parent, "bb", "n1", hours=2)
     text = f"""
 import pathlib, time
-from lingvo_gshard.agents import leftovers
+from lingvo_gshard.wings.agents import leftovers
 lock = leftovers.hold(pathlib.Path({str(other)!r}))
 print("held", flush=True)
 time.sleep(1000)

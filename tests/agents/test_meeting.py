@@ -1,4 +1,5 @@
-# tests: agents/meeting.py, agents/border.py, agents/records.py, agents/sightings.py
+# tests: wings/agents/meeting.py, wings/agents/border.py, wings/agents/records.py
+# tests: wings/agents/sightings.py
 """Checks that agents agree through a directory, and believe no stranger."""
 
 import os
@@ -10,12 +11,12 @@ import time
 
 import pytest
 
-from lingvo_gshard.agents.meeting import Meeting, create, shared_secret
-from lingvo_gshard.agents.records import Beat, Member, Record
-from lingvo_gshard.agents.sightings import Sightings
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.runtime.cluster.rendezvous import SECRET
+from lingvo_gshard.wings.agents.meeting import Meeting, create, shared_secret
+from lingvo_gshard.wings.agents.records import Beat, Member, Record
+from lingvo_gshard.wings.agents.sightings import Sightings
 
 
 @pytest.fixture

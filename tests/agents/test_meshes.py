@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from lingvo_gshard.agents.meshes import mesh_choices
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.agents.meshes import mesh_choices
 
 
 def test_data_shrinks_before_fsdp_and_other_axes_stay():

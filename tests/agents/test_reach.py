@@ -1,10 +1,10 @@
-# tests: agents/meeting.py, agents/agent.py
+# tests: wings/agents/meeting.py, wings/agents/agent.py
 """Checks that an agent notices when it cannot meet the others, also in a call that blocks."""
 
 import threading
 
-from lingvo_gshard.agents import meeting
-from lingvo_gshard.agents.meeting import Reach
+from lingvo_gshard.wings.agents import meeting
+from lingvo_gshard.wings.agents.meeting import Reach
 
 _LONG = 30.0
 

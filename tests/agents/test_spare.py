@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from lingvo_gshard.agents.spare import Spare, module_of
-from lingvo_gshard.agents.worker import Worker, start_process
+from lingvo_gshard.wings.agents.spare import Spare, module_of
+from lingvo_gshard.wings.agents.worker import Worker, start_process
 
 # Writes what a program can know of how it was started, and ends with an exit code of its own.
 _PROGRAM = """

@@ -1,9 +1,9 @@
-# tests: agents/stragglers.py, services/step_reporter.py, agents/records.py
+# tests: wings/agents/stragglers.py, wings/services/step_reporter.py, wings/agents/records.py
 """Checks that slow hosts are named with their factor."""
 
-from lingvo_gshard.agents.records import Beat, Member, Record
-from lingvo_gshard.agents.stragglers import Stragglers
-from lingvo_gshard.services.step_reporter import probe_seconds
+from lingvo_gshard.wings.agents.records import Beat, Member, Record
+from lingvo_gshard.wings.agents.stragglers import Stragglers
+from lingvo_gshard.wings.services.step_reporter import probe_seconds
 
 
 def signs(probes: dict[str, float | None], waits: dict[str, float]) -> dict[str, Beat]:

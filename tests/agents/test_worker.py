@@ -1,4 +1,4 @@
-# tests: agents/worker.py, runtime/cluster/worker_report.py
+# tests: wings/agents/worker.py, runtime/cluster/worker_report.py
 """Checks how the end of a worker is told."""
 
 import signal
@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.agents.worker import Worker
+from lingvo_gshard.wings.agents.worker import Worker
 from tests.agents.test_agents import is_running
 
 
@@ -52,8 +52,8 @@ def test_what_an_agent_has_started_ends_when_the_agent_is_killed():
     """A worker, and a check of the host."""
     text = """
 import sys, time
-from lingvo_gshard.agents.health import HealthCheck
-from lingvo_gshard.agents.worker import Worker
+from lingvo_gshard.wings.agents.health import HealthCheck
+from lingvo_gshard.wings.agents.worker import Worker
 sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 worker = Worker(sleeps, {}, 1, lambda: None)
 check = HealthCheck(lambda path: sleeps, print, lambda: None)

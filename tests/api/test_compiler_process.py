@@ -12,7 +12,7 @@ import pytest
 from lingvo_gshard.api.decoding import compiler_process
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.inference.programs.executables import CompilerStuckError, ProgramKey
+from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError, ProgramKey
 
 # Answers as the real one does, but hangs as often as a file has lines.
 CHILD = """

@@ -39,7 +39,7 @@ def test_a_second_start_needs_no_tensorflow_and_damage_is_repaired(
     lowered = []
     lower = lowering.lower
     monkeypatch.setattr(
-        "lingvo_gshard.inference.programs.maker.lower",
+        "lingvo_gshard.wings.inference.programs.maker.lower",
         lambda name, *args: lowered.append(name.partition("_")[0]) or lower(name, *args),
     )
     again = translated(trained_logdir, tmp_path)

@@ -7,8 +7,8 @@ import pytest
 import lingvo_gshard as gshard
 from lingvo_gshard.api.decoding import quality
 from lingvo_gshard.api.decoding.quality import Quality, table_of
-from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.tasks.evaluation import text_scores
+from lingvo_gshard.wings.export.decoder import DecoderSettings
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
 from lingvo_gshard.api.tasks import Answering, TaskOptions, TaskScores, evaluate_on_tasks
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Service
 from tests.open_models import llama_reference, published
 from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT

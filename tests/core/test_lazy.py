@@ -19,9 +19,9 @@ NEED_LIBRARIES = (
     "lingvo_gshard.data.batching.stream",
     "lingvo_gshard.testing",
     "lingvo_gshard.tools.benchmarks.",
-    "lingvo_gshard.object_stores.run_handler",
+    "lingvo_gshard.wings.object_stores.run_handler",
     "lingvo_gshard.training.run.checkpoint.run_handler",
-    "lingvo_gshard.open_models.streamed",
+    "lingvo_gshard.wings.open_models.streamed",
     "lingvo_gshard.__main__",
 )
 IMPORT_WITHOUT = """

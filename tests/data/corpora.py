@@ -3,7 +3,7 @@
 import itertools
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.vocabularies.vocabulary_trainer import VocabularyTrainer
+from lingvo_gshard.wings.preparation.vocabularies.vocabulary_trainer import VocabularyTrainer
 
 SIZE = 300
 

@@ -15,9 +15,9 @@ from lingvo_gshard.data.corpus_input import TokenizedRows
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.preparation.prepared import manifest
-from lingvo_gshard.preparation.prepared.language_model_input import PreparedLanguageModelInput
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.preparation.prepared import manifest
+from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from tests.preparation.prepared import corpora
 
 SHAPE = {"batch_rows": 8, "source_length": 48, "target_length": 28}

@@ -12,8 +12,8 @@ import tensorflow as tf
 from lingvo_gshard.data import translation_input
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.preparation.cleaning import near_duplicates
-from lingvo_gshard.preparation.formats import moses
+from lingvo_gshard.wings.preparation.cleaning import near_duplicates
+from lingvo_gshard.wings.preparation.formats import moses
 from tests.data import corpora
 from tests.told import Told
 

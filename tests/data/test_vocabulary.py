@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.preparation.cleaning.normalization import Normalizer
+from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
 from tests.data import corpora
 
 

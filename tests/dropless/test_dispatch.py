@@ -1,4 +1,4 @@
-# tests: dropless/dispatch.py, dropless/expert_blocks.py, kernels/exchange.py
+# tests: wings/dropless/dispatch.py, wings/dropless/expert_blocks.py, wings/kernels/exchange.py
 """Tests dropless dispatch against other dispatches and loops, on one device and on many."""
 
 import functools
@@ -16,8 +16,6 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.dropless import expert_blocks
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
@@ -25,6 +23,8 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.dropless import expert_blocks
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from tests.layers.moe.dispatch_names import dispatch_params
 from tests.layers.stacks.executions import loop, sequential
 

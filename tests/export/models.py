@@ -3,8 +3,8 @@
 import json
 
 import lingvo_gshard as gshard
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.text_generator import TextGenerator
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.text_generator import TextGenerator
 
 # Texts of several lengths; among them an empty one, and one that is not in the normal form.
 SENTENCES = ["der Hund sieht das Haus", "", "le  chat\u200b mange\tdu pain", "Wasser", "rot grün"]

@@ -1,4 +1,4 @@
-# tests: export/decoder.py, inference/decoding/steps.py
+# tests: wings/export/decoder.py, wings/inference/decoding/steps.py
 """Tests a search as one function: it finds what the engine finds, text by text."""
 
 import dataclasses
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.export.decoder import DecodeFunction, check_options, decoding_weights
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.wings.export.decoder import DecodeFunction, check_options, decoding_weights
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

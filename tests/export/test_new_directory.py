@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from lingvo_gshard.export.new_directory import file_sizes, new_directory
+from lingvo_gshard.wings.export.new_directory import file_sizes, new_directory
 
 
 def write(directory: pathlib.Path) -> None:

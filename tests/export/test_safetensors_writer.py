@@ -1,4 +1,4 @@
-# tests: export/safetensors_writer.py, api/export.py, export/formats.py
+# tests: wings/export/safetensors_writer.py, api/export.py, wings/export/formats.py
 """Tests exported weights: read without this package, they are those of the checkpoint."""
 
 import json
@@ -13,8 +13,8 @@ import safetensors.numpy
 import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params_text import to_json
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.export import safetensors_writer
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.export import safetensors_writer
 from tests.export import elsewhere
 from tests.tools.train import tiny_train  # noqa: F401
 

@@ -1,4 +1,4 @@
-# tests: export/saved_model_writer.py, export/decoder.py, api/export.py
+# tests: wings/export/saved_model_writer.py, wings/export/decoder.py, api/export.py
 """Tests SavedModels: run by TensorFlow and tensorflow-text alone, they answer as the run does."""
 
 import importlib.util

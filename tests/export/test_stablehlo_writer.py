@@ -1,4 +1,4 @@
-# tests: export/stablehlo_writer.py, api/export.py, export/decoder.py
+# tests: wings/export/stablehlo_writer.py, api/export.py, wings/export/decoder.py
 """Tests exported programs: run by jax alone, they answer as the run does."""
 
 import json
@@ -10,8 +10,8 @@ import pytest
 from safetensors.flax import load_file
 
 import lingvo_gshard as gshard
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 from tests.export import elsewhere, models
 from tests.open_models import published
 

@@ -1,4 +1,4 @@
-# tests: export/stablehlo_writer.py, preparation/cleaning/normalization.py
+# tests: wings/export/stablehlo_writer.py, wings/preparation/cleaning/normalization.py
 """Tests texts in a graph: the normal form and the ids are those that Python gives."""
 
 import random
@@ -7,8 +7,8 @@ import unicodedata
 
 import pytest
 
-from lingvo_gshard.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
-from lingvo_gshard.preparation.cleaning.normalization import Normalizer
+from lingvo_gshard.wings.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph
+from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
 from tests.data import corpora
 
 

@@ -1,10 +1,11 @@
-# tests: planning/machines/chips.py, planning/machines/chip_figures.py
-# tests: planning/machines/topologies.py
+# tests: wings/planning/machines/chips.py, wings/planning/machines/chip_figures.py
+# tests: wings/planning/machines/topologies.py
 """Tests that one record adds a chip to the planner."""
 
 import pytest
 
-from lingvo_gshard.planning.machines import (
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.machines import (
     chip_figures,
     chips,
     cuda,
@@ -12,8 +13,7 @@ from lingvo_gshard.planning.machines import (
     interconnect,
     topologies,
 )
-from lingvo_gshard.planning.training import formulas
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.training import formulas
 
 _SOURCE = "a datasheet"
 TPU = {

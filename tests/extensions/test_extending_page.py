@@ -13,10 +13,10 @@ from lingvo_gshard.core import context
 from lingvo_gshard.layers.embedding import Softmax
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.tools import plan
 from lingvo_gshard.training.experiments import make_trainer
 from lingvo_gshard.training.step.precision import PRECISIONS
+from lingvo_gshard.wings.planning.machines import chips, topologies
 from tests.test_docs import ROOT, write_files
 
 MODULES = (

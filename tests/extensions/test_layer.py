@@ -11,10 +11,10 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.testing.passes import M
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
 
 LOCAL_LETTERS = {"r": "rank of the adapter"}
 

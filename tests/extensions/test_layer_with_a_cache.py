@@ -1,4 +1,4 @@
-# tests: core/faces.py, inference/layers/faces.py, /docs/extending.md
+# tests: core/faces.py, wings/inference/layers/faces.py, /docs/extending.md
 """Tests that one file adds a layer with a cache of its own: it trains, decodes and is planned."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.layers import cache_shapes, extend, state_shapes
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.products import product
 from lingvo_gshard.training.experiments import make_trainer
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import cache_shapes, extend, state_shapes
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

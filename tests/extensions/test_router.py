@@ -14,8 +14,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
@@ -23,6 +21,8 @@ from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import E, H, M
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
 
 
 class NearestRouter(Router):

@@ -1,4 +1,4 @@
-# tests: training/run/monitoring/step_observer.py, services/observers.py
+# tests: training/run/monitoring/step_observer.py, wings/services/observers.py
 """Tests a service of the training loop, written in one file as docs/extending.md says."""
 
 import importlib

@@ -1,4 +1,5 @@
-# tests: facts/flops.py, core/flops.py, tasks/translation.py, facts/parameters.py, facts/step.py
+# tests: wings/facts/flops.py, core/flops.py, tasks/translation.py, wings/facts/parameters.py
+# tests: wings/facts/step.py
 """Compares FLOP counts with counts by hand and with compiled programs; tests active weights."""
 
 import math
@@ -10,13 +11,13 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.parameters import active_parameters
-from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD
 from tests.layers.stacks.executions import loop, sequential
 
 B, L, K = 2, 4, 8

@@ -7,13 +7,13 @@ import rich.console
 import lingvo_gshard as gshard
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.fine_tuning.preferences import without_reference
+from lingvo_gshard.wings.fine_tuning.preferences import without_reference
 from tests.fine_tuning.conversations import chat_models
 from tests.fine_tuning.conversations.test_preference_input import PREFERENCES, preferences
 from tests.open_models import llama_reference
 
 QUIET = rich.console.Console(quiet=True)
-CLASS = "@lingvo_gshard.fine_tuning.conversations.preference_input.PreferenceInput"
+CLASS = "@lingvo_gshard.wings.fine_tuning.conversations.preference_input.PreferenceInput"
 BETA, SMOOTHING = 0.3, 0.1
 LORA = ("task.lora.rank = 2", "task.lora.weights = ('*.w_query', '*.w_value')")
 

@@ -1,6 +1,7 @@
-# tests: fine_tuning/conversations/chat_template.py, fine_tuning/conversations/template_program.py
-# tests: fine_tuning/conversations/conversation_input.py
-# tests: fine_tuning/conversations/preference_input.py
+# tests: wings/fine_tuning/conversations/chat_template.py
+# tests: wings/fine_tuning/conversations/template_program.py
+# tests: wings/fine_tuning/conversations/conversation_input.py
+# tests: wings/fine_tuning/conversations/preference_input.py
 """Fuzzes conversations: rows of any JSON, and templates that do what they should not.
 
 A row is an example, or it is left out and counted, or refused with file and line. A template writes
@@ -15,10 +16,10 @@ import time
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.conversations import template_program
-from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
-from lingvo_gshard.fine_tuning.conversations.conversation_input import ConversationInput
-from lingvo_gshard.fine_tuning.conversations.preference_input import PreferenceInput
+from lingvo_gshard.wings.fine_tuning.conversations import template_program
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import ConversationInput
+from lingvo_gshard.wings.fine_tuning.conversations.preference_input import PreferenceInput
 from tests.fine_tuning.conversations import chat_models
 
 FEW, MANY = 300, 6_000

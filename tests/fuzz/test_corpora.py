@@ -1,5 +1,5 @@
 # tests: core/files/objects.py, core/files/regular.py, data/sources/compression.py
-# tests: data/sources/text.py, data/sources/tsv.py, open_models/shards.py
+# tests: data/sources/text.py, data/sources/tsv.py, wings/open_models/shards.py
 """Fuzzes readers of corpora, vocabularies, plans and configs with files that are hard to read.
 
 test_readers.py changes bytes of files. Here the file is a pipe, a device or a directory, stands for
@@ -24,10 +24,10 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.inference.published_settings import PublishedSettings
-from lingvo_gshard.open_models import shards
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.preparation.vocabularies import published_vocabulary
+from lingvo_gshard.wings.inference.published_settings import PublishedSettings
+from lingvo_gshard.wings.open_models import shards
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.preparation.vocabularies import published_vocabulary
 from tests.fuzz.odd_files import IRREGULAR
 from tests.fuzz.test_readers import READERS, prepared_rows, rows_of
 from tests.fuzz.within import within

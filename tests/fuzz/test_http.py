@@ -18,14 +18,14 @@ import pytest
 from starlette.testclient import TestClient
 
 import lingvo_gshard as gshard
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.metrics import Metrics
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.origins import Origins
-from lingvo_gshard.serving.planning import app as planning
-from lingvo_gshard.serving.planning.jobs import PlanJobs
-from lingvo_gshard.serving.server import AppServer, ServerOptions, bind
-from lingvo_gshard.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.metrics import Metrics
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.origins import Origins
+from lingvo_gshard.wings.serving.planning import app as planning
+from lingvo_gshard.wings.serving.planning.jobs import PlanJobs
+from lingvo_gshard.wings.serving.server import AppServer, ServerOptions, bind
+from lingvo_gshard.wings.serving.service import Limits, Service
 from tests.fine_tuning.conversations import chat_models
 from tests.planning import example_plan
 from tests.serving.open_server import answer, open_server
@@ -420,8 +420,8 @@ def test_a_fault_of_ours_is_answered_logged_once_and_counted(served, faults, pat
         raise left[0]
 
     service = Service(served, LIMITS)
-    monkeypatch.setattr("lingvo_gshard.serving.page.to_html", fail)
-    monkeypatch.setattr("lingvo_gshard.serving.endpoints.state._described", fail)
+    monkeypatch.setattr("lingvo_gshard.wings.serving.page.to_html", fail)
+    monkeypatch.setattr("lingvo_gshard.wings.serving.endpoints.state._described", fail)
     monkeypatch.setattr(service, "read", fail)
     monkeypatch.setattr(service.metrics, "text", fail)
     monkeypatch.setattr(served.engine, "stuck", fail)

@@ -15,12 +15,12 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools import launch
 from lingvo_gshard.tools.launch import slurm, tpu_vm
 from lingvo_gshard.tools.launch.kubernetes import KubernetesOptions, as_yaml, job_set
 from lingvo_gshard.tools.launch.slurm import SlurmOptions
+from lingvo_gshard.wings.agents.options import AgentOptions
 from tests.tools.launch import slurm_cluster
 
 ODD = (

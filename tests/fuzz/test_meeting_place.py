@@ -1,4 +1,4 @@
-# tests: agents/meeting.py, agents/records.py, agents/sightings.py
+# tests: wings/agents/meeting.py, wings/agents/records.py, wings/agents/sightings.py
 """Fuzzes the meeting place of agents: files of any name, kind and content, and old signs.
 
 Whoever writes them can write to the directory and does not know the secret. Agents neither believe
@@ -17,9 +17,9 @@ import time
 
 import pytest
 
-from lingvo_gshard.agents.meeting import Meeting, is_host_name
-from lingvo_gshard.agents.records import Beat, Member, Record
-from lingvo_gshard.agents.sightings import Sightings
+from lingvo_gshard.wings.agents.meeting import Meeting, is_host_name
+from lingvo_gshard.wings.agents.records import Beat, Member, Record
+from lingvo_gshard.wings.agents.sightings import Sightings
 from tests.agents import test_agents
 from tests.agents.stand_in import number_after
 from tests.agents.test_agents import PATIENCE, Job, children, end, is_running

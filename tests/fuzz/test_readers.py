@@ -1,6 +1,7 @@
-# tests: data/sources/tsv.py, preparation/formats/gettext.py, preparation/formats/moses.py
-# tests: data/sources/text.py, preparation/prepared/manifest.py, data/vocabularies/files.py
-# tests: core/config/params_text.py, planning/plan/plan.py, planning/planned_training.py
+# tests: data/sources/tsv.py, wings/preparation/formats/gettext.py
+# tests: wings/preparation/formats/moses.py, data/sources/text.py
+# tests: wings/preparation/prepared/manifest.py, data/vocabularies/files.py
+# tests: core/config/params_text.py, wings/planning/plan/plan.py, wings/planning/planned_training.py
 # tests: training/run/checkpoint/run_item.py
 """Fuzzes the readers of files: damaged content is read, or refused in a sentence with the file.
 
@@ -27,14 +28,14 @@ from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.planning import planned_training
-from lingvo_gshard.planning.plan import plan as plan_file
-from lingvo_gshard.preparation.formats.gettext import GettextReader
-from lingvo_gshard.preparation.formats.moses import MosesReader
-from lingvo_gshard.preparation.prepared import manifest
-from lingvo_gshard.preparation.vocabularies import others
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
+from lingvo_gshard.wings.planning import planned_training
+from lingvo_gshard.wings.planning.plan import plan as plan_file
+from lingvo_gshard.wings.preparation.formats.gettext import GettextReader
+from lingvo_gshard.wings.preparation.formats.moses import MosesReader
+from lingvo_gshard.wings.preparation.prepared import manifest
+from lingvo_gshard.wings.preparation.vocabularies import others
 from tests import tiny
 from tests.open_models import published
 from tests.planning.example_plan import example_plan

@@ -1,6 +1,7 @@
 # tests: training/run/logdir.py, training/run/run_lock.py, training/run/run_records.py
 # tests: training/run/checkpoint/inventory.py, training/run/checkpoint/run_item.py
-# tests: training/run/monitoring/metrics.py, services/routers/router_records.py, reporting/run.py
+# tests: training/run/monitoring/metrics.py, wings/services/routers/router_records.py
+# tests: wings/reporting/run.py
 """Fuzzes what reads the directory of a run: an answer or a sentence, and never a long wait.
 
 Each file of a run is replaced by what is no regular file, by a file without an end, and by changed
@@ -15,13 +16,13 @@ import shutil
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.reporting import run as reporting
-from lingvo_gshard.services import roll_back, trackers
-from lingvo_gshard.services.routers import router_records
 from lingvo_gshard.training.run import run_lock, run_records
 from lingvo_gshard.training.run.checkpoint import inventory, run_item
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring import metrics
+from lingvo_gshard.wings.reporting import run as reporting
+from lingvo_gshard.wings.services import roll_back, trackers
+from lingvo_gshard.wings.services.routers import router_records
 from tests import tiny
 from tests.fuzz.odd_files import ODD
 from tests.fuzz.test_readers import changed

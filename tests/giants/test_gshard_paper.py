@@ -8,13 +8,13 @@ import pytest
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.planning.machines import topologies
 
 BILLION = 10**9
 MILLION = 2**20

@@ -1,4 +1,4 @@
-# tests: giants/study.py, giants/prepared_translation.py
+# tests: wings/giants/study.py, wings/giants/prepared_translation.py
 """Tests the experiments of the study: equal work per token, and more weights with more experts."""
 
 import math
@@ -6,8 +6,8 @@ import math
 import pytest
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.training.experiments import make_trainer
+from lingvo_gshard.wings.facts.parameters import active_parameters
 
 EXPERTS = (8, 32, 128)
 LAYERS, TEXT_LAYERS, M, H = 2, 4, 64, 256

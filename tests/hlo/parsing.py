@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from jaxlib import _hlo
 
-from lingvo_gshard.hlo import OperationList, read_operations
-from lingvo_gshard.hlo.module import Module, Shape
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo import OperationList, read_operations
+from lingvo_gshard.wings.hlo.module import Module, Shape
 
 
 def parse_module(text: str) -> Module:

@@ -1,9 +1,9 @@
-# tests: hlo/asynchronous.py, hlo/demand.py, hlo/tpu_slices.py
+# tests: wings/hlo/asynchronous.py, wings/hlo/demand.py, wings/hlo/tpu_slices.py
 """Checks which collectives are under way while an operation runs, on scheduled HLO."""
 
-from lingvo_gshard.hlo import Slices, read_operations
-from lingvo_gshard.hlo.tpu_slices import ONE_SLICE
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo import Slices, read_operations
+from lingvo_gshard.wings.hlo.tpu_slices import ONE_SLICE
 from tests.hlo.parsing import parse_module
 from tests.hlo.slices.test_megascale import LOOP, MESH
 

@@ -1,10 +1,10 @@
-# tests: hlo/collectives.py, hlo/demand.py
+# tests: wings/hlo/collectives.py, wings/hlo/demand.py
 """Tests reading collectives in all forms that compilers write."""
 
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.operations import Collective
 from tests.hlo.parsing import operations_of_text
 
 MESH = Mesh.parse("data=4,model=2")

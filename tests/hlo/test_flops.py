@@ -1,4 +1,4 @@
-# tests: hlo/costs.py
+# tests: wings/hlo/costs.py
 """Compares FLOPs of matmuls and convolutions with closed forms and with sums computed by jax."""
 
 import hypothesis
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo import costs as hlo_flops
-from lingvo_gshard.hlo.module import Module
+from lingvo_gshard.wings.hlo import costs as hlo_flops
+from lingvo_gshard.wings.hlo.module import Module
 from tests.hlo.parsing import parse_module
 
 

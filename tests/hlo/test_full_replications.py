@@ -1,7 +1,7 @@
-# tests: hlo/names.py
+# tests: wings/hlo/names.py
 """Reads the partitioner's warnings of full replications."""
 
-from lingvo_gshard.hlo.names import FullReplication, full_replications
+from lingvo_gshard.wings.hlo.names import FullReplication, full_replications
 
 WARNING = (
     "W1121 15:50:55.909580   12241 spmd_partitioner.cc:656] [SPMD] Involuntary full "

@@ -1,12 +1,12 @@
-# tests: hlo/costs.py, kernels/call.py
+# tests: wings/hlo/costs.py, wings/kernels/call.py
 """Counts the products of attentions that kernels compute, as compilers write their calls."""
 
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.hlo import costs
-from lingvo_gshard.hlo.operations import FusedAttention
-from lingvo_gshard.kernels.call import AttentionCall
+from lingvo_gshard.wings.hlo import costs
+from lingvo_gshard.wings.hlo.operations import FusedAttention
+from lingvo_gshard.wings.kernels.call import AttentionCall
 from tests.hlo.parsing import parse_module
 
 B, N, SHARED, L, K, D = 2, 4, 2, 512, 1024, 64

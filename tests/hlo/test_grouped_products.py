@@ -1,10 +1,10 @@
-# tests: hlo/costs.py
+# tests: wings/hlo/costs.py
 """Counts the products of groups that kernels compute, as compilers write their calls."""
 
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.hlo import costs
+from lingvo_gshard.wings.hlo import costs
 from tests.hlo.parsing import parse_module
 
 R, M, H, E = 4096, 512, 1024, 8

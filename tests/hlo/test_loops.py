@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lingvo_gshard.hlo import read_module
-from lingvo_gshard.hlo.loops import STEPS, Loop, values_of_entry
+from lingvo_gshard.wings.hlo import read_module
+from lingvo_gshard.wings.hlo.loops import STEPS, Loop, values_of_entry
 from tests.hlo.parsing import parse_module
 
 LOOP = """

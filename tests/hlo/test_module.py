@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from lingvo_gshard.hlo import read_module
-from lingvo_gshard.hlo.messages import NEWEST_INSTRUCTION_FIELD
+from lingvo_gshard.wings.hlo import read_module
+from lingvo_gshard.wings.hlo.messages import NEWEST_INSTRUCTION_FIELD
 from tests.hlo.parsing import parse_module
 
 SMALL = """HloModule jit_f, is_scheduled=true

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.hlo.names import (
+from lingvo_gshard.wings.hlo.names import (
     is_dispatch,
     is_uninformative,
     layer_and_phase,

@@ -1,4 +1,4 @@
-# tests: hlo/reader.py, hlo/operations.py
+# tests: wings/hlo/reader.py, wings/hlo/operations.py
 """Compares layers compiled for 8 virtual CPU devices with closed forms."""
 
 import collections
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.hlo import read_module, read_operations
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo import read_module, read_operations
 from tests.hlo.parsing import operations_of_text
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, compiled, operations
 

@@ -1,4 +1,4 @@
-# tests: hlo/reader.py
+# tests: wings/hlo/reader.py
 """Compares layers compiled ahead of time for TPUs with the same closed forms."""
 
 import pytest

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from google.protobuf import unknown_fields
 
-from lingvo_gshard.hlo.messages import HloInstructionProto
-from lingvo_gshard.hlo.replica_groups import (
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.messages import HloInstructionProto
+from lingvo_gshard.wings.hlo.replica_groups import (
     axes_of_groups,
     axes_of_pairs,
     replica_groups,
     source_target_pairs,
 )
-from lingvo_gshard.sharding.mesh import Mesh
 from tests.hlo.parsing import parse_module
 
 MESH = Mesh.parse("data=4,model=2")

@@ -1,4 +1,4 @@
-# tests: hlo/names.py, core/scopes.py
+# tests: wings/hlo/names.py, core/scopes.py
 """Tests the layer, phase and dispatch of a training step's operations, with and without loops."""
 
 import functools
@@ -8,15 +8,15 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.hlo import Operation, read_module, read_operations
 from lingvo_gshard.layers.moe import EinsumDispatch
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.hlo import Operation, read_module, read_operations
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.layers.stacks.executions import loop, sequential
 
 MESH = "data=2"

@@ -1,10 +1,10 @@
-# tests: hlo/module.py
+# tests: wings/hlo/module.py
 """Reads shapes of arrays and tuples, given as HLO text."""
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo.module import Shape, numpy_name
+from lingvo_gshard.wings.hlo.module import Shape, numpy_name
 from tests.hlo.parsing import parse_shape
 
 

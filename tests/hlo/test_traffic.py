@@ -1,4 +1,4 @@
-# tests: hlo/costs.py, hlo/demand.py
+# tests: wings/hlo/costs.py, wings/hlo/demand.py
 """Tests bytes read and written, including fusions that read only part of an operand."""
 
 import pytest

@@ -1,10 +1,11 @@
-# tests: inference/engine/decode_batch.py, inference/engine/engine.py, inference/engine/shapes.py
+# tests: wings/inference/engine/decode_batch.py, wings/inference/engine/engine.py
+# tests: wings/inference/engine/shapes.py
 """Tests large batches of texts with different lengths, and the programs that they need."""
 
 import pytest
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS
 

@@ -1,4 +1,4 @@
-# tests: inference/programs/executables.py, inference/engine/engine.py
+# tests: wings/inference/programs/executables.py, wings/inference/engine/engine.py
 """Tests that texts are decoded while programs for others are compiled."""
 
 import queue
@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs import executables
-from lingvo_gshard.inference.programs.executables import ProgramKey
-from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.programs import executables
+from lingvo_gshard.wings.inference.programs.executables import ProgramKey
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.gate import gate
 from tests.inference.tiny_engine import BOS, EOS

@@ -1,4 +1,4 @@
-# tests: inference/engine/engine.py
+# tests: wings/inference/engine/engine.py
 """Tests that a process may end while its engine decodes."""
 
 import subprocess
@@ -7,8 +7,8 @@ import sys
 import pytest
 
 _SCRIPT = """
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 
 engine = tiny_engine.translation_model().engine(workers=2)

@@ -1,4 +1,4 @@
-# tests: inference/programs/maker.py, inference/layers/cached_fused.py
+# tests: wings/inference/programs/maker.py, wings/inference/layers/cached_fused.py
 """The engine decodes the same tokens with kernels of the hardware as without."""
 
 import dataclasses
@@ -9,17 +9,17 @@ import pytest
 
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.shapes import EngineOptions
-from lingvo_gshard.inference.loading import prepared_weights
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs.executables import STEPS, Executables
-from lingvo_gshard.inference.programs.maker import ProgramMaker, row_parts
-from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.engine.engine import Engine
+from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
+from lingvo_gshard.wings.inference.loading import prepared_weights
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.programs.executables import STEPS, Executables
+from lingvo_gshard.wings.inference.programs.maker import ProgramMaker, row_parts
+from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

@@ -1,4 +1,5 @@
-# tests: inference/decoding/precision.py, inference/loading.py, inference/layers/stored.py
+# tests: wings/inference/decoding/precision.py, wings/inference/loading.py
+# tests: wings/inference/layers/stored.py
 """Tests of decoding with int8 weights."""
 
 import dataclasses
@@ -8,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.decoding.precision import INT8, INT8_WEIGHTS
-from lingvo_gshard.inference.loading import make_engine
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers import products
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.decoding.precision import INT8, INT8_WEIGHTS
+from lingvo_gshard.wings.inference.loading import make_engine
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

@@ -1,5 +1,5 @@
-# tests: inference/decoding/models.py, published_layers/latent_attention.py
-# tests: published_layers/gated_delta_net.py, inference/layers/cached.py
+# tests: wings/inference/decoding/models.py, wings/published_layers/latent_attention.py
+# tests: wings/published_layers/gated_delta_net.py, wings/inference/layers/cached.py
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
 import dataclasses
@@ -8,14 +8,14 @@ import pytest
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.loading import make_engine
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.published_layers.gated_delta_net import GatedDeltaNet
-from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.loading import make_engine
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
+from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.inference.published_settings import PublishedSettings
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.wings.inference.published_settings import PublishedSettings
 
 LLAMA = {
     "bos_token_id": 1,

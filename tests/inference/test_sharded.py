@@ -1,5 +1,5 @@
-# tests: inference/programs/executables.py, inference/programs/maker.py, inference/loading.py
-# tests: inference/decoding/state.py
+# tests: wings/inference/programs/executables.py, wings/inference/programs/maker.py
+# tests: wings/inference/loading.py, wings/inference/decoding/state.py
 """Tests decoding over a mesh: results, the weights of each device, and a step's collectives."""
 
 import collections
@@ -9,17 +9,17 @@ import math
 
 import pytest
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.hlo.collectives import collectives
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.decoding.state import StateShape
-from lingvo_gshard.inference.loading import make_engine
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs.executables import PREPARE, STEPS, ProgramKey
-from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.hlo.collectives import collectives
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.decoding.state import StateShape
+from lingvo_gshard.wings.inference.loading import make_engine
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.programs.executables import PREPARE, STEPS, ProgramKey
+from lingvo_gshard.wings.inference.requests import Request
 from tests.inference import tiny_engine
 from tests.inference.decoding import tiny_model
 from tests.inference.tiny_engine import BOS, EOS

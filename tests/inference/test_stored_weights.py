@@ -8,9 +8,9 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.inference import stored_weights
-from lingvo_gshard.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
 from lingvo_gshard.layers import products
+from lingvo_gshard.wings.inference import stored_weights
+from lingvo_gshard.wings.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
 
 # Equation, shape of x, shape of the weight, and the axes of the weight that are summed over.
 PRODUCTS = [

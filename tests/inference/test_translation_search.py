@@ -1,5 +1,5 @@
-# tests: inference/decoding/beam.py, inference/decoding/greedy.py, inference/decoding/steps.py
-# tests: inference/requests.py
+# tests: wings/inference/decoding/beam.py, wings/inference/decoding/greedy.py
+# tests: wings/inference/decoding/steps.py, wings/inference/requests.py
 """Compares an engine's translations with plain searches that run the full model for each token."""
 
 import dataclasses
@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Finished, NewTokens, Request
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Finished, NewTokens, Request
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

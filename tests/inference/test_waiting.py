@@ -1,11 +1,12 @@
-# tests: inference/engine/waiting.py, inference/engine/engine.py, inference/requests.py
+# tests: wings/inference/engine/waiting.py, wings/inference/engine/engine.py
+# tests: wings/inference/requests.py
 """Tests whose turn it is, and that canceled texts do not wait."""
 
 import pytest
 
-from lingvo_gshard.inference.engine.waiting import DecodedText, WaitingTexts
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Answer, Finished, Request
+from lingvo_gshard.wings.inference.engine.waiting import DecodedText, WaitingTexts
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Answer, Finished, Request
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS
 

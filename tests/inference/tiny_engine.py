@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.shapes import EngineOptions
-from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.engine.engine import Engine
+from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
+from lingvo_gshard.wings.inference.loading import make_engine
 from tests.inference.decoding import tiny_model
 
 BOS, EOS = tiny_model.BOS, tiny_model.EOS

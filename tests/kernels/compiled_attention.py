@@ -15,10 +15,8 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 import msgspec
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -26,6 +24,8 @@ from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.planning.machines import topologies
 
 # Rows are the only dimension of this size.
 B, L, M, N, D = 8, 1024, 512, 4, 64

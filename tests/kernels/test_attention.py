@@ -1,6 +1,7 @@
-# tests: kernels/attention.py, kernels/attention_cuda.py, kernels/attention_tpu.py
-# tests: kernels/attention_triton.py, kernels/call.py, kernels/distance_bias.py
-# tests: kernels/triton_products.py, kernels/triton_rows.py, kernels/weight_dropout.py
+# tests: wings/kernels/attention.py, wings/kernels/attention_cuda.py, wings/kernels/attention_tpu.py
+# tests: wings/kernels/attention_triton.py, wings/kernels/call.py, wings/kernels/distance_bias.py
+# tests: wings/kernels/triton_products.py, wings/kernels/triton_rows.py
+# tests: wings/kernels/weight_dropout.py
 """Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
 
 import types
@@ -10,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import kernels, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.kernels.attention import BACKWARD, FORWARD
-from lingvo_gshard.kernels.call import AttentionCall
 from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
 from lingvo_gshard.layers.dropout import DropoutMask
+from lingvo_gshard.wings import kernels
+from lingvo_gshard.wings.kernels.attention import BACKWARD, FORWARD
+from lingvo_gshard.wings.kernels.call import AttentionCall
 from tests.layers.attention import attention_reference
 
 # Sizes B, N, heads of keys, L, K, D of keys, D of values; and the static arguments.

@@ -1,4 +1,4 @@
-# tests: kernels/block_products.py, low_precision/block_products.py
+# tests: wings/kernels/block_products.py, wings/low_precision/block_products.py
 """Tests products of blocks of 32 numbers: kernel and simulation, one device and eight, compiled."""
 
 import re
@@ -9,14 +9,15 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import hlo, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.layers import products
-from lingvo_gshard.low_precision.rounding import ROUNDINGS
-from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.hlo.operations import collective_calls
+from lingvo_gshard.wings.low_precision.rounding import ROUNDINGS
+from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.kernels import programs
 
 SIZES = {"B": 8, "L": 64, "M": 128, "H": 256, "N": 8, "D": 32, "E": 8, "G": 8, "C": 32}

@@ -1,5 +1,5 @@
-# tests: kernels/cache_attention.py, kernels/cache_call.py, kernels/cache_tpu.py
-# tests: kernels/cache_triton.py, inference/layers/cached_fused.py
+# tests: wings/kernels/cache_attention.py, wings/kernels/cache_call.py, wings/kernels/cache_tpu.py
+# tests: wings/kernels/cache_triton.py, wings/inference/layers/cached_fused.py
 """Compares the kernels of attention over a cache, on CPUs step by step, with loops in NumPy."""
 
 import functools
@@ -8,14 +8,10 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import kernels, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.layers import decoding_weights, extend
-from lingvo_gshard.inference.layers.cached import CacheView
-from lingvo_gshard.kernels.cache_attention import FORWARD
-from lingvo_gshard.kernels.cache_call import CacheCall
 from lingvo_gshard.layers.attention.mask import Reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -23,6 +19,11 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import kernels
+from lingvo_gshard.wings.inference.layers import decoding_weights, extend
+from lingvo_gshard.wings.inference.layers.cached import CacheView
+from lingvo_gshard.wings.kernels.cache_attention import FORWARD
+from lingvo_gshard.wings.kernels.cache_call import CacheCall
 
 PLATFORMS = ("tpu_interpreted", "cuda_interpreted")
 # Sizes N, heads of keys, K, D of keys, D of values; the newest slot; how many slots before it each

@@ -1,22 +1,22 @@
-# tests: kernels/cache_attention.py, kernels/cache_tpu.py, kernels/cache_triton.py
+# tests: wings/kernels/cache_attention.py, wings/kernels/cache_tpu.py, wings/kernels/cache_triton.py
 """Compiles generation for TPUs and GPUs: the cache's kernel is there, and no second cache."""
 
 import functools
 
 import pytest
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.scopes import FusedCall
-from lingvo_gshard.inference.decoding.models import model_facts
-from lingvo_gshard.inference.decoding.state import SearchKind, StateShape
-from lingvo_gshard.inference.programs.executables import ADMIT, STEPS, ProgramKey
-from lingvo_gshard.inference.programs.maker import ProgramMaker
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.planning.compiling.compilation import compile_for
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.inference.decoding.models import model_facts
+from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
+from lingvo_gshard.wings.inference.programs.executables import ADMIT, STEPS, ProgramKey
+from lingvo_gshard.wings.inference.programs.maker import ProgramMaker
+from lingvo_gshard.wings.planning.compiling.compilation import compile_for
+from lingvo_gshard.wings.planning.machines import topologies
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,5 @@
-# tests: kernels/attention_cuda.py, kernels/attention_tpu.py, kernels/attention_triton.py
+# tests: wings/kernels/attention_cuda.py, wings/kernels/attention_tpu.py
+# tests: wings/kernels/attention_triton.py
 """Checks attention that the compilers of TPUs and GPUs have compiled, without the hardware."""
 
 import pathlib
@@ -8,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from lingvo_gshard.planning.machines import compilers, topologies
+from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.kernels.compiled_attention import MASKS, STRATEGIES, Facts
 from tests.kernels.programs import GPUS, TPUS
 

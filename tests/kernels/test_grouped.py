@@ -1,5 +1,6 @@
-# tests: kernels/grouped.py, kernels/activation_call.py, kernels/grouped_call.py
-# tests: kernels/grouped_tpu.py, kernels/grouped_tpu_product.py, kernels/grouped_triton.py
+# tests: wings/kernels/grouped.py, wings/kernels/activation_call.py, wings/kernels/grouped_call.py
+# tests: wings/kernels/grouped_tpu.py, wings/kernels/grouped_tpu_product.py
+# tests: wings/kernels/grouped_triton.py
 """Compares the bodies of grouped products, on CPUs step by step, with a loop of NumPy."""
 
 import ml_dtypes
@@ -8,18 +9,19 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import kernels, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.kernels.activation_call import ActivationCall
-from lingvo_gshard.kernels.grouped import (
+from lingvo_gshard.layers import feed_forward
+from lingvo_gshard.wings import kernels
+from lingvo_gshard.wings.kernels.activation_call import ActivationCall
+from lingvo_gshard.wings.kernels.grouped import (
     ACTIVATED,
     ACTIVATED_GRADIENT,
     FORWARD,
     SUMMED,
     WEIGHT_GRADIENT,
 )
-from lingvo_gshard.kernels.grouped_call import GroupedCall
-from lingvo_gshard.layers import feed_forward
+from lingvo_gshard.wings.kernels.grouped_call import GroupedCall
 
 # Room for rows R, sizes M and H, and the rows of each group.
 CASES = {

@@ -1,4 +1,4 @@
-# tests: dropless/sorted_experts.py, kernels/grouped.py, dropless/expert_blocks.py
+# tests: wings/dropless/sorted_experts.py, wings/kernels/grouped.py, wings/dropless/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
 import numpy as np
@@ -6,18 +6,19 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import hlo, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.hlo.operations import collective_calls
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.products import ProductContext
-from lingvo_gshard.low_precision.rounding import ROUNDINGS
-from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.hlo.operations import collective_calls
+from lingvo_gshard.wings.low_precision.rounding import ROUNDINGS
+from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.kernels import programs
 
 B, L, M, H, E = 8, 16, 128, 160, 8

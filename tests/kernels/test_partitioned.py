@@ -1,4 +1,4 @@
-# tests: kernels/layers/fused_attention.py, kernels/attention.py
+# tests: wings/kernels/layers/fused_attention.py, wings/kernels/attention.py
 """Verifies attention layers with kernels: eight devices compute what one device computes."""
 
 import numpy as np

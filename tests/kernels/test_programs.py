@@ -1,5 +1,5 @@
-# tests: kernels/layers/fused_attention.py, layers/attention/kernel.py, kernels/kernel.py
-# tests: kernels/splicing.py, core/kernel_use.py
+# tests: wings/kernels/layers/fused_attention.py, layers/attention/kernel.py
+# tests: wings/kernels/kernel.py, wings/kernels/splicing.py, core/kernel_use.py
 """Tests that programs for devices with kernels compute what those without compute."""
 
 import re

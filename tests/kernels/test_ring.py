@@ -1,4 +1,4 @@
-# tests: kernels/layers/fused_ring.py, long_inputs/ring.py
+# tests: wings/kernels/layers/fused_ring.py, wings/long_inputs/ring.py
 """Tests ring attention with kernels: values and gradients of dense attention, and equal work."""
 
 import numpy as np
@@ -8,15 +8,15 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.kernels.call import AttentionCall
-from lingvo_gshard.kernels.layers.fused_ring import FusedRing
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.dropout import DropoutMask
-from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.kernels.call import AttentionCall
+from lingvo_gshard.wings.kernels.layers.fused_ring import FusedRing
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from tests.kernels import programs
 
 B, N, D = 2, 2, 32

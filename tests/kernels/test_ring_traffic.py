@@ -1,4 +1,4 @@
-# tests: kernels/layers/fused_ring.py, long_inputs/ring.py
+# tests: wings/kernels/layers/fused_ring.py, wings/long_inputs/ring.py
 """Tests what a ring of kernels sends, and rings of bfloat16, of caps and of another row's keys."""
 
 import collections
@@ -13,9 +13,9 @@ from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from tests.kernels import programs
 
 B, N, D = 1, 2, 32

@@ -1,4 +1,5 @@
-# tests: kernels/kernel.py, runtime/spmd.py, runtime/local_updates/runtime.py, sharding/platforms.py
+# tests: wings/kernels/kernel.py, runtime/spmd.py, runtime/local_updates/runtime.py
+# tests: sharding/platforms.py
 """Tests that runtimes of meshes use the kernels of their devices' platform in training steps."""
 
 from unittest import mock

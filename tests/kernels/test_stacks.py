@@ -1,5 +1,5 @@
 # tests: layers/stacks/execution.py, layers/stacks/loop.py, layers/stacks/pipeline.py
-# tests: kernels/layers/fused_attention.py
+# tests: wings/kernels/layers/fused_attention.py
 """Tests that rematerialized stacks of layers on a mesh compute the same with kernels."""
 
 import numpy as np

@@ -10,7 +10,6 @@ import tensorflow as tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.dropout import Dropout
@@ -34,13 +33,14 @@ from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
-from lingvo_gshard.published_layers.routers import (
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.testing.passes import Case, E, H, M, N, V
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,
     SinkhornRouter,
 )
-from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
-from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from tests.layers.attention import attention_options as attentions
 from tests.layers.stacks.executions import loop
 

@@ -1,4 +1,4 @@
-# tests: layers/feed_forward.py, inference/layers/stored.py
+# tests: layers/feed_forward.py, wings/inference/layers/stored.py
 """Compares the feed-forward layer and its activations with NumPy."""
 
 import math

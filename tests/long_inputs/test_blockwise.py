@@ -17,8 +17,8 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
 

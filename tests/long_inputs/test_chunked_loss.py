@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.losses import Objective
-from lingvo_gshard.long_inputs.chunked_loss import chunked_cross_entropy
+from lingvo_gshard.wings.long_inputs.chunked_loss import chunked_cross_entropy
 
 B, L, M, V = 3, 5, 8, 13
 NUMBERS = np.random.default_rng(1)

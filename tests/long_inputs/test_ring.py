@@ -10,8 +10,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
 
 B, L, K, M = 2, 9, 5, 8
 SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 2]], np.int32)

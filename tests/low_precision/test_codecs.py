@@ -1,4 +1,4 @@
-# tests: low_precision/codecs.py, layers/moe/exchange.py
+# tests: wings/low_precision/codecs.py, layers/moe/exchange.py
 """Compares codecs of exchanged rows with NumPy and tests their error bounds."""
 
 import hypothesis

@@ -1,5 +1,5 @@
-# tests: low_precision/delayed_scales.py, low_precision/fp8.py, low_precision/rounding.py
-# tests: layers/measured.py, training/step/measured.py
+# tests: wings/low_precision/delayed_scales.py, wings/low_precision/fp8.py
+# tests: wings/low_precision/rounding.py, layers/measured.py, training/step/measured.py
 """Compares products by delayed scales, and what steps measure for them, with NumPy."""
 
 from typing import Any, cast
@@ -13,11 +13,11 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import products
-from lingvo_gshard.low_precision import delayed_scales
-from lingvo_gshard.low_precision.delayed_scales import STEPS
-from lingvo_gshard.low_precision.fp8 import Fp8
-from lingvo_gshard.low_precision.rounding import DelayedScales
-from lingvo_gshard.optimizers.local_updates import LocalUpdates
+from lingvo_gshard.wings.low_precision import delayed_scales
+from lingvo_gshard.wings.low_precision.delayed_scales import STEPS
+from lingvo_gshard.wings.low_precision.fp8 import Fp8
+from lingvo_gshard.wings.low_precision.rounding import DelayedScales
+from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.low_precision.test_rounding import E4M3, E5M2, LARGEST, power_of_two
 from tests.runtime import tiny_translation

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.low_precision import devices
-from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime.compile_options import Traits, chosen
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step import precision
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.low_precision import devices
+from lingvo_gshard.wings.planning.machines.chips import CHIPS
 from tests.runtime import tiny_translation
 
 FP8, BLOCKS, MXFP8, INT8, BFLOAT16 = map(

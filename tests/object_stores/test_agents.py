@@ -1,14 +1,14 @@
-# tests: agents/meeting.py, object_stores/buckets.py
+# tests: wings/agents/meeting.py, wings/object_stores/buckets.py
 """Checks that agents meet in a bucket, by conditional writes alone."""
 
 import threading
 
 import pytest
 
-from lingvo_gshard.agents.meeting import Meeting, create, shared_secret
-from lingvo_gshard.agents.records import Beat, Member, Record
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.runtime.cluster.rendezvous import SECRET
+from lingvo_gshard.wings.agents.meeting import Meeting, create, shared_secret
+from lingvo_gshard.wings.agents.records import Beat, Member, Record
 from tests.agents.stand_in import number_after
 from tests.agents.test_agents import STEPS, Job, end
 

@@ -1,13 +1,13 @@
-# tests: object_stores/checkpoints.py, object_stores/run_handler.py, object_stores/problems.py
-# tests: training/run/checkpoint/store.py
+# tests: wings/object_stores/checkpoints.py, wings/object_stores/run_handler.py
+# tests: wings/object_stores/problems.py, training/run/checkpoint/store.py
 """Tests that checkpoints in a bucket are complete with their marker, and survive trouble."""
 
 import pytest
 
 from lingvo_gshard.core.files import objects, stores
-from lingvo_gshard.object_stores import problems
 from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, steps_in
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.object_stores import problems
 from tests.training.checkpoint.test_store import assert_holds, make_state, save, write_extras
 
 # As in tests/training/checkpoint/test_store.py.

@@ -1,4 +1,4 @@
-# tests: object_stores/checkpoints.py, object_stores/synced_folder.py
+# tests: wings/object_stores/checkpoints.py, wings/object_stores/synced_folder.py
 # tests: training/run/checkpoint/store.py
 """Tests that two processes train in one bucket, each writing its shards, and go on there."""
 

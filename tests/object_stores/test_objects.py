@@ -1,5 +1,5 @@
-# tests: core/files/objects.py, core/files/stores.py, object_stores/buckets.py
-# tests: object_stores/connections.py, object_stores/problems.py
+# tests: core/files/objects.py, core/files/stores.py, wings/object_stores/buckets.py
+# tests: wings/object_stores/connections.py, wings/object_stores/problems.py
 """Tests that files of buckets are read and written as those of a disk are."""
 
 import gzip
@@ -9,7 +9,7 @@ import pytest
 
 from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.stores import BucketError
-from lingvo_gshard.object_stores import buckets, connections, problems
+from lingvo_gshard.wings.object_stores import buckets, connections, problems
 
 
 @pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.slow), "disk"])

@@ -1,4 +1,4 @@
-# tests: /docs/buckets.md, object_stores/problems.py, training/run/checkpoint/orbax_storage.py
+# tests: /docs/buckets.md, wings/object_stores/problems.py, training/run/checkpoint/orbax_storage.py
 """Runs the commands of docs/buckets.md against emulators."""
 
 import os
@@ -34,7 +34,7 @@ def test_commands_of_the_page_run(environment, emulator, tmp_path):  # noqa: F81
 
 
 def test_the_page_names_the_settings_that_there_are():
-    from lingvo_gshard.object_stores.problems import LIMIT
     from lingvo_gshard.training.run.checkpoint.orbax_storage import COMMIT_MARKER
+    from lingvo_gshard.wings.object_stores.problems import LIMIT
 
     assert f"`{LIMIT}`" in _PAGE and f"`{COMMIT_MARKER}`" in _PAGE

@@ -1,11 +1,11 @@
-# tests: preparation/pipeline.py, preparation/job.py, object_stores/buckets.py
+# tests: wings/preparation/pipeline.py, wings/preparation/job.py, wings/object_stores/buckets.py
 """Tests preparation from a bucket into a bucket, against emulators."""
 
 import pytest
 
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.object_stores import buckets
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.object_stores import buckets
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from tests.preparation import raw
 
 pytestmark = pytest.mark.slow

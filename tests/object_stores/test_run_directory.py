@@ -1,4 +1,4 @@
-# tests: object_stores/run_directory.py, object_stores/buckets.py
+# tests: wings/object_stores/run_directory.py, wings/object_stores/buckets.py
 """Tests that one run at a time holds a lock in a bucket."""
 
 import concurrent.futures
@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from lingvo_gshard.core.files import objects, stores
-from lingvo_gshard.object_stores import run_directory
-from lingvo_gshard.object_stores.run_directory import BucketLock
 from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, this_process
+from lingvo_gshard.wings.object_stores import run_directory
+from lingvo_gshard.wings.object_stores.run_directory import BucketLock
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,5 @@
-# tests: object_stores/synced_folder.py, object_stores/run_directory.py
-# tests: object_stores/checkpoints.py, training/run/logdir.py
+# tests: wings/object_stores/synced_folder.py, wings/object_stores/run_directory.py
+# tests: wings/object_stores/checkpoints.py, training/run/logdir.py
 """Tests commands whose --logdir is in a bucket, as users type them."""
 
 import json
@@ -15,9 +15,9 @@ import pytest
 
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
-from lingvo_gshard.object_stores import buckets
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import read_run
+from lingvo_gshard.wings.object_stores import buckets
 from tests.object_stores.emulators import environment_with
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-# tests: object_stores/synced_folder.py, object_stores/scratch.py
+# tests: wings/object_stores/synced_folder.py, wings/object_stores/scratch.py
 """Tests that files which are appended to locally are in the bucket soon, and before a push ends."""
 
 import os
@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.object_stores import synced_folder
-from lingvo_gshard.object_stores.synced_folder import SyncedFolder
+from lingvo_gshard.wings.object_stores import synced_folder
+from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder
 
 pytestmark = pytest.mark.slow
 

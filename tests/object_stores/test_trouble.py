@@ -1,4 +1,5 @@
-# tests: object_stores/problems.py, object_stores/connections.py, object_stores/checkpoints.py
+# tests: wings/object_stores/problems.py, wings/object_stores/connections.py
+# tests: wings/object_stores/checkpoints.py
 """Tests the one sentence that a command says when a bucket is in trouble."""
 
 import os

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 import lingvo_gshard as gshard
-from lingvo_gshard.open_models.starting import PublishedStart
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.open_models.starting import PublishedStart
 
 
 def main(model: str, port: str, process: str, strategy: str, mesh: str) -> None:

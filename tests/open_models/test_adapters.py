@@ -1,4 +1,5 @@
-# tests: fine_tuning/adapters.py, open_models/importing.py, open_models/exporting.py
+# tests: wings/fine_tuning/adapters.py, wings/open_models/importing.py
+# tests: wings/open_models/exporting.py
 """Tests fine-tuning of published models with adapters, and what becomes of the adapters."""
 
 import json
@@ -13,7 +14,7 @@ import safetensors.numpy
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
 from lingvo_gshard.api.experiments import apply_settings
-from lingvo_gshard.fine_tuning.adapters import is_factor
+from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from tests.open_models import llama_reference, published
 from tests.open_models.test_both_ways import IDS, digests, logits_of
 

@@ -1,4 +1,4 @@
-# tests: open_models/importing.py, open_models/shards.py
+# tests: wings/open_models/importing.py, wings/open_models/shards.py
 """Tests files of weights and tokenizers that are damaged, missing, or not those of the config."""
 
 import json

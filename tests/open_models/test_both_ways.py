@@ -1,5 +1,6 @@
-# tests: open_models/importing.py, open_models/exporting.py, open_models/weight_mapping.py
-# tests: open_models/fused.py, open_models/streamed.py, api/importing.py
+# tests: wings/open_models/importing.py, wings/open_models/exporting.py
+# tests: wings/open_models/weight_mapping.py, wings/open_models/fused.py
+# tests: wings/open_models/streamed.py, api/importing.py
 """Tests import and export: a model computes what it was published to, and comes back as it was."""
 
 import hashlib
@@ -13,7 +14,7 @@ import safetensors.numpy
 import lingvo_gshard as gshard
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.open_models.exporting import ExportSource
+from lingvo_gshard.wings.open_models.exporting import ExportSource
 from tests.open_models import llama_reference, published
 
 QUIET = rich.console.Console(quiet=True)

@@ -1,4 +1,4 @@
-# tests: open_models/config.py, open_models/families/, open_models/experiment.py
+# tests: wings/open_models/config.py, open_models/families/, wings/open_models/experiment.py
 """Tests configs: what they stand for, and what is refused."""
 
 import json
@@ -6,12 +6,12 @@ import json
 import pytest
 
 from benchmarks.parity.cases import CASES
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.families import FAMILIES
-from lingvo_gshard.open_models.families.family import extra_layers
-from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.weight_mapping import WeightMapping
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.families import FAMILIES
+from lingvo_gshard.wings.open_models.families.family import extra_layers
+from lingvo_gshard.wings.open_models.importing import weight_specs
+from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 from tests.open_models.published import CONFIG
 
 

@@ -10,9 +10,9 @@ import json
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.families import FAMILIES, family
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.families import FAMILIES, family
 from tests.open_models import peer_defaults
 from tests.open_models.peer_defaults import REFUSED
 

@@ -1,12 +1,12 @@
-# tests: open_models/exporting.py
+# tests: wings/open_models/exporting.py
 """Tests what is said of models that no published family describes."""
 
 import pytest
 
-from lingvo_gshard.open_models import exporting
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families import FAMILIES
 from lingvo_gshard.params import translation
+from lingvo_gshard.wings.open_models import exporting
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import FAMILIES
 from tests.open_models.translation import models
 
 

@@ -1,4 +1,5 @@
-# tests: open_models/importing.py, open_models/exporting.py, fine_tuning/starting.py
+# tests: wings/open_models/importing.py, wings/open_models/exporting.py
+# tests: wings/fine_tuning/starting.py
 """Fine-tuning from end to end: a model of transformers is imported, trained, and taken back."""
 
 import os

@@ -1,4 +1,4 @@
-# tests: open_models/shards.py, open_models/experiment.py, open_models/config.py
+# tests: wings/open_models/shards.py, wings/open_models/experiment.py, wings/open_models/config.py
 """Fuzzes files of published models: whatever they hold, a sentence names the file."""
 
 import functools
@@ -10,9 +10,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.shards import INDEX_FILE, Shards
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.shards import INDEX_FILE, Shards
 from tests.open_models import published
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "docs/planned/configs").glob("*.json"))

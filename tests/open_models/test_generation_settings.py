@@ -1,4 +1,4 @@
-# tests: inference/published_settings.py, tools/generate.py
+# tests: wings/inference/published_settings.py, tools/generate.py
 """Tests that an imported model generates as it was published to."""
 
 import importlib
@@ -7,10 +7,10 @@ import json
 import pytest
 
 import lingvo_gshard as gshard
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.flags.options import given_options
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
 from tests.open_models import published
 
 SETTINGS = {

@@ -1,4 +1,4 @@
-# tests: open_models/families/experts.py, open_models/families/family.py
+# tests: wings/open_models/families/experts.py, wings/open_models/families/family.py
 """Compares weighted router losses of imported models with those of transformers."""
 
 import numpy as np
@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from benchmarks.parity.cases import CASES
 from lingvo_gshard.core import context
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families import FAMILIES
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import FAMILIES
 from tests.open_models.translation import models
 
 COEFFICIENT = 0.02

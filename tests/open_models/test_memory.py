@@ -1,4 +1,4 @@
-# tests: open_models/shards.py, open_models/importing.py, open_models/exporting.py
+# tests: wings/open_models/shards.py, wings/open_models/importing.py, wings/open_models/exporting.py
 """Tests that import and export need memory for a tensor and not for a model.
 
     LARGE_MODEL_MB=2148 python -m pytest -m slow -s tests/open_models/test_memory.py
@@ -17,12 +17,12 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.families import llama
-from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.shards import Tensor, plan_files, write_file, write_index
-from lingvo_gshard.open_models.weight_mapping import WeightMapping
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.families import llama
+from lingvo_gshard.wings.open_models.importing import weight_specs
+from lingvo_gshard.wings.open_models.shards import Tensor, plan_files, write_file, write_index
+from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 from tests.open_models.published import CONFIG, write_tokenizer
 
 MEGABYTE, GIBIBYTE = 10**6, 2**30

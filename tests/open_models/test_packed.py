@@ -14,9 +14,9 @@ import pytest
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.open_models import packed
-from lingvo_gshard.open_models.importing import PublishedModel
-from lingvo_gshard.open_models.shards import Shards, Tensor, plan_files, write_file
+from lingvo_gshard.wings.open_models import packed
+from lingvo_gshard.wings.open_models.importing import PublishedModel
+from lingvo_gshard.wings.open_models.shards import Shards, Tensor, plan_files, write_file
 from tests.open_models import published
 from tests.open_models.translation import models
 

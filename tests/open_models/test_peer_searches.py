@@ -1,5 +1,5 @@
-# tests: inference/decoding/beam.py, inference/decoding/greedy.py, inference/decoding/steps.py
-# tests: export/decoder.py
+# tests: wings/inference/decoding/beam.py, wings/inference/decoding/greedy.py
+# tests: wings/inference/decoding/steps.py, wings/export/decoder.py
 """Compares searches with those of transformers that `peer_searches` has recorded."""
 
 import dataclasses
@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard as gshard
-from lingvo_gshard.export.decoder import DecodeFunction, TrainedModel, decoding_weights
-from lingvo_gshard.inference.engine.shapes import EngineOptions
-from lingvo_gshard.inference.loading import facts_of, make_engine
-from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Hypothesis, Request
+from lingvo_gshard.wings.export.decoder import DecodeFunction, TrainedModel, decoding_weights
+from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
+from lingvo_gshard.wings.inference.loading import facts_of, make_engine
+from lingvo_gshard.wings.inference.model_facts import ModelFacts
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Hypothesis, Request
 from tests.open_models import peer_searches
 
 RECORDED = json.loads(peer_searches.FILE.read_text(encoding="utf-8"))["models"]

@@ -1,9 +1,9 @@
-# tests: open_models/table.py
+# tests: wings/open_models/table.py
 """Tests rearrangements against explicit loops."""
 
 import numpy as np
 
-from lingvo_gshard.open_models.table import Rearrangement
+from lingvo_gshard.wings.open_models.table import Rearrangement
 
 
 def test_merged_dimensions_are_split_and_permuted():

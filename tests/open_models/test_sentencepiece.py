@@ -1,4 +1,4 @@
-# tests: preparation/vocabularies/published_vocabulary.py
+# tests: wings/preparation/vocabularies/published_vocabulary.py
 """Tests SentencePiece models as Llama 2, Mistral and Gemma are published with.
 
 Byte fallback, with and without a space before a text, control symbols and symbols of a user.
@@ -17,7 +17,7 @@ import sentencepiece
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.data.vocabularies import tricky_texts
 from tests.open_models import published
 

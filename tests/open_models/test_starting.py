@@ -1,4 +1,4 @@
-# tests: open_models/starting.py, open_models/table.py, fine_tuning/starting.py
+# tests: wings/open_models/starting.py, wings/open_models/table.py, wings/fine_tuning/starting.py
 """Tests that a run starts with a published model, of which a process reads what it needs."""
 
 import itertools
@@ -12,9 +12,9 @@ import pytest
 import rich.console
 
 import lingvo_gshard as gshard
-from lingvo_gshard.open_models import shards
-from lingvo_gshard.open_models.starting import PublishedStart
-from lingvo_gshard.open_models.table import Rearrangement
+from lingvo_gshard.wings.open_models import shards
+from lingvo_gshard.wings.open_models.starting import PublishedStart
+from lingvo_gshard.wings.open_models.table import Rearrangement
 from tests.open_models import published
 from tests.open_models.test_both_ways import digests
 from tests.tools.train.train_processes import free_port

@@ -15,8 +15,8 @@ import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.shards import Shards
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.shards import Shards
 from tests.open_models import published
 from tests.open_models.translation import models
 

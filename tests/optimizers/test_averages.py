@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.fine_tuning.surgery import conversion
-from lingvo_gshard.optimizers.averages import Averages
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
+from lingvo_gshard.wings.fine_tuning.surgery import conversion
+from lingvo_gshard.wings.optimizers.averages import Averages
 from tests import tiny
 from tests.training import mixed_task
 from tests.training.optim import test_update_rules

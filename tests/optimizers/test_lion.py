@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.lion import Lion
 from tests.training.optim import one_weight
 
 

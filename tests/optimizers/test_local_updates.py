@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.optimizers.local_updates import LocalUpdates
+from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 
 ZERO = initializers.constant(0.0)
 SPECS = NestedMap(

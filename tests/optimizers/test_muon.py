@@ -1,4 +1,4 @@
-# tests: optimizers/muon.py, optimizers/orthogonalization.py
+# tests: wings/optimizers/muon.py, wings/optimizers/orthogonalization.py
 """Compares Muon with the formulas of its papers, in NumPy and float64."""
 
 import dataclasses
@@ -10,9 +10,9 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import MATRIX, SCALE, TABLE, VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.optimizers.muon import Muon
-from lingvo_gshard.optimizers.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.wings.optimizers.muon import Muon
+from lingvo_gshard.wings.optimizers.orthogonalization import matrices_of, orthogonalize
 from tests.training.optim import one_weight
 
 EPSILON = 1e-7

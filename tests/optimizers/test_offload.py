@@ -12,8 +12,6 @@ from lingvo_gshard.core import initializers, random_numbers
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.optimizers import offload
-from lingvo_gshard.optimizers.muon import Muon
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -24,6 +22,8 @@ from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import WeightStep
+from lingvo_gshard.wings.optimizers import offload
+from lingvo_gshard.wings.optimizers.muon import Muon
 from tests import tiny
 
 SIZES = {"R": 3, "M": 8, "H": 16, "V": 24}

@@ -1,4 +1,4 @@
-# tests: optimizers/muon.py, optimizers/orthogonalization.py
+# tests: wings/optimizers/muon.py, wings/optimizers/orthogonalization.py
 """Holds Muon to the rules for all optimizers, and its matrices to where devices compute them."""
 
 from typing import ClassVar
@@ -8,16 +8,12 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import hlo, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.stacks.loop import Repeat
-from lingvo_gshard.optimizers.muon import Muon
-from lingvo_gshard.optimizers.orthogonalization import matrices_of, orthogonalize
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import compilers, topologies
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.runtime.program.executable import Executable
@@ -29,6 +25,11 @@ from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.optimizers.muon import Muon
+from lingvo_gshard.wings.optimizers.orthogonalization import matrices_of, orthogonalize
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.runtime import tiny_translation
 
 M, H, LAYERS = 64, 256, 16

@@ -1,4 +1,4 @@
-# tests: optimizers/spikes.py, training/step/state_part.py
+# tests: wings/optimizers/spikes.py, training/step/state_part.py
 """Tests spikes: statistics against NumPy, skipped steps, resuming, and the same on a mesh."""
 
 import numpy as np
@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.optimizers.spikes import Spikes
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.state_part import Seen
+from lingvo_gshard.wings.optimizers.spikes import Spikes
 from tests import tiny
 from tests.training import mixed_task
 from tests.training.test_loop import Run, without_speed

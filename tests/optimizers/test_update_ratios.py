@@ -7,15 +7,15 @@ import tensorflow as tf
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.optimizers.lion import Lion
-from lingvo_gshard.optimizers.muon import Muon
-from lingvo_gshard.optimizers.spikes import Spikes
-from lingvo_gshard.optimizers.update_ratios import UpdateRatios
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.optimizer import Optimizer
 from lingvo_gshard.training.step.state_part import Update
+from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.muon import Muon
+from lingvo_gshard.wings.optimizers.spikes import Spikes
+from lingvo_gshard.wings.optimizers.update_ratios import UpdateRatios
 from tests import tiny
 from tests.training import mixed_task
 

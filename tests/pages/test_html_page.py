@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from lingvo_gshard.pages import html_page
+from lingvo_gshard.wings.pages import html_page
 from tests.pages.elements import Elements, embedded
 
 PACKAGES = (
-    "lingvo_gshard.pages",
-    "lingvo_gshard.planning.picture",
-    "lingvo_gshard.reporting.page",
-    "lingvo_gshard.serving.page",
+    "lingvo_gshard.wings.pages",
+    "lingvo_gshard.wings.planning.picture",
+    "lingvo_gshard.wings.reporting.page",
+    "lingvo_gshard.wings.serving.page",
 )
 
 

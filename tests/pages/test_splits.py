@@ -1,12 +1,12 @@
-# tests: pages/html_page.py
+# tests: wings/pages/html_page.py
 """Checks that shardings in words become mesh axes."""
 
 import re
 
 import pytest
 
-from lingvo_gshard.pages import html_page
 from lingvo_gshard.training.run.run_records import TensorSharding
+from lingvo_gshard.wings.pages import html_page
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-# tests: params/language_model.py, giants/one_gpu_language_models.py
-# tests: giants/published_language_models.py
+# tests: params/language_model.py, wings/giants/one_gpu_language_models.py
+# tests: wings/giants/published_language_models.py
 """Tests the language modeling experiments: their sizes and documented commands."""
 
 import math
@@ -11,13 +11,13 @@ import pytest
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader
-from lingvo_gshard.facts.parameters import active_parameters
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from tests.layers.stacks.executions import loop
 
 BILLION = 10**9

@@ -1,4 +1,4 @@
-# tests: params/translation.py, giants/hundred_languages.py
+# tests: params/translation.py, wings/giants/hundred_languages.py
 """Tests the translation experiments: their layers, sizes and documented commands."""
 
 import re
@@ -10,7 +10,7 @@ from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.preparation.formats import gettext, moses
+from lingvo_gshard.wings.preparation.formats import gettext, moses
 
 NAMES = [name for name in registry.names() if name.startswith("translation.")]
 BUILT_IN = [name for name in NAMES if name != "translation.from_files"]

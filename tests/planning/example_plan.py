@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 TOPOLOGY = "v3:16x16"
 CAPACITY = 16 * 2**30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.planning.search.record import CandidateRecord, CostRecord, SearchRecord
+from lingvo_gshard.wings.planning.search.record import CandidateRecord, CostRecord, SearchRecord
 
 
 def example_search(params: Params, topology: str) -> SearchRecord:

@@ -1,14 +1,14 @@
-# tests: planning/calibration.py, planning/operation_rows.py
+# tests: wings/planning/calibration.py, wings/planning/operation_rows.py
 """Tests that calibrations change the estimates of their kinds, and of their chip only."""
 
 import pytest
 
-from lingvo_gshard.hlo.operations import Operation
-from lingvo_gshard.planning import calibration
-from lingvo_gshard.planning.calibration import Calibration, WorkKindRatio
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.operation_rows import ATTENTION, OTHER, PRODUCTS, ROUTING, kind_of
-from lingvo_gshard.planning.roofline import TimedOperation
+from lingvo_gshard.wings.hlo.operations import Operation
+from lingvo_gshard.wings.planning import calibration
+from lingvo_gshard.wings.planning.calibration import Calibration, WorkKindRatio
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.operation_rows import ATTENTION, OTHER, PRODUCTS, ROUTING, kind_of
+from lingvo_gshard.wings.planning.roofline import TimedOperation
 
 LAYERS = {"encoder/attention": ATTENTION, "encoder/moe": ROUTING, "encoder/moe/experts": None}
 

@@ -1,4 +1,4 @@
-# tests: planning/generation.py
+# tests: wings/planning/generation.py
 """Extrapolates plans from two depths to all layers."""
 
 import dataclasses
@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.planning.generation import Depths
+from lingvo_gshard.wings.planning.generation import Depths
 from tests.planning.example_plan import as_plan, example_plan
 
 

@@ -1,5 +1,5 @@
-# tests: training/step/precision.py, low_precision/devices.py, low_precision/rounding.py
-# tests: hlo/costs.py
+# tests: training/step/precision.py, wings/low_precision/devices.py, wings/low_precision/rounding.py
+# tests: wings/hlo/costs.py
 """Compiles training steps in 8 bits for GPUs and TPUs; counts products and what plans say."""
 
 import collections
@@ -8,18 +8,18 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.hlo import costs
 from lingvo_gshard.layers.moe.routers import Top2Router
-from lingvo_gshard.low_precision.fp8 import Fp8
-from lingvo_gshard.planning import planner
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.hlo import costs
+from lingvo_gshard.wings.low_precision.fp8 import Fp8
+from lingvo_gshard.wings.planning import planner
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies
 from tests.layers.stacks.executions import loop, sequential
 
 pytestmark = pytest.mark.slow

@@ -1,18 +1,18 @@
-# tests: layers/moe/exchange.py, layers/stacks/batch_parts.py, hlo/asynchronous.py
+# tests: layers/moe/exchange.py, layers/stacks/batch_parts.py, wings/hlo/asynchronous.py
 """Checks that a TPU's schedule overlaps the exchange of some tokens with computation for others."""
 
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.layers.stacks.executions import sequential
 
 pytest.importorskip("libtpu")

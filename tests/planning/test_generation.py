@@ -6,11 +6,11 @@ import json
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.planning.experiments import PlanOptions
-from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
-from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.planning.experiments import PlanOptions
+from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.open_models.published import CONFIG
 
 LAYERS, HEADS, KEY_HEADS, SIZE, MODEL, HIDDEN, VOCABULARY = 6, 4, 2, 16, 64, 128, 256

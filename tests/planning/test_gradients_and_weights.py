@@ -6,14 +6,14 @@ import functools
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.hlo.operations import CollectiveCall
-from lingvo_gshard.planning.machines import cuda, topologies
 from lingvo_gshard.runtime.program import step_programs
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.hlo.operations import CollectiveCall
+from lingvo_gshard.wings.planning.machines import cuda, topologies
 from tests.layers.stacks.executions import loop
 
 pytest.importorskip("libtpu")

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning import memory
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import TemporaryRow
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.planning import memory
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import TemporaryRow
 from tests.hlo.parsing import parse_module
 
 ROWS, WIDTH, HIDDEN = 64, 24, 40

@@ -1,4 +1,4 @@
-# tests: runtime/offloading.py, optimizers/offload.py, hlo/host_transfers.py
+# tests: runtime/offloading.py, wings/optimizers/offload.py, wings/hlo/host_transfers.py
 """Compiles training steps with arrays in host memory for TPUs and GPUs, and reads their plans."""
 
 import functools
@@ -8,15 +8,15 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.stacks.loop import Repeat
-from lingvo_gshard.optimizers import offload
-from lingvo_gshard.planning import planner
-from lingvo_gshard.planning.machines import compilers, cuda, topologies
-from lingvo_gshard.planning.operation_rows import HOST_TRANSFERS
-from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers import offload
+from lingvo_gshard.wings.planning import planner
+from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies
+from lingvo_gshard.wings.planning.operation_rows import HOST_TRANSFERS
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 pytestmark = pytest.mark.slow
 needs_libtpu = pytest.mark.skipif(compilers.installed() is None, reason="libtpu is missing")

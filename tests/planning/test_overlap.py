@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective, Operation
-from lingvo_gshard.planning import overlap, roofline
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.roofline import TimedOperation
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.operations import Collective, Operation
+from lingvo_gshard.wings.planning import overlap, roofline
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.roofline import TimedOperation
 from tests.hlo.parsing import operations_of_text
 from tests.hlo.test_asynchronous import IN_LOOP, SCHEDULED
 

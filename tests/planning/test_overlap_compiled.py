@@ -1,4 +1,4 @@
-# tests: runtime/compile_options.py, planning/overlap.py
+# tests: runtime/compile_options.py, wings/planning/overlap.py
 """Compiles a step for TPUs and GPUs with and without the options that overlap communication."""
 
 import functools
@@ -6,15 +6,15 @@ import functools
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning import overlap, roofline
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.runtime.compile_options import NONE, chosen_for
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.planning import overlap, roofline
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies
 
 pytestmark = pytest.mark.slow
 

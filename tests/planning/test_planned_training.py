@@ -7,7 +7,7 @@ import types
 import pytest
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.planning.planned_training import load
+from lingvo_gshard.wings.planning.planned_training import load
 from tests import tiny
 from tests.planning.example_plan import example_plan
 from tests.planning.example_search import example_search

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective, Operation
-from lingvo_gshard.planning import roofline
-from lingvo_gshard.planning.machines import efficiencies, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.operations import Collective, Operation
+from lingvo_gshard.wings.planning import roofline
+from lingvo_gshard.wings.planning.machines import efficiencies, interconnect, topologies
 
 TOPOLOGY = topologies.get("v3:4x4")
 MESH = Mesh((("data", 32),))

@@ -1,13 +1,13 @@
-# tests: planning/planner.py, hlo/tpu_slices.py
+# tests: wings/planning/planner.py, wings/hlo/tpu_slices.py
 """Checks plans of small steps on several TPU slices, compiled by libtpu."""
 
 import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.sharding import einsum
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-# tests: planning/experiments.py
+# tests: wings/planning/experiments.py
 """Checks which changes are suggested for a step that does not fit, and in which order."""
 
 import shlex
@@ -9,11 +9,11 @@ import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning import experiments
-from lingvo_gshard.planning.experiments import PlanOptions
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import spelling
+from lingvo_gshard.wings.planning import experiments
+from lingvo_gshard.wings.planning.experiments import PlanOptions
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.told import Told
 
 EXPERIMENT = "translation.quickstart"

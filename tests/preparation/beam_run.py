@@ -3,9 +3,9 @@
 import pathlib
 import sys
 
-from lingvo_gshard.preparation import sources
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from lingvo_gshard.preparation.preparation import Preparation
+from lingvo_gshard.wings.preparation import sources
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.preparation import Preparation
 
 VALUES = {"bucket_bytes": 20_000, "shard_rows": 100}
 

@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from lingvo_gshard.preparation.sources import PART_LINES
+from lingvo_gshard.wings.preparation.sources import PART_LINES
 from tests.preparation import raw
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from array_record.python import array_record_module
 
 from lingvo_gshard.data.vocabularies.files import load_pair
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from lingvo_gshard.preparation.preparation import Preparation
-from lingvo_gshard.preparation.prepared import manifest
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.preparation import Preparation
+from lingvo_gshard.wings.preparation.prepared import manifest
 
 _WORDS = {
     "en": "the dog cat house sees eats builds red big green garden water bread tree".split(),

@@ -1,4 +1,5 @@
-# tests: preparation/read_rows.py, preparation/part_readers.py, preparation/sources.py
+# tests: wings/preparation/read_rows.py, wings/preparation/part_readers.py
+# tests: wings/preparation/sources.py
 """Tests that bad input is refused with file and place or, if asked for, skipped and counted."""
 
 import gzip
@@ -10,8 +11,8 @@ import pytest
 import zstandard
 
 from lingvo_gshard.data.sources import readers
-from lingvo_gshard.preparation import part_readers, read_rows
-from lingvo_gshard.preparation import sources as survey
+from lingvo_gshard.wings.preparation import part_readers, read_rows
+from lingvo_gshard.wings.preparation import sources as survey
 from tests.preparation import raw
 
 GOOD = raw.rows(120)

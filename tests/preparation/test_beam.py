@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from benchmarks.peer_python import find_python
-from lingvo_gshard.preparation import sources
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation import sources
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from tests.preparation import beam_run, raw
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -1,6 +1,6 @@
-# tests: preparation/sources.py, preparation/parts.py, preparation/part_readers.py
-# tests: preparation/formats/fields.py, preparation/formats/datasets.py
-# tests: preparation/formats/archives.py
+# tests: wings/preparation/sources.py, wings/preparation/parts.py, wings/preparation/part_readers.py
+# tests: wings/preparation/formats/fields.py, wings/preparation/formats/datasets.py
+# tests: wings/preparation/formats/archives.py
 """Tests that rows of every format come out, however files are cut into parts."""
 
 import csv
@@ -15,8 +15,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from lingvo_gshard.preparation import preparation
-from lingvo_gshard.preparation import sources as survey
+from lingvo_gshard.wings.preparation import preparation
+from lingvo_gshard.wings.preparation import sources as survey
 from tests.preparation import raw
 
 ROWS = raw.rows(150)

@@ -1,4 +1,5 @@
-# tests: preparation/job.py, preparation/pool.py, preparation/pipeline.py, preparation/row_files.py
+# tests: wings/preparation/job.py, wings/preparation/pool.py, wings/preparation/pipeline.py
+# tests: wings/preparation/row_files.py
 """Tests that a killed preparation goes on, and that nothing is lost or doubled."""
 
 import os

@@ -1,12 +1,12 @@
-# tests: preparation/duplicates.py, preparation/cleaning/near_duplicates.py
+# tests: wings/preparation/duplicates.py, wings/preparation/cleaning/near_duplicates.py
 """Tests near duplicates of prepared data, against cleaning the same rows in memory."""
 
 import random
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning import near_duplicates
-from lingvo_gshard.preparation.cleaning.cleaner import Cleaner
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.cleaning import near_duplicates
+from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from tests.preparation import raw
 
 

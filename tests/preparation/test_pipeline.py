@@ -1,6 +1,7 @@
-# tests: preparation/pipeline.py, preparation/inspector.py, preparation/job.py, preparation/pool.py
-# tests: preparation/preparation.py, preparation/read_rows.py, preparation/row_files.py
-# tests: preparation/shards.py, preparation/train_vocabulary.py
+# tests: wings/preparation/pipeline.py, wings/preparation/inspector.py, wings/preparation/job.py
+# tests: wings/preparation/pool.py, wings/preparation/preparation.py, wings/preparation/read_rows.py
+# tests: wings/preparation/row_files.py, wings/preparation/shards.py
+# tests: wings/preparation/train_vocabulary.py
 """Tests that preparation gives the rows that were read, and the same bytes every time."""
 
 import pathlib
@@ -9,7 +10,7 @@ import pytest
 
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation import sources as survey
+from lingvo_gshard.wings.preparation import sources as survey
 from tests.preparation import raw
 from tests.preparation.prepared import records
 
@@ -38,7 +39,7 @@ def test_all_rows_come_out_once(tmp_path):
 
 def test_parts_buckets_and_shards_change_no_row(tmp_path, monkeypatch):
     monkeypatch.setattr(survey, "PART_LINES", 64)
-    monkeypatch.setattr("lingvo_gshard.preparation.read_rows._CHUNK_CHARACTERS", 900)
+    monkeypatch.setattr("lingvo_gshard.wings.preparation.read_rows._CHUNK_CHARACTERS", 900)
     rows = raw.rows(300)
     path = raw.write_tsv(tmp_path / "pairs.tsv", rows * 2)
     directory, prepared = raw.run(
@@ -96,7 +97,7 @@ def test_data_that_an_earlier_version_prepared_is_left_as_it_is(tmp_path):
     path = raw.write_tsv(tmp_path / "pairs.tsv", raw.rows(100))
     directory, _ = raw.run(tmp_path, [path])
     manifest = directory / "manifest.json"
-    old = manifest.read_text().replace("lingvo_gshard.preparation.", "lingvo_gshard.data.")
+    old = manifest.read_text().replace("lingvo_gshard.wings.preparation.", "lingvo_gshard.data.")
     assert "lingvo_gshard.data.cleaning.cleaner.Cleaner" in old
     assert "lingvo_gshard.data.vocabularies.vocabulary_trainer.VocabularyTrainer" in old
     manifest.write_text(old)

@@ -1,4 +1,4 @@
-# tests: preparation/split_copies.py, preparation/preparation.py
+# tests: wings/preparation/split_copies.py, wings/preparation/preparation.py
 """Compares the counts of rows that several splits share with loops over all rows."""
 
 import json
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from lingvo_gshard.preparation.preparation import notes
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.preparation import notes
 from tests.preparation import raw
 
 

@@ -1,10 +1,10 @@
-# tests: preparation/train_vocabulary.py, preparation/vocabularies/json_vocabulary.py
+# tests: wings/preparation/train_vocabulary.py, wings/preparation/vocabularies/json_vocabulary.py
 """Tests data that is prepared with a tokenizer.json of others, and read for training."""
 
 from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
-from lingvo_gshard.preparation.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
 from tests.preparation import raw
 from tests.preparation.vocabularies.test_json_vocabulary import tokenizer
 

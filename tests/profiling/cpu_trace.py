@@ -4,7 +4,7 @@ from jaxlib import _hlo
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_gshard.profiling.trace import INPUT, STEP
+from lingvo_gshard.wings.profiling.trace import INPUT, STEP
 
 PROGRAM, NUMBER = "jit_call", 5
 # Picoseconds of a microsecond, the unit of the events below.

@@ -2,10 +2,15 @@
 
 import pytest
 
-from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.profiling.comparison import calibrate, check_comparable, check_plan, compare
-from lingvo_gshard.profiling.profile import HOST, INPUT_WAIT, PAUSES
+from lingvo_gshard.wings.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.profiling.comparison import (
+    calibrate,
+    check_comparable,
+    check_plan,
+    compare,
+)
+from lingvo_gshard.wings.profiling.profile import HOST, INPUT_WAIT, PAUSES
 from tests.planning import example_plan
 from tests.profiling.cpu_trace import CpuTrace
 from tests.profiling.test_summary import MICRO, one_step, profile_of

@@ -6,9 +6,9 @@ import types
 import pytest
 import rich.console
 
-from lingvo_gshard.profiling import observer as observer_lib
-from lingvo_gshard.profiling.observer import ProfileObserver, profile_steps
-from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.wings.profiling import observer as observer_lib
+from lingvo_gshard.wings.profiling.observer import ProfileObserver, profile_steps
+from lingvo_gshard.wings.profiling.timeline import StepRange
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-# tests: profiling/timeline.py, profiling/files.py
+# tests: wings/profiling/timeline.py, wings/profiling/files.py
 """Tests the trace for Perfetto: times, layers, and rows without overlaps."""
 
 import collections
@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from lingvo_gshard.profiling import files, xspace
-from lingvo_gshard.profiling.timeline import StepProgram
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.profiling import files, xspace
+from lingvo_gshard.wings.profiling.timeline import StepProgram
 from tests.profiling.cpu_trace import LAYERS, PROGRAM, CpuTrace
 
 

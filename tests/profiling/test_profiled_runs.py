@@ -1,4 +1,4 @@
-# tests: profiling/observer.py, profiling/profile.py
+# tests: wings/profiling/observer.py, wings/profiling/profile.py
 """Profiles short training runs and compares them with the host's own clock and with plans."""
 
 import gzip
@@ -14,12 +14,12 @@ import pytest
 import rich.console
 
 from lingvo_gshard.api.training import train
-from lingvo_gshard.planning.plan.plan import load
-from lingvo_gshard.profiling import profile as profile_lib
-from lingvo_gshard.profiling.comparison import Comparison
-from lingvo_gshard.profiling.observer import profile_steps
-from lingvo_gshard.profiling.profile import INPUT_WAIT
-from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.wings.planning.plan.plan import load
+from lingvo_gshard.wings.profiling import profile as profile_lib
+from lingvo_gshard.wings.profiling.comparison import Comparison
+from lingvo_gshard.wings.profiling.observer import profile_steps
+from lingvo_gshard.wings.profiling.profile import INPUT_WAIT
+from lingvo_gshard.wings.profiling.timeline import StepRange
 from tests import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

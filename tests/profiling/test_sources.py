@@ -1,4 +1,4 @@
-# tests: core/tracing/source_lines.py, profiling/observer.py
+# tests: core/tracing/source_lines.py, wings/profiling/observer.py
 """Tests the lines of operations, which are looked up in a second trace of the step."""
 
 import inspect
@@ -7,8 +7,8 @@ import pytest
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.tracing.source_lines import line_of_operation
-from lingvo_gshard.profiling.observer import SourceLines
 from lingvo_gshard.training import experiments
+from lingvo_gshard.wings.profiling.observer import SourceLines
 from tests import tiny
 
 

@@ -1,10 +1,10 @@
-# tests: profiling/timeline.py
+# tests: wings/profiling/timeline.py
 """Tests the texts that say which steps to profile."""
 
 import pytest
 
-from lingvo_gshard.profiling import timeline
-from lingvo_gshard.profiling.timeline import StepRange
+from lingvo_gshard.wings.profiling import timeline
+from lingvo_gshard.wings.profiling.timeline import StepRange
 
 
 @pytest.mark.parametrize(("text", "first", "last"), [("20:23", 20, 23), ("1:1", 1, 1), ("7", 7, 7)])

@@ -4,12 +4,18 @@ import math
 
 import pytest
 
-from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, OPTIMIZER, OTHER, PRODUCTS
-from lingvo_gshard.profiling import xspace
-from lingvo_gshard.profiling.profile import HOST, INPUT_WAIT, OTHER_PROGRAMS, PAUSES, Rate
-from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.timeline import StepRange
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.operation_rows import (
+    ATTENTION,
+    COLLECTIVES,
+    OPTIMIZER,
+    OTHER,
+    PRODUCTS,
+)
+from lingvo_gshard.wings.profiling import xspace
+from lingvo_gshard.wings.profiling.profile import HOST, INPUT_WAIT, OTHER_PROGRAMS, PAUSES, Rate
+from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
+from lingvo_gshard.wings.profiling.timeline import StepRange
 from tests.profiling.cpu_trace import LAYERS, PRODUCT_FLOPS, CpuTrace
 
 MICRO = 1e-6

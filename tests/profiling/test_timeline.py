@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from lingvo_gshard.profiling.timeline import Interval, Role, divide, overlap
+from lingvo_gshard.wings.profiling.timeline import Interval, Role, divide, overlap
 
 
 def compute(key, start, end):

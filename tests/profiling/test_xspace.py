@@ -1,4 +1,4 @@
-# tests: profiling/xspace.py, profiling/trace.py
+# tests: wings/profiling/xspace.py, wings/profiling/trace.py
 """Tests traces of accelerators, as their profilers are documented to write them.
 
 The traces are synthetic: planes, lines and names follow XProf's readers, see
@@ -8,10 +8,10 @@ https://github.com/openxla/xprof. No trace of a GPU or TPU was recorded.
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_gshard.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
-from lingvo_gshard.profiling import xspace
-from lingvo_gshard.profiling.summary import Summary
-from lingvo_gshard.profiling.trace import INPUT, STEP, Run
+from lingvo_gshard.wings.planning.operation_rows import ATTENTION, COLLECTIVES, PRODUCTS
+from lingvo_gshard.wings.profiling import xspace
+from lingvo_gshard.wings.profiling.summary import Summary
+from lingvo_gshard.wings.profiling.trace import INPUT, STEP, Run
 from tests.profiling.cpu_trace import HLO, NUMBER, PROGRAM, UNIT, Plane
 from tests.profiling.test_summary import MICRO, facts
 

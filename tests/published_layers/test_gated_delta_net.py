@@ -1,5 +1,5 @@
-# tests: published_layers/gated_delta_net.py, published_layers/delta_rule.py
-# tests: inference/layers/cached.py
+# tests: wings/published_layers/gated_delta_net.py, wings/published_layers/delta_rule.py
+# tests: wings/inference/layers/cached.py
 """Tests gated delta nets against loops over tokens in float64, with their cache, and packed."""
 
 import numpy as np
@@ -10,10 +10,10 @@ from lingvo_gshard import testing
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.layers import cached, decoding_weights, extend, state_shapes
-from lingvo_gshard.published_layers import delta_rule
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import cached, decoding_weights, extend, state_shapes
+from lingvo_gshard.wings.published_layers import delta_rule
 from tests.layers.attention import attention_options
 
 B, L, M, N, R, D, V = 2, 11, 8, 2, 2, 3, 5

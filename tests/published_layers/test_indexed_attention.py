@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.layers import transformer
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import transformer
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.stepwise import run_stepwise
 

@@ -7,13 +7,13 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.layers import cache_shapes, decoding_weights, extend, transformer
-from lingvo_gshard.inference.layers.cached import CacheView
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import cache_shapes, decoding_weights, extend, transformer
+from lingvo_gshard.wings.inference.layers.cached import CacheView
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from tests.layers.attention import attention_options, attention_reference
 
 B, L, M, N = 2, 7, 8, 2

@@ -7,9 +7,11 @@ import pathlib
 import msgspec
 import numpy as np
 
-from lingvo_gshard.profiling.comparison import Comparison, PartComparison
-from lingvo_gshard.profiling.files import ProfileFiles
-from lingvo_gshard.profiling.profile import (
+from lingvo_gshard.training.run import run_records
+from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding, TensorSharding
+from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
+from lingvo_gshard.wings.profiling.files import ProfileFiles
+from lingvo_gshard.wings.profiling.profile import (
     CollectiveTime,
     DeviceTime,
     LayerTime,
@@ -18,11 +20,9 @@ from lingvo_gshard.profiling.profile import (
     Profile,
     Rate,
 )
-from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.services.roll_back import ROLL_BACKS_FILE, RollBack
-from lingvo_gshard.services.routers.router_records import ROUTERS_FILE, RouterRecord
-from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding, TensorSharding
+from lingvo_gshard.wings.profiling.timeline import StepRange
+from lingvo_gshard.wings.services.roll_back import ROLL_BACKS_FILE, RollBack
+from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, RouterRecord
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 SPIKES = (77, 300)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.reporting import curves
+from lingvo_gshard.wings.reporting import curves
 from tests.reporting import example_runs
 
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.reporting import page
-from lingvo_gshard.reporting.runs_report import read_report
+from lingvo_gshard.wings.reporting import page
+from lingvo_gshard.wings.reporting.runs_report import read_report
 from tests.pages.elements import Elements, embedded
 from tests.reporting import example_runs
 

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from lingvo_gshard.reporting import page as report_page
-from lingvo_gshard.reporting.runs_report import read_report
+from lingvo_gshard.wings.reporting import page as report_page
+from lingvo_gshard.wings.reporting.runs_report import read_report
 from tests.pages import audit, browser
 from tests.reporting import example_runs
 

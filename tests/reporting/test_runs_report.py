@@ -1,4 +1,4 @@
-# tests: reporting/runs_report.py, reporting/run.py
+# tests: wings/reporting/runs_report.py, wings/reporting/run.py
 """Checks what a report says of runs, and the sentences for directories that it cannot report on."""
 
 import shutil
@@ -6,9 +6,9 @@ import shutil
 import msgspec
 import pytest
 
-from lingvo_gshard.reporting import runs_report
-from lingvo_gshard.reporting.curves import RecordedCompilation, recompilations
-from lingvo_gshard.reporting.runs_report import read_report
+from lingvo_gshard.wings.reporting import runs_report
+from lingvo_gshard.wings.reporting.curves import RecordedCompilation, recompilations
+from lingvo_gshard.wings.reporting.runs_report import read_report
 from tests.reporting import example_runs
 
 

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines.chips import CHIPS
 from lingvo_gshard.runtime.compile_options import (
     ALL_TO_ALLS,
     COLLECTIVE_PRODUCTS,
@@ -33,6 +32,7 @@ from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.step_compiler import StepCompiler, traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.planning.machines.chips import CHIPS
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 

@@ -1,4 +1,4 @@
-# tests: runtime/offloading.py, core/memory_kinds.py, optimizers/offload.py
+# tests: runtime/offloading.py, core/memory_kinds.py, wings/optimizers/offload.py
 """Trains with arrays in host memory: the same values, placements in the program, refusals."""
 
 import json
@@ -14,7 +14,6 @@ from lingvo_gshard.core.memory_kinds import HOST
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.program.executable import Executable
@@ -25,6 +24,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from tests import tiny
 from tests.runtime import tiny_translation, trainings
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.wings import hlo
 
 B, L, M, H, V = 8, 6, 16, 32, 24
 

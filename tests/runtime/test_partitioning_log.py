@@ -1,4 +1,4 @@
-# tests: runtime/partitioning_log.py, planning/program_reader.py
+# tests: runtime/partitioning_log.py, wings/planning/program_reader.py
 """Tests reports on a run's partitioning and the partitioner's warnings."""
 
 import numpy as np
@@ -6,8 +6,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.hlo import names
-from lingvo_gshard.hlo.names import FullReplication
 from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, xla
@@ -15,6 +13,8 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated
+from lingvo_gshard.wings.hlo import names
+from lingvo_gshard.wings.hlo.names import FullReplication
 
 CUBE = Mesh.parse("x=2,y=2,z=2")
 # From columns over one axis to rows over the other two: XLA has to replicate the tensor.

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -16,6 +15,7 @@ from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import weight_rows
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings import hlo
 from tests import tiny
 from tests.runtime import tiny_translation, trainings
 

@@ -1,4 +1,4 @@
-# tests: services/routers/counts.py
+# tests: wings/services/routers/counts.py
 """Tests that every runtime watches the routers of a step as the step itself routes."""
 
 import functools
@@ -10,24 +10,24 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import EinsumDispatch, ExpertChoiceRouter, HashRouter, TopKRouter
-from lingvo_gshard.optimizers.local_updates import LocalUpdates
-from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
-from lingvo_gshard.services.routers.counts import (
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.step.metric_vectors import metric_vector
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.wings.services.routers.counts import (
     RoutingSums,
     records_of,
     watch_routers,
     watched_batch,
     watched_layers,
 )
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.metric_vectors import metric_vector
 from tests.layers.stacks.executions import loop, pipeline
 from tests.runtime import tiny_translation
 

@@ -1,7 +1,7 @@
 """A tiny experiment with two rows of spikes in its input, and the same without what is skipped."""
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.optimizers.spikes import Spikes
+from lingvo_gshard.wings.optimizers.spikes import Spikes
 from tests import tiny
 
 # Batches, counted from 1, whose inputs are a hundred times larger.

@@ -1,4 +1,4 @@
-# tests: services/compilations.py, runtime/compilations.py
+# tests: wings/services/compilations.py, runtime/compilations.py
 """Tests what a run says about its compilations, and that it names the input that caused one."""
 
 import json
@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.runtime.compilations import Compilation, inputs_of
-from lingvo_gshard.services.compilations import CompilationWatch
+from lingvo_gshard.wings.services.compilations import CompilationWatch
 from tests import tiny
 from tests.training.test_loop import Run
 

@@ -1,4 +1,4 @@
-# tests: services/divergence.py, core/tracing/non_finite.py
+# tests: wings/services/divergence.py, core/tracing/non_finite.py
 """Checks that a diagnosis names the layer at which a step became non-finite."""
 
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.services.divergence import diagnose
+from lingvo_gshard.wings.services.divergence import diagnose
 from tests import tiny
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.services.expert_balance import ExpertBalance
+from lingvo_gshard.wings.services.expert_balance import ExpertBalance
 from tests import tiny
 from tests.training.test_loop import Run
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from lingvo_gshard.runtime import compilations
-from lingvo_gshard.services import hang_watch
-from lingvo_gshard.services.hang_watch import HangWatch
 from lingvo_gshard.training.run.options import RunOptions
+from lingvo_gshard.wings.services import hang_watch
+from lingvo_gshard.wings.services.hang_watch import HangWatch
 from tests.services import stuck
 from tests.tools.train.train_processes import run_in_two, start
 

@@ -1,4 +1,4 @@
-# tests: services/progress.py, services/display.py
+# tests: wings/services/progress.py, wings/services/display.py
 """Checks that stages and steps are a bar on a terminal and plain lines elsewhere."""
 
 import io
@@ -7,8 +7,8 @@ import time
 
 import rich.console
 
-from lingvo_gshard.services import progress as progress_lib
-from lingvo_gshard.services.progress import StageDisplay, StepDisplay, Waiting
+from lingvo_gshard.wings.services import progress as progress_lib
+from lingvo_gshard.wings.services.progress import StageDisplay, StepDisplay, Waiting
 
 
 def show(**console):

@@ -1,4 +1,4 @@
-# tests: services/roll_back.py, training/run/options.py
+# tests: wings/services/roll_back.py, training/run/options.py
 """Tests roll backs: a run equals one whose input never had the batches that were skipped."""
 
 import json
@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_gshard.services.divergence import LossWatch
-from lingvo_gshard.services.roll_back import (
+from lingvo_gshard.wings.services.divergence import LossWatch
+from lingvo_gshard.wings.services.roll_back import (
     BatchesWithoutSkipped,
     RollBackLimitError,
     RollBacks,

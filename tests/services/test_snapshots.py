@@ -1,4 +1,4 @@
-# tests: services/snapshots.py, services/snapshot_parts.py
+# tests: wings/services/snapshots.py, wings/services/snapshot_parts.py
 """Checks that a snapshot in memory gives back the state to the bit, or nothing."""
 
 import json
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.services import snapshots
-from lingvo_gshard.services.snapshot_parts import FOLDER, RESTORED, Part
-from lingvo_gshard.services.snapshots import SnapshotStore, restore
 from lingvo_gshard.training.run.checkpoint.run_item import Best
 from lingvo_gshard.training.run.run_lock import ROUND
+from lingvo_gshard.wings.services import snapshots
+from lingvo_gshard.wings.services.snapshot_parts import FOLDER, RESTORED, Part
+from lingvo_gshard.wings.services.snapshots import SnapshotStore, restore
 
 
 def mesh_of(*shape: int) -> jax.sharding.Mesh:

@@ -1,4 +1,4 @@
-# tests: services/trackers.py, training/run/monitoring/metrics_log.py
+# tests: wings/services/trackers.py, training/run/monitoring/metrics_log.py
 """Checks that services get the rows of metrics.jsonl, and that none of them can end a run.
 
 Stand-ins for the services always run. The real packages, in their offline modes, are tested where
@@ -15,10 +15,10 @@ import types
 import pytest
 import rich.console
 
-from lingvo_gshard.services import trackers
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics_log import MetricsLog
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObservers
+from lingvo_gshard.wings.services import trackers
 from tests import tiny
 
 needs_wandb = pytest.mark.skipif(

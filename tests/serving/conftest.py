@@ -6,9 +6,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from lingvo_gshard.api.run import load
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Limits, Service
 from tests.tools.conftest import language_model_logdir, trained_logdir
 
 # Programs are compiled while the first requests wait.

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from lingvo_gshard.serving.server import Server, ServerOptions, bind
+from lingvo_gshard.wings.serving.server import Server, ServerOptions, bind
 
 
 class OpenServer:

@@ -1,4 +1,5 @@
-# tests: serving/endpoints/chat.py, serving/openapi.py, serving/endpoints/events.py
+# tests: wings/serving/endpoints/chat.py, wings/serving/openapi.py
+# tests: wings/serving/endpoints/events.py
 """Tests /v1/chat/completions, scores of given tokens, and what describes the server."""
 
 import dataclasses
@@ -13,11 +14,11 @@ from starlette.testclient import TestClient
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
-from lingvo_gshard.serving import openapi
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.wings.serving import openapi
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Service
 from tests.fine_tuning.conversations import chat_models
 from tests.open_models import llama_reference
 from tests.serving.conftest import PATIENT

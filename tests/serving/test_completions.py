@@ -1,13 +1,13 @@
-# tests: serving/endpoints/completions.py, serving/endpoints/events.py, inference/scoring.py
-# tests: inference/text_generator.py
+# tests: wings/serving/endpoints/completions.py, wings/serving/endpoints/events.py
+# tests: wings/inference/scoring.py, wings/inference/text_generator.py
 """Tests /v1/completions and /v1/generate against the text generator and against each other."""
 
 import json
 
 import pytest
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.text_generator import TextGenerator
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.text_generator import TextGenerator
 
 pytestmark = pytest.mark.xdist_group("serving")
 

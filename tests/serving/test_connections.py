@@ -1,4 +1,4 @@
-# tests: serving/connection.py, serving/server.py, serving/border.py
+# tests: wings/serving/connection.py, wings/serving/server.py, wings/serving/border.py
 """Tests what connections may do: sizes, deadlines, numbers, and clients that leave."""
 
 import contextlib
@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from lingvo_gshard.serving import server as server_lib
-from lingvo_gshard.serving.connection import ConnectionLimits
-from lingvo_gshard.serving.service import Limits, Service
+from lingvo_gshard.wings.serving import server as server_lib
+from lingvo_gshard.wings.serving.connection import ConnectionLimits
+from lingvo_gshard.wings.serving.service import Limits, Service
 from tests.serving.open_server import answer, open_server
 
 pytestmark = pytest.mark.xdist_group("serving")

@@ -1,5 +1,5 @@
-# tests: serving/admission_queue.py, serving/app.py, serving/service.py, serving/errors.py
-# tests: serving/bodies.py
+# tests: wings/serving/admission_queue.py, wings/serving/app.py, wings/serving/service.py
+# tests: wings/serving/errors.py, wings/serving/bodies.py
 """Tests what happens at the limits: full queue, deadlines, clients that leave, tokens, sizes."""
 
 import asyncio
@@ -11,13 +11,13 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.errors import RequestError
-from lingvo_gshard.serving.model import DirectoryWatch, ServedModel
-from lingvo_gshard.serving.service import Limits, Service
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Answer, Finished, Hypothesis
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.errors import RequestError
+from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel
+from lingvo_gshard.wings.serving.service import Limits, Service
 from tests.data import corpora
 from tests.serving.conftest import PATIENT
 

@@ -1,4 +1,5 @@
-# tests: serving/connection.py, serving/server.py, serving/origins.py, /docs/serving.md
+# tests: wings/serving/connection.py, wings/serving/server.py, wings/serving/origins.py
+# tests: /docs/serving.md
 """Tests the configuration of nginx that docs/serving.md shows, with a real nginx."""
 
 import json
@@ -13,8 +14,8 @@ import time
 
 import pytest
 
-from lingvo_gshard.serving.origins import Origins
-from lingvo_gshard.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.origins import Origins
+from lingvo_gshard.wings.serving.service import Limits, Service
 from tests.serving.open_server import answer, open_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-# tests: serving/model.py, serving/endpoints/
+# tests: wings/serving/model.py, serving/endpoints/
 """Every pair of options of every endpoint: whole against streamed, and against the model itself.
 
 Texts, tokens and offsets are those of the tokenizer alone, log-probabilities of prompts those of a
@@ -13,12 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import lingvo_gshard as gshard
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.inference.requests import LENGTH, Hypothesis, Request
-from lingvo_gshard.inference.text_generator import TextGenerator
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.wings.inference.requests import LENGTH, Hypothesis, Request
+from lingvo_gshard.wings.inference.text_generator import TextGenerator
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Service
 from tests.data import corpora
 from tests.fine_tuning.conversations import chat_models
 from tests.serving import test_stops, tiny_llamas

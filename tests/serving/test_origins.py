@@ -3,9 +3,9 @@
 import pytest
 from starlette.testclient import TestClient
 
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.origins import Origins
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.origins import Origins
+from lingvo_gshard.wings.serving.service import Service
 
 pytestmark = pytest.mark.xdist_group("serving")
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from lingvo_gshard.serving import page
-from lingvo_gshard.serving.server import Server, ServerOptions, bind
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.serving import page
+from lingvo_gshard.wings.serving.server import Server, ServerOptions, bind
+from lingvo_gshard.wings.serving.service import Service
 from tests.data import corpora
 from tests.pages import audit, browser
 from tests.serving.conftest import PATIENT

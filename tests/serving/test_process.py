@@ -1,4 +1,4 @@
-# tests: serving/planning/process.py, tools/serve.py, serving/server.py
+# tests: wings/serving/planning/process.py, tools/serve.py, wings/serving/server.py
 """Runs gshard-serve as a process: it answers, drains at SIGTERM, and ends with 0."""
 
 import http.client

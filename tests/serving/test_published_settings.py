@@ -1,4 +1,4 @@
-# tests: serving/bodies.py, serving/endpoints/generate.py
+# tests: wings/serving/bodies.py, wings/serving/endpoints/generate.py
 """Tests that a server decodes as a model was published to, unless a request says otherwise."""
 
 import dataclasses
@@ -7,11 +7,11 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
-from lingvo_gshard.inference.published_settings import PublishedSettings
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.bodies import parse
-from lingvo_gshard.serving.endpoints.generate import GenerateBody
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.inference.published_settings import PublishedSettings
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.bodies import parse
+from lingvo_gshard.wings.serving.endpoints.generate import GenerateBody
+from lingvo_gshard.wings.serving.service import Service
 from tests.serving.conftest import PATIENT
 
 DRAWN = PublishedSettings.of({"do_sample": True, "temperature": 0.5, "top_k": 4})

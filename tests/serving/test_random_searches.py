@@ -1,5 +1,5 @@
-# tests: serving/endpoints/generate.py, inference/decoding/beam.py, inference/decoding/sampling.py
-# tests: inference/text.py
+# tests: wings/serving/endpoints/generate.py, wings/inference/decoding/beam.py
+# tests: wings/inference/decoding/sampling.py, wings/inference/text.py
 """Compares searches of random requests with a Llama in NumPy, streamed and not, alone and not."""
 
 import dataclasses
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Hypothesis, Request
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Hypothesis, Request
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.service import Service
 from tests.open_models import llama_reference
 from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT

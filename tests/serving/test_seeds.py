@@ -1,4 +1,4 @@
-# tests: serving/model.py, inference/options.py
+# tests: wings/serving/model.py, wings/inference/options.py
 """Tests that a request without a seed draws one, and that the answer tells it."""
 
 import json
@@ -7,10 +7,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import lingvo_gshard as gshard
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Service
 from tests.fine_tuning.conversations import chat_models
 from tests.serving.conftest import PATIENT
 

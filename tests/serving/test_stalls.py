@@ -1,4 +1,4 @@
-# tests: serving/service.py, serving/endpoints/state.py, serving/metrics.py
+# tests: wings/serving/service.py, wings/serving/endpoints/state.py, wings/serving/metrics.py
 """Tests that the server answers, and tells how it is, while a part of it does not move."""
 
 import asyncio
@@ -7,11 +7,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from lingvo_gshard.inference.programs.executables import CompilerStuckError
-from lingvo_gshard.inference.requests import Answer
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Limits, Service
+from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError
+from lingvo_gshard.wings.inference.requests import Answer
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Limits, Service
 from tests.inference.gate import gate
 from tests.serving.conftest import PATIENT
 

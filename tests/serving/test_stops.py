@@ -1,4 +1,4 @@
-# tests: inference/text.py, serving/endpoints/generate.py
+# tests: wings/inference/text.py, wings/serving/endpoints/generate.py
 """Tests where texts end: stop strings, several end ids, and characters of several tokens."""
 
 import dataclasses
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Hypothesis, Request
-from lingvo_gshard.inference.text import GrowingText, continuation, echo
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Hypothesis, Request
+from lingvo_gshard.wings.inference.text import GrowingText, continuation, echo
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.service import Service
 from tests.open_models import llama_reference
 from tests.serving import tiny_llamas
 from tests.serving.conftest import PATIENT

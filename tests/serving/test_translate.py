@@ -1,4 +1,5 @@
-# tests: serving/endpoints/translate.py, inference/routed_experts.py, inference/translator.py
+# tests: wings/serving/endpoints/translate.py, wings/inference/routed_experts.py
+# tests: wings/inference/translator.py
 """Tests /v1/translate: its answers are those of the translator, and its errors are sentences."""
 
 import dataclasses
@@ -8,10 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from lingvo_gshard.core import context
-from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.serving.app import make_app
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.service import Service
 from tests.data import corpora
 from tests.layers.moe import algorithm
 

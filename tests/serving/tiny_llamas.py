@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 
 import lingvo_gshard as gshard
-from lingvo_gshard.serving.model import ServedModel
+from lingvo_gshard.wings.serving.model import ServedModel
 from tests.open_models import published
 
 LENGTH = 32

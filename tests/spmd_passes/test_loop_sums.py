@@ -1,5 +1,5 @@
-# tests: spmd_passes/loop_sums.py, spmd_passes/builders.py, spmd_passes/partial_operations.py
-# tests: spmd_passes/value_splits.py
+# tests: wings/spmd_passes/loop_sums.py, wings/spmd_passes/builders.py
+# tests: wings/spmd_passes/partial_operations.py, wings/spmd_passes/value_splits.py
 """Checks that sums over the iterations of loops are reduced over devices once, by compiled HLO."""
 
 import numpy as np

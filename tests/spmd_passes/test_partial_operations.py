@@ -1,4 +1,5 @@
-# tests: spmd_passes/partial_operations.py, spmd_passes/value_splits.py, spmd_passes/loop_sums.py
+# tests: wings/spmd_passes/partial_operations.py, wings/spmd_passes/value_splits.py
+# tests: wings/spmd_passes/loop_sums.py
 """Checks that terms of a sum are added before they are reduced over devices, by compiled HLO."""
 
 import functools

@@ -1,20 +1,21 @@
-# tests: spmd_passes/uneven_sums.py, spmd_passes/builders.py, spmd_passes/value_splits.py
+# tests: wings/spmd_passes/uneven_sums.py, wings/spmd_passes/builders.py
+# tests: wings/spmd_passes/value_splits.py
 """Checks that sums which are split in unequal shards are reduced to these shards only."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning.machines import cuda, topologies
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import step_programs
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd_passes import uneven_sums
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.planning.machines import cuda, topologies
+from lingvo_gshard.wings.spmd_passes import uneven_sums
 from tests.layers.stacks.executions import loop
 
 B, L, N, D = 12, 4, 4, 3

@@ -1,5 +1,5 @@
-# tests: spmd_passes/whole_dimensions.py, spmd_passes/builders.py, spmd_passes/value_splits.py
-# tests: spmd_passes/passes.py
+# tests: wings/spmd_passes/whole_dimensions.py, wings/spmd_passes/builders.py
+# tests: wings/spmd_passes/value_splits.py, wings/spmd_passes/passes.py
 """Checks values of operations along dimensions that XLA's partitioner cannot split."""
 
 import numpy as np
@@ -11,7 +11,7 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
-from lingvo_gshard.spmd_passes import passes
+from lingvo_gshard.wings.spmd_passes import passes
 
 
 def array(*shape: int) -> np.ndarray:

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from lingvo_gshard.preparation.prepared import manifest
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.preparation.prepared import manifest
 from studies import __main__ as studies
 from studies.texts import extract
 from tests.preparation.prepared import corpora

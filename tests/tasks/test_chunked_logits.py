@@ -1,4 +1,4 @@
-# tests: tasks/token_task.py, long_inputs/chunked_loss.py
+# tests: tasks/token_task.py, wings/long_inputs/chunked_loss.py
 """Compares tasks whose logits are computed in chunks with the same tasks with all logits."""
 
 import numpy as np
@@ -7,9 +7,9 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.fine_tuning.lora import LoRA
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.fine_tuning.lora import LoRA
 from tests.tasks.test_language_model import M, V, batch_of, tensors
 
 KEY = np.array([1, 2], np.int32)

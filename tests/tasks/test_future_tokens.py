@@ -9,8 +9,8 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.layers import decoding_weights
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import decoding_weights
 from tests.tasks.test_language_model import POSITIONS, SEGMENTS, B, L, M, V, task_of, tensors
 
 ROTARY = {"add_positions": False, "decoder__layer__self_attention__rotary_fraction": 1.0}

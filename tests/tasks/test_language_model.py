@@ -8,13 +8,13 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import LanguageModelTask
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD
 from tests.layers.stacks.executions import loop
 
 V, M, B, L = 11, 8, 2, 6

@@ -1,13 +1,13 @@
-# tests: tasks/task.py, tasks/token_task.py, tasks/translation.py, inference/model_facts.py
+# tests: tasks/task.py, tasks/token_task.py, tasks/translation.py, wings/inference/model_facts.py
 """Tests the token counts of a batch, and how vocabulary sizes reach a task's Params."""
 
 import tensorflow as tf
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD, step_flops
 from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD, step_flops
 from tests import tiny
 from tests.runtime import tiny_translation
 

@@ -14,11 +14,11 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.inference.layers import infer
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
 from lingvo_gshard.sharding import manual
 from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.wings.inference.layers import infer
 
 
 class Scaled(Layer):

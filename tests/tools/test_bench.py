@@ -12,16 +12,16 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.profiling import profile as profile_lib
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import moe, step
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD
+from lingvo_gshard.wings.profiling import profile as profile_lib
 from tests import tiny
 from tests.told import Told
 

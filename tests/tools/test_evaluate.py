@@ -8,11 +8,11 @@ import pytest
 import sacrebleu
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.services import progress
 from lingvo_gshard.tasks.evaluation import perplexity
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools import evaluate
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.services import progress
 from tests.data import corpora
 
 

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_command import write
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
 
 # One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")

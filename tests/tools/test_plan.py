@@ -12,10 +12,10 @@ import sys
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.planning.machines import compilers, topologies
-from lingvo_gshard.planning.plan import plan as plan_file
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.planning.machines import compilers, topologies
+from lingvo_gshard.wings.planning.plan import plan as plan_file
 from tests.planning import example_plan
 from tests.tools.tiny_quickstart import FLAGS as TINY
 

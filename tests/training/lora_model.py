@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.fine_tuning.adapters import is_factor
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 
 LENGTH, VOCABULARY = 6, 16
 ALL = ("*.self_attention", "*.feed_forward", "*.experts", "softmax")

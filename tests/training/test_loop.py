@@ -17,12 +17,12 @@ import rich.console
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.services.divergence import NonFiniteError
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import TrainingLoop
 from lingvo_gshard.training.run.monitoring.metrics import MEASURED
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.wings.services.divergence import NonFiniteError
 from tests import tiny
 
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.services.divergence import NonFiniteError
 from lingvo_gshard.training.step.precision import LossScale
+from lingvo_gshard.wings.services.divergence import NonFiniteError
 from tests import tiny
 from tests.training import mixed_task
 from tests.training.test_loop import Run

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import TopKRouter
-from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -14,6 +13,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.evaluation import WeightedMeans
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 

@@ -22,11 +22,11 @@ from lingvo_gshard.layers.moe import (
     Top2Router,
     TopKRouter,
 )
-from lingvo_gshard.low_precision.fp8 import Histories
-from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.low_precision.fp8 import Histories
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
 from tests.layers.stacks.executions import loop, pipeline, sequential
 
 ROWS, LENGTH, VOCABULARY = 8, 8, 24

@@ -1,4 +1,4 @@
-# tests: /docs/trust.md, services/determinism.py, services/divergence.py
+# tests: /docs/trust.md, wings/services/determinism.py, wings/services/divergence.py
 """Runs the broken cases of docs/trust.md: spikes, a stuck input and a step that is not one."""
 
 import pathlib

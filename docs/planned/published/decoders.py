@@ -9,8 +9,8 @@ from typing import Any
 import lingvo_gshard
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
 
 LLAMA, GPT = "llama", "gpt"
 _GPT = "language_model.gpt3_175b"

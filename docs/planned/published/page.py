@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from docs.planned.page import large, table
 from docs.planned.published.rows import PlannedTraining, PlannedTrainings
 from docs.planned.published.trainings import TRAININGS, Training
-from lingvo_gshard.planning import operation_rows
-from lingvo_gshard.planning.machines import compilers, topologies
+from lingvo_gshard.wings.planning import operation_rows
+from lingvo_gshard.wings.planning.machines import compilers, topologies
 
 PAGE = pathlib.Path(__file__).parents[2] / "planned_and_published.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"

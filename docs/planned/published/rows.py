@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from docs.planned import cells
 from docs.planned.cells import Cell
 from docs.planned.published.trainings import Training
-from lingvo_gshard.planning import operation_rows
-from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
-from lingvo_gshard.planning.machines import efficiencies, topologies
+from lingvo_gshard.wings.planning import operation_rows
+from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.wings.planning.machines import efficiencies, topologies
 
 RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 # The work of a row, the third part of its key.

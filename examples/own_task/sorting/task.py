@@ -5,10 +5,10 @@ import tensorflow as tf
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import Task
+from lingvo_gshard.wings.facts.flops import flops
 
 DIGITS = 10
 

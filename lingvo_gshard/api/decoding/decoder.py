@@ -17,23 +17,23 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.loading import facts_of, mesh_of, prepared_weights
-from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.programs import startup_cache
-from lingvo_gshard.inference.programs.executables import Executables, ProgramKey
-from lingvo_gshard.inference.programs.maker import ProgramMaker, row_parts
-from lingvo_gshard.inference.programs.startup_cache import CacheEntry, code_stamp, environment
-from lingvo_gshard.inference.published_settings import PublishedSettings
-from lingvo_gshard.inference.text_generator import TextGenerator
-from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.run.checkpoint.choice import preferred
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.wings.inference.engine.engine import Engine
+from lingvo_gshard.wings.inference.loading import facts_of, mesh_of, prepared_weights
+from lingvo_gshard.wings.inference.model_facts import ModelFacts
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.programs import startup_cache
+from lingvo_gshard.wings.inference.programs.executables import Executables, ProgramKey
+from lingvo_gshard.wings.inference.programs.maker import ProgramMaker, row_parts
+from lingvo_gshard.wings.inference.programs.startup_cache import CacheEntry, code_stamp, environment
+from lingvo_gshard.wings.inference.published_settings import PublishedSettings
+from lingvo_gshard.wings.inference.text_generator import TextGenerator
+from lingvo_gshard.wings.inference.translator import Translator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import Table
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.translator import Translator
 
 # Speed is measured in this many turns, after one turn that compiles.
 _TURNS = 3
@@ -26,7 +26,7 @@ class Quality:
     """Quality and speed of decoding with one precision.
 
     Attributes:
-      precision: one of inference/decoding/precision.py.
+      precision: one of wings/inference/decoding/precision.py.
       mebibytes: the size of the decoding weights.
       rows: number of rows translated.
       chrf: chrF of all rows together.

@@ -66,71 +66,76 @@ _RUN_OPTIONS = "lingvo_gshard.training.run.options"
 # Module of an earlier version -> the module that has its classes today, both in the package.
 RENAMED_MODULES = {
     "core.config.experiment": "core.config.registry",
-    "data.cleaning.base": "preparation.cleaning.cleaner",
-    "data.cleaning.documents": "preparation.cleaning.leaks",
-    "data.preparation.preparation": "preparation.preparation",
+    "data.cleaning.base": "wings.preparation.cleaning.cleaner",
+    "data.cleaning.documents": "wings.preparation.cleaning.leaks",
+    "data.preparation.preparation": "wings.preparation.preparation",
     "data.prepared.mixture_plan": "data.batching.mixture_plan",
     "data.prepared.planning.shares": "data.batching.mixture_plan",
-    "data.published_inputs": "preparation.published_inputs",
-    "data.published_text_input": "preparation.published_inputs",
-    "data.published_translation_input": "preparation.published_inputs",
-    "data.vocabularies.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
-    "data.vocabulary_trainer": "preparation.vocabularies.vocabulary_trainer",
-    "layers.lora": "fine_tuning.lora",
-    "layers.attention.latent.latent_attention": "published_layers.latent_attention",
+    "data.published_inputs": "wings.preparation.published_inputs",
+    "data.published_text_input": "wings.preparation.published_inputs",
+    "data.published_translation_input": "wings.preparation.published_inputs",
+    "data.vocabularies.vocabulary_trainer": "wings.preparation.vocabularies.vocabulary_trainer",
+    "data.vocabulary_trainer": "wings.preparation.vocabularies.vocabulary_trainer",
+    "layers.lora": "wings.fine_tuning.lora",
+    "layers.attention.latent.latent_attention": "wings.published_layers.latent_attention",
     "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
-    "layers.moe.dispatches.dropless": "dropless.dispatch",
+    "layers.moe.dispatches.dropless": "wings.dropless.dispatch",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
     "layers.stacks.repeat": "layers.stacks.loop",
     "layers.stacks.sequential": "layers.stacks.execution",
-    "tasks.preferences": "fine_tuning.preferences",
+    "tasks.preferences": "wings.fine_tuning.preferences",
     "tasks.future_token": "tasks.token_task",
-    "training.local_updates": "optimizers.local_updates",
+    "training.local_updates": "wings.optimizers.local_updates",
     "training.loss_scale": "training.step.precision",
     "training.monitoring.routers.settings": "training.run.options",
-    "training.spikes.rule": "optimizers.spikes",
+    "training.spikes.rule": "wings.optimizers.spikes",
     "training.step.loss_scale": "training.step.precision",
     "training.trainer": "training.step.trainer",
     **{
-        f"layers.attention.{name}": f"published_layers.{name}"
+        f"layers.attention.{name}": f"wings.published_layers.{name}"
         for name in ("gated_delta_net", "indexed_attention", "latent_attention")
     },
-    **{f"layers.attention.{name}": f"long_inputs.{name}" for name in ("blockwise", "ring")},
+    **{f"layers.attention.{name}": f"wings.long_inputs.{name}" for name in ("blockwise", "ring")},
     **{
-        f"layers.moe.routers.{name}": f"published_layers.routers.{name}"
+        f"layers.moe.routers.{name}": f"wings.published_layers.routers.{name}"
         for name in ("forced_balance", "sigmoid", "sinkhorn", "sparse_mixer")
     },
     **{
-        f"data.cleaning.{name}": f"preparation.cleaning.{name}"
+        f"data.cleaning.{name}": f"wings.preparation.cleaning.{name}"
         for name in ("cleaner", "leaks", "near_duplicates")
     },
-    **{f"data.streamed.{name}": f"preparation.streamed.{name}" for name in ("examples", "inputs")},
     **{
-        f"data.prepared.{name}": f"preparation.prepared.{name}"
+        f"data.streamed.{name}": f"wings.preparation.streamed.{name}"
+        for name in ("examples", "inputs")
+    },
+    **{
+        f"data.prepared.{name}": f"wings.preparation.prepared.{name}"
         for name in ("base_input", "language_model_input", "translation_input")
     },
     **{
-        f"data.conversations.{name}": f"fine_tuning.conversations.{name}"
+        f"data.conversations.{name}": f"wings.fine_tuning.conversations.{name}"
         for name in ("conversation_input", "preference_input", "reader")
     },
     **{
-        f"data.sources.{name}": f"preparation.formats.{name}"
+        f"data.sources.{name}": f"wings.preparation.formats.{name}"
         for name in ("gettext", "keyed", "moses", "qt", "quoted", "units")
     },
     **{
         f"training.optim.{name}": f"training.step.{name}"
         for name in ("adafactor", "adam", "momentum", "optimizer", "schedules")
     },
-    "training.optim.lion": "optimizers.lion",
+    "training.optim.lion": "wings.optimizers.lion",
     **{
-        f"training.step.{name}": f"optimizers.{name}"
+        f"training.step.{name}": f"wings.optimizers.{name}"
         for name in ("lion", "local_updates", "muon", "spikes")
     },
 }
 # Class of an earlier version -> the class today, where its module has other classes still.
-RENAMED_CLASSES = {"training.step.precision.Fp8": "low_precision.fp8.Fp8"}
+RENAMED_CLASSES = {"training.step.precision.Fp8": "wings.low_precision.fp8.Fp8"}
+# Folders of an earlier version that stand in wings/ today.
+_IN_WINGS = ("export", "hlo", "inference", "kernels", "open_models", "planning", "profiling")
 _PACKAGE = "lingvo_gshard."
 
 
@@ -168,6 +173,8 @@ def class_today(name: str) -> str:
     module, _, attribute = own.rpartition(".")
     if name.startswith(_PACKAGE) and own in RENAMED_CLASSES:
         return f"{_PACKAGE}{RENAMED_CLASSES[own]}"
+    if name.startswith(_PACKAGE) and own.partition(".")[0] in _IN_WINGS:
+        return f"{_PACKAGE}wings.{own}"
     if not name.startswith(_PACKAGE) or module not in RENAMED_MODULES:
         return name
     return f"{_PACKAGE}{RENAMED_MODULES[module]}.{attribute}"

@@ -15,8 +15,8 @@ _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.
 _HELPERS = (
     "layers/products.py",
-    "fine_tuning/adapters.py",
-    "inference/stored_weights.py",
+    "wings/fine_tuning/adapters.py",
+    "wings/inference/stored_weights.py",
     "low_precision",
 )
 _PASSING = (

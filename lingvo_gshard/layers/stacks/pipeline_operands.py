@@ -254,7 +254,7 @@ class WeightOnce(WeightOperand):
 
     The gradients of a tick are one tensor, which is added to the sums as a whole. Where devices
     compute other rows with the same weights, they add up their own gradients over all ticks, and
-    each other's after the last one (spmd_passes/loop_sums.py).
+    each other's after the last one (wings/spmd_passes/loop_sums.py).
     """
 
     def zero_sums(self) -> tf.Tensor:

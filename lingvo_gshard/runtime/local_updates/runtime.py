@@ -2,7 +2,7 @@
 
 Each worker runs an ordinary training step on its own devices, so nothing passes between workers.
 After every `step.local_updates.every` steps an outer step, one program over all devices, makes
-the workers' weights equal (optimizers/local_updates.py). Evaluation, decoding and the saved
+the workers' weights equal (wings/optimizers/local_updates.py). Evaluation, decoding and the saved
 `theta` use the weights after the last outer step. A checkpoint also has the workers' own states.
 """
 
@@ -18,7 +18,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.local_updates.workers import Workers, stacked
@@ -44,6 +43,7 @@ from lingvo_gshard.training.step.metric_vectors import (
     WeightedMetrics,
 )
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 
 
 def rule_of(trainer: Trainer) -> LocalUpdates:

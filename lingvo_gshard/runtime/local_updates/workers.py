@@ -12,11 +12,11 @@ from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.optimizers.local_updates import AXIS
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.wings.optimizers.local_updates import AXIS
 
 _EVERY = "step.local_updates.every"
 # The axes of a worker with one device.

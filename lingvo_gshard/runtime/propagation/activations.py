@@ -7,12 +7,18 @@ from typing import TypeAlias
 
 import msgspec
 
-from lingvo_gshard.hlo.module import Computation, Instruction, Module, element_bits, numpy_name
-from lingvo_gshard.hlo.names import operation_name
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.propagation.propagated import Chosen, Traced, chosen
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.step.trainer import is_sharded
+from lingvo_gshard.wings.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    element_bits,
+    numpy_name,
+)
+from lingvo_gshard.wings.hlo.names import operation_name
 
 # Phases of tensors that are activations. The task's own operations belong to no layer.
 _PHASES = ("forward", "other")

@@ -12,12 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.tracing.source_lines import GraphLines
-from lingvo_gshard.hlo.module import Instruction, Module
-from lingvo_gshard.hlo.names import layer_and_phase, operation_name
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES
 from lingvo_gshard.runtime.program.executable import Executable, without_cache
 from lingvo_gshard.runtime.program.program import Program
@@ -25,6 +22,9 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.recording import Recorded
 from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.hlo.module import Instruction, Module
+from lingvo_gshard.wings.hlo.names import layer_and_phase, operation_name
 
 # XLA's names of the passes that choose shardings, for GSPMD and for Shardy.
 _PASSES = ("sharding-propagation", "shardy-xla")

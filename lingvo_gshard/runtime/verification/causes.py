@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.executable import Executable
@@ -19,6 +18,7 @@ from lingvo_gshard.runtime.verification.findings import (
 from lingvo_gshard.runtime.verification.rules import Along, Evidence, likely_cause
 from lingvo_gshard.runtime.verification.steps import ObservedStep
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings import hlo
 
 _MOST_COLLECTIVES = 3
 # Gradients are made by TensorFlow, after all lines of the model.

@@ -15,16 +15,16 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import EinsumDispatch, GatherDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.published_layers.routers import ForcedBalanceRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import gemm
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
 
 EXPERTS_PER_TOKEN = 2
 # Name in the table and in --json -> the dispatch.

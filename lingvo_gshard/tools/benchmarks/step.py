@@ -20,16 +20,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.batching import synthetic
-from lingvo_gshard.facts.step import step_flops
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.profiling.files import ProfileFiles
-from lingvo_gshard.profiling.observer import ProfiledStep, tracer_of, write_profile
-from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.profiling.trace import Recorder
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.services.runtime import DeviceRuntime
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
@@ -39,6 +33,12 @@ from lingvo_gshard.training.experiments import (
     with_configured_vocabularies,
 )
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.facts.step import step_flops
+from lingvo_gshard.wings.profiling.files import ProfileFiles
+from lingvo_gshard.wings.profiling.observer import ProfiledStep, tracer_of, write_profile
+from lingvo_gshard.wings.profiling.timeline import StepRange
+from lingvo_gshard.wings.profiling.trace import Recorder
+from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
 Batch = dict[str, np.ndarray]
 

@@ -16,15 +16,15 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.text_generator import TextGenerator
-from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.definitions import Flags, string
 from lingvo_gshard.tools.flags.options import given_options
 from lingvo_gshard.tools.flags.run import required_logdir, runtime_options
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.text_generator import TextGenerator
+from lingvo_gshard.wings.inference.translator import Translator
 
 STANDARD_INPUT = "standard input"
 _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")

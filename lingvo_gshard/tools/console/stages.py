@@ -11,9 +11,9 @@ import rich.console
 import rich.progress
 
 from lingvo_gshard.core.progress import SilentProgress, duration
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import libraries, output
 from lingvo_gshard.tools.console.spelling import with_flags
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 # The spinner and the elapsed time take so many columns of a line.
 _BESIDE_STAGE = 10

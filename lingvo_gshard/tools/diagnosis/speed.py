@@ -18,7 +18,6 @@ from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -27,6 +26,7 @@ from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.planning.machines.chips import Chip
 
 _STEPS = 3
 _LENGTH, _ROWS_PER_DEVICE = 16, 2

@@ -23,16 +23,16 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.surgery import expert_placement
-from lingvo_gshard.planning.loads.file import RouterLoads
-from lingvo_gshard.planning.plan import plan
-from lingvo_gshard.services.progress import StageDisplay
-from lingvo_gshard.services.routers.counts import watched_layers
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.wings.fine_tuning.surgery import expert_placement
+from lingvo_gshard.wings.planning.loads.file import RouterLoads
+from lingvo_gshard.wings.planning.plan import plan
+from lingvo_gshard.wings.services.progress import StageDisplay
+from lingvo_gshard.wings.services.routers.counts import watched_layers
 
 
 def define_flags() -> flags.FlagValues:

@@ -23,16 +23,16 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.surgery import pruning
-from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
-from lingvo_gshard.inference.translator import Translator
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.report import choose_rows_by_flags, row_flags, use_by_language
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import decimal, make_flags, string
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.wings.fine_tuning.surgery import pruning
+from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
+from lingvo_gshard.wings.inference.translator import Translator
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 
 def define_flags() -> flags.FlagValues:

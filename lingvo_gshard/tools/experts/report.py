@@ -49,17 +49,17 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row, rows_by_language
-from lingvo_gshard.fine_tuning.surgery import expert_use
-from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
-from lingvo_gshard.inference.translator import Translator
-from lingvo_gshard.pages import html_page
-from lingvo_gshard.services.progress import StageDisplay
-from lingvo_gshard.services.routers.router_records import routers_of_run
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, string
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.wings.fine_tuning.surgery import expert_use
+from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
+from lingvo_gshard.wings.inference.translator import Translator
+from lingvo_gshard.wings.pages import html_page
+from lingvo_gshard.wings.services.progress import StageDisplay
+from lingvo_gshard.wings.services.routers.router_records import routers_of_run
 
 # Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
 # ISO 639's; a creole stands with the language of its words.

@@ -30,14 +30,14 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.surgery import upcycling
-from lingvo_gshard.inference.translator import Translator
-from lingvo_gshard.services.progress import StageDisplay
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, switch
 from lingvo_gshard.tools.flags.run import SETTINGS, required_logdir
+from lingvo_gshard.wings.fine_tuning.surgery import upcycling
+from lingvo_gshard.wings.inference.translator import Translator
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 
 def define_flags() -> flags.FlagValues:

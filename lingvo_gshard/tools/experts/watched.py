@@ -38,10 +38,10 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.services.routers.router_records import RouterRecord, routers_of_run
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.wings.services.routers.router_records import RouterRecord, routers_of_run
 
 KINDS = ("language", "class")
 _BARS = "▁▂▃▄▅▆▇█"

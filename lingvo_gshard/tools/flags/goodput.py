@@ -8,14 +8,14 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan import plan
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.training import formulas, job
-from lingvo_gshard.planning.training.budget import laws, search
-from lingvo_gshard.planning.training.budget.search import BudgetOptions
-from lingvo_gshard.planning.training.job import JobOptions
 from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, refuse, string, switch
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan import plan
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.training import formulas, job
+from lingvo_gshard.wings.planning.training.budget import laws, search
+from lingvo_gshard.wings.planning.training.budget.search import BudgetOptions
+from lingvo_gshard.wings.planning.training.job import JobOptions
 
 _BUDGET_FLAGS = ("days", "law", "mfu", "state_bytes")
 _NOT_WITH_BUDGET = (

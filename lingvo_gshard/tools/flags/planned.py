@@ -15,7 +15,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.flags.run import experiment_params
 
 if TYPE_CHECKING:
-    from lingvo_gshard.planning.planned_training import PlannedTraining
+    from lingvo_gshard.wings.planning.planned_training import PlannedTraining
 
 # Flags that a plan's Params answer, each the name of one in `sharding`.
 _ANSWERED = ("mesh", "strategy", "device_order", "partitioner", "compile_options")
@@ -48,7 +48,7 @@ def planned_training(values: flags.FlagValues) -> PlannedTraining | None:
         # A file may name classes of the user's module only if the user has named the module.
         registry.get(values.experiment)
     # Commands without a plan do not wait for the planner.
-    from lingvo_gshard.planning.planned_training import load
+    from lingvo_gshard.wings.planning.planned_training import load
 
     found = load(values.plan)
     if values.experiment and values.experiment != found.name:

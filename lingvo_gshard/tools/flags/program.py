@@ -12,13 +12,13 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
-from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
-from lingvo_gshard.planning.generation import GenerationOptions
-from lingvo_gshard.planning.loads.rating import LoadsOptions
-from lingvo_gshard.planning.programs.planned import MemoryPatterns, ProgramFacts
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
+from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, Settings, using_settings
+from lingvo_gshard.wings.planning.generation import GenerationOptions
+from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
+from lingvo_gshard.wings.planning.programs.planned import MemoryPatterns, ProgramFacts
 
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"

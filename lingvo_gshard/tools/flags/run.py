@@ -11,15 +11,15 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.inference.decoding.precision import TRAINED
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.flags.definitions import Definition, Flags, comma_list, repeated, string
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.choice import BEST
 from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
+from lingvo_gshard.wings.inference.decoding.precision import TRAINED
 
 if TYPE_CHECKING:
-    from lingvo_gshard.planning.planned_training import PlannedTraining
+    from lingvo_gshard.wings.planning.planned_training import PlannedTraining
 
 
 # The directory of a trained run, and which of its checkpoints is read.
@@ -85,10 +85,10 @@ def profilers(
     if values.profile_steps is None:
         return []
     # Runs without a profile do not wait for these.
-    from lingvo_gshard.profiling import timeline
-    from lingvo_gshard.profiling.comparison import check_comparable
-    from lingvo_gshard.profiling.observer import profile_steps
     from lingvo_gshard.tools.profile_reports.profile_report import print_result
+    from lingvo_gshard.wings.profiling import timeline
+    from lingvo_gshard.wings.profiling.comparison import check_comparable
+    from lingvo_gshard.wings.profiling.observer import profile_steps
 
     asked = timeline.parse(values.profile_steps)
     timeline.check_within(asked, params.run.steps)

@@ -10,7 +10,6 @@ from absl import flags
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines.chips import CHIPS, PLATFORMS
 from lingvo_gshard.runtime import compile_options
 from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
 from lingvo_gshard.runtime.devices import devices_for, platform_of
@@ -18,6 +17,7 @@ from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.flags.definitions import Flags
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
+from lingvo_gshard.wings.planning.machines.chips import CHIPS, PLATFORMS
 
 
 @dataclasses.dataclass(frozen=True)

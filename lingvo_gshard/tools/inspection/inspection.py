@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -19,7 +18,6 @@ from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.layers.stacks import pipeline
-from lingvo_gshard.planning.planned_program import layer_names
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.runtime.lowering.lowering import with_bodies
 from lingvo_gshard.runtime.program.program import Program
@@ -40,6 +38,8 @@ from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow, weight
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.planning.planned_program import layer_names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer
 
 if TYPE_CHECKING:
-    from lingvo_gshard.open_models.streamed import WeightReader
+    from lingvo_gshard.wings.open_models.streamed import WeightReader
 
 _ITEM = "theta"
 # Larger weights are read in slices along their first dimension.
@@ -122,7 +122,7 @@ class StoredWeights:
     def reader(self) -> WeightReader:
         """Returns a reader of the weights."""
         # Imports Orbax, which the command line's help does not need.
-        from lingvo_gshard.open_models.streamed import WeightReader
+        from lingvo_gshard.wings.open_models.streamed import WeightReader
 
         return WeightReader(self.directory, self.checkpoint, _ITEM)
 

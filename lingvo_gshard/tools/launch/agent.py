@@ -24,11 +24,6 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.agents import leftovers
-from lingvo_gshard.agents.agent import Agent, Host
-from lingvo_gshard.agents.keeper import Keeper
-from lingvo_gshard.agents.meeting import Meeting, shared_secret
-from lingvo_gshard.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.tools.console import output
@@ -37,6 +32,11 @@ from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.training.run.run_lock import JOB
+from lingvo_gshard.wings.agents import leftovers
+from lingvo_gshard.wings.agents.agent import Agent, Host
+from lingvo_gshard.wings.agents.keeper import Keeper
+from lingvo_gshard.wings.agents.meeting import Meeting, shared_secret
+from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"

@@ -24,8 +24,6 @@ from collections.abc import Mapping, Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.agents.options import AgentOptions, HostOptions
-from lingvo_gshard.agents.worker import start_process
 from lingvo_gshard.core.options import declared
 from lingvo_gshard.core.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
 from lingvo_gshard.sharding.mesh import Mesh
@@ -33,6 +31,8 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.wings.agents.worker import start_process
 
 _POLL_SECONDS = 0.2
 

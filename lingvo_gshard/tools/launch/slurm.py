@@ -29,8 +29,6 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.agents.meeting import shared_secret
-from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.options import Options, option
@@ -39,6 +37,8 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.wings.agents.meeting import shared_secret
+from lingvo_gshard.wings.agents.options import AgentOptions
 
 _SCRIPT = "job.sh"
 _POLL_SECONDS = 1.0

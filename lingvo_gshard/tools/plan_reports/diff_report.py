@@ -16,12 +16,12 @@ from absl import flags
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.plan import diff, plan
-from lingvo_gshard.planning.plan.diff import Checked, PlanDifference, is_number
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.flags.definitions import Flags, string, switch
 from lingvo_gshard.tools.plan_reports.layout import make_table
+from lingvo_gshard.wings.planning.plan import diff, plan
+from lingvo_gshard.wings.planning.plan.diff import Checked, PlanDifference, is_number
 
 _UNITS: dict[str, Callable[[Any], str]] = {
     "bytes": units.in_bytes,

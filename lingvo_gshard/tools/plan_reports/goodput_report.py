@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import rich.console
 
-from lingvo_gshard.planning.training.goodput_record import (
+from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
+from lingvo_gshard.wings.planning.training.goodput_record import (
     Alternative,
     Assumption,
     BudgetPlan,
@@ -15,9 +18,6 @@ from lingvo_gshard.planning.training.goodput_record import (
     Range,
     Sensitivity,
 )
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 
 _PARTS = ("machine", "experts", "size")
 

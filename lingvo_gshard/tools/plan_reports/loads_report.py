@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.planning.generation import GenerationPlan
-from lingvo_gshard.planning.largest_batch import LargestBatch
-from lingvo_gshard.planning.loads.file import LayerLoads, Quantiles, RouterLoads
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.plan_reports import memory_tables
 from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table, say_hidden
+from lingvo_gshard.wings.planning.generation import GenerationPlan
+from lingvo_gshard.wings.planning.largest_batch import LargestBatch
+from lingvo_gshard.wings.planning.loads.file import LayerLoads, Quantiles, RouterLoads
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.roofline import Budget
 
 _NAMES = ("p50", "p90", "p99", "worst")
 _HEADINGS = ("50% of steps", "90%", "99%", "worst")

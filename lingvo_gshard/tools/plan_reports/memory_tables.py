@@ -8,16 +8,6 @@ from collections.abc import Sequence
 import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.planning.plan.plan import (
-    MEMORY_CLASSES,
-    CollectiveRow,
-    FlopCounts,
-    HostTransferRow,
-    LayerRow,
-    MemoryBytes,
-    TemporaryRow,
-    TensorRow,
-)
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.plan_reports.layout import (
@@ -26,6 +16,16 @@ from lingvo_gshard.tools.plan_reports.layout import (
     make_table,
     print_table,
     say_hidden,
+)
+from lingvo_gshard.wings.planning.plan.plan import (
+    MEMORY_CLASSES,
+    CollectiveRow,
+    FlopCounts,
+    HostTransferRow,
+    LayerRow,
+    MemoryBytes,
+    TemporaryRow,
+    TensorRow,
 )
 
 _BAR_WIDTH = 30

@@ -52,12 +52,12 @@ def run(values: flags.FlagValues) -> int:
             raise UserError(f"--{name} has no effect on --serve: the page asks what to plan")
     output.check_writable(values, "port_file")
     # Whether the extra is installed is known before anything else.
-    from lingvo_gshard.serving.metrics import Metrics
-    from lingvo_gshard.serving.origins import Origins
-    from lingvo_gshard.serving.planning import app
-    from lingvo_gshard.serving.planning.jobs import PlanJobs
-    from lingvo_gshard.serving.planning.process import PlanLimits, PlanProcess
-    from lingvo_gshard.serving.server import AppServer, ServerOptions, bind
+    from lingvo_gshard.wings.serving.metrics import Metrics
+    from lingvo_gshard.wings.serving.origins import Origins
+    from lingvo_gshard.wings.serving.planning import app
+    from lingvo_gshard.wings.serving.planning.jobs import PlanJobs
+    from lingvo_gshard.wings.serving.planning.process import PlanLimits, PlanProcess
+    from lingvo_gshard.wings.serving.server import AppServer, ServerOptions, bind
 
     folder = pathlib.Path(values.configs) if values.configs else app.configs_of_the_source_tree()
     if values.configs and not folder.is_dir():

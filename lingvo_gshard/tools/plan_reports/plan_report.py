@@ -9,14 +9,14 @@ import rich.console
 import rich.table
 from rich.markup import escape
 
-from lingvo_gshard.planning.machines import compilers
-from lingvo_gshard.planning.plan.plan import Plan, Remedy
-from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.tools.plan_reports import goodput_report, loads_report, memory_tables
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
+from lingvo_gshard.wings.planning.machines import compilers
+from lingvo_gshard.wings.planning.plan.plan import Plan, Remedy
+from lingvo_gshard.wings.planning.roofline import Budget
 
 
 def print_plan(plan: Plan, console: rich.console.Console) -> None:

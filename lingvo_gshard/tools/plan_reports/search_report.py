@@ -14,21 +14,21 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.search.experiment_search import ExperimentSearch, SearchOptions
-from lingvo_gshard.planning.search.explanation import Alternative, explain
-from lingvo_gshard.planning.search.record import (
-    CandidateRecord,
-    CostRecord,
-    MachineRecord,
-    SearchRecord,
-)
-from lingvo_gshard.planning.search.results import RatedCandidate
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.spelling import flag_of
 from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
 from lingvo_gshard.tools.flags.definitions import Flags, switch
 from lingvo_gshard.tools.flags.options import option_flags
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.search.experiment_search import ExperimentSearch, SearchOptions
+from lingvo_gshard.wings.planning.search.explanation import Alternative, explain
+from lingvo_gshard.wings.planning.search.record import (
+    CandidateRecord,
+    CostRecord,
+    MachineRecord,
+    SearchRecord,
+)
+from lingvo_gshard.wings.planning.search.results import RatedCandidate
 
 _MAX_CANDIDATES = 8
 _LONGEST_PROBLEM = 40

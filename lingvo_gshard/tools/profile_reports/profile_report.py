@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.planning.operation_rows import COLLECTIVES
-from lingvo_gshard.profiling.comparison import Comparison, PartComparison
-from lingvo_gshard.profiling.files import CALIBRATION, COMPARISON, SUMMARY
-from lingvo_gshard.profiling.profile import (
+from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table, say_hidden
+from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
+from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
+from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY
+from lingvo_gshard.wings.profiling.profile import (
     HOST,
     INPUT_WAIT,
     PARTS,
@@ -23,12 +26,9 @@ from lingvo_gshard.profiling.profile import (
     OperationTime,
     Profile,
 )
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table, say_hidden
 
 if TYPE_CHECKING:
-    from lingvo_gshard.profiling.observer import ProfileResult
+    from lingvo_gshard.wings.profiling.observer import ProfileResult
 
 
 _NUMBERS = ("predicted", "measured", "measured by predicted")

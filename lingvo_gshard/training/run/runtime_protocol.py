@@ -8,7 +8,8 @@ are
     runtime/local_updates/runtime.py   workers that average their weights from time to time
     runtime/tpu_strategy.py            the cores of a TPU, through TensorFlow's TPU build
 
-`services/runtime.py` names what else they have, for those that watch a run or use its weights.
+`wings/services/runtime.py` names what else they have, for those that watch a run or use its
+weights.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def accumulate(
     tokens that they count, in float32. For this their weights are added up in a first pass over the
     parts. XLA keeps little of this pass, since weights depend on padding alone. Where every device
     of a batch's axes holds a whole weight, it adds up the gradients of its own rows over all parts,
-    and the devices add up their sums once, after the last part (spmd_passes/loop_sums.py).
+    and the devices add up their sums once, after the last part (wings/spmd_passes/loop_sums.py).
     Routers dispatch and balance the tokens of each part on their own, so each part has auxiliary
     losses of its own. Random numbers differ between parts. In graph mode the parts are a loop.
 

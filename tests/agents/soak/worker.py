@@ -22,14 +22,14 @@ from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
 from lingvo_gshard.runtime.cluster.worker_report import report_problem, report_step
-from lingvo_gshard.services import snapshots
-from lingvo_gshard.services.snapshots import SnapshotStore, snapshot_run
-from lingvo_gshard.services.step_reporter import probe_seconds
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.wings.services import snapshots
+from lingvo_gshard.wings.services.snapshots import SnapshotStore, snapshot_run
+from lingvo_gshard.wings.services.step_reporter import probe_seconds
 from tests import tiny
 from tests.runtime.cluster.cluster_run import first_state, like, make_step
 

@@ -4,8 +4,8 @@ import collections
 
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning import all_rules
-from lingvo_gshard.preparation.cleaning.cleaner import Cleaner
+from lingvo_gshard.wings.preparation.cleaning import all_rules
+from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 
 
 def report_of(rows, **values):

@@ -7,8 +7,8 @@ import pytest
 
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.text import IN_HELD_OUT, EmbeddedEnglish, TextReader
-from lingvo_gshard.preparation.cleaning import leaks
-from lingvo_gshard.preparation.cleaning.near_duplicates import fold
+from lingvo_gshard.wings.preparation.cleaning import leaks
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import fold
 
 TEXT = "one\ntwo\n\n \nthree\r\n\nfour\nfive\n"
 

@@ -1,4 +1,4 @@
-# tests: preparation/vocabularies/published_vocabulary.py, data/vocabularies/vocabulary.py
+# tests: wings/preparation/vocabularies/published_vocabulary.py, data/vocabularies/vocabulary.py
 """Tests where the tokens of a text are, against the text of each piece."""
 
 import io
@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.preparation.vocabularies.published_vocabulary import (
+from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     PiecesTokenizer,
     SentencePieceTokenizer,
 )

@@ -1,5 +1,5 @@
-# tests: fine_tuning/conversations/encoding.py, fine_tuning/conversations/answers.py
-# tests: fine_tuning/conversations/chat_template.py
+# tests: wings/fine_tuning/conversations/encoding.py, wings/fine_tuning/conversations/answers.py
+# tests: wings/fine_tuning/conversations/chat_template.py
 """Tests which tokens the loss counts of the forms of published templates, against marks by hand."""
 
 import json
@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from lingvo_gshard.fine_tuning.conversations.answers import end_of_turn
-from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
-from lingvo_gshard.fine_tuning.conversations.encoding import ANSWERS, LAST, Encoder
-from lingvo_gshard.fine_tuning.conversations.examples import example_of
-from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.wings.fine_tuning.conversations.answers import end_of_turn
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.wings.fine_tuning.conversations.encoding import ANSWERS, LAST, Encoder
+from lingvo_gshard.wings.fine_tuning.conversations.examples import example_of
+from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.fine_tuning.conversations.chat_forms import CLOSE, FORMS, MARKERS, OPEN, Form
 from tests.open_models.published import CONFIG
 

@@ -1,4 +1,5 @@
-# tests: fine_tuning/conversations/chat_template.py, fine_tuning/conversations/template_program.py
+# tests: wings/fine_tuning/conversations/chat_template.py
+# tests: wings/fine_tuning/conversations/template_program.py
 """Tests chat templates: the sandbox, and the bytes that transformers writes with the same ones."""
 
 import json
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.peer_python import find_python
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate, tokens_of
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate, tokens_of
 from tests.fine_tuning.conversations import chat_models
 
 LIBRARIES = ("transformers", "trl")

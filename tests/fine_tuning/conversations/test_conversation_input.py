@@ -1,5 +1,5 @@
-# tests: fine_tuning/conversations/conversation_input.py, fine_tuning/conversations/reader.py
-# tests: fine_tuning/conversations/examples.py
+# tests: wings/fine_tuning/conversations/conversation_input.py
+# tests: wings/fine_tuning/conversations/reader.py, wings/fine_tuning/conversations/examples.py
 """Tests reading, packing and masking of conversations, and the loss against a NumPy loop."""
 
 import functools
@@ -13,14 +13,14 @@ import rich.console
 
 import lingvo_gshard as gshard
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.conversations.conversation_input import ConversationInput
-from lingvo_gshard.fine_tuning.conversations.encoding import Encoder
-from lingvo_gshard.fine_tuning.conversations.examples import example_of
+from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import ConversationInput
+from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoder
+from lingvo_gshard.wings.fine_tuning.conversations.examples import example_of
 from tests.fine_tuning.conversations import chat_models
 from tests.open_models import llama_reference
 
 QUIET = rich.console.Console(quiet=True)
-CLASS = "@lingvo_gshard.fine_tuning.conversations.conversation_input.ConversationInput"
+CLASS = "@lingvo_gshard.wings.fine_tuning.conversations.conversation_input.ConversationInput"
 LENGTH, ROWS = 24, 2
 
 

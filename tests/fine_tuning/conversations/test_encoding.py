@@ -1,5 +1,5 @@
-# tests: fine_tuning/conversations/encoding.py, fine_tuning/conversations/examples.py
-# tests: fine_tuning/conversations/answers.py
+# tests: wings/fine_tuning/conversations/encoding.py, wings/fine_tuning/conversations/examples.py
+# tests: wings/fine_tuning/conversations/answers.py
 """Tests which tokens the loss counts, against transformers and by hand."""
 
 import json
@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.conversations.chat_template import ChatTemplate
-from lingvo_gshard.fine_tuning.conversations.encoding import ANSWERS, EVERYTHING, LAST, Encoder
-from lingvo_gshard.fine_tuning.conversations.examples import example_of, pair_of
-from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
+from lingvo_gshard.wings.fine_tuning.conversations.encoding import (
+    ANSWERS,
+    EVERYTHING,
+    LAST,
+    Encoder,
+)
+from lingvo_gshard.wings.fine_tuning.conversations.examples import example_of, pair_of
+from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.fine_tuning.conversations import chat_models
 from tests.fine_tuning.conversations.test_chat_template import CONVERSATIONS, TOKENS, ask
 from tests.open_models.published import CONFIG

@@ -1,11 +1,12 @@
-# tests: fine_tuning/conversations/preference_input.py, fine_tuning/conversations/reader.py
+# tests: wings/fine_tuning/conversations/preference_input.py
+# tests: wings/fine_tuning/conversations/reader.py
 """Tests reading and packing pairs of answers."""
 
 import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.fine_tuning.conversations.preference_input import PreferenceInput
+from lingvo_gshard.wings.fine_tuning.conversations.preference_input import PreferenceInput
 from tests.fine_tuning.conversations import chat_models
 from tests.fine_tuning.conversations.test_conversation_input import pieces_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.fine_tuning.surgery import conversion
+from lingvo_gshard.wings.fine_tuning.surgery import conversion
 from tests.fine_tuning.surgery import tiny_stacks
 from tests.layers.stacks import executions
 

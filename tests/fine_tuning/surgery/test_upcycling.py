@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.fine_tuning.surgery import upcycling
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import SwitchRouter
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.wings.fine_tuning.surgery import upcycling
 from tests.fine_tuning.surgery import tiny_stacks
 from tests.layers.stacks.executions import loop, sequential
 

@@ -13,7 +13,7 @@ _TRAIN = _FROM_FILES + "--gin_param='input.corpus.train = (\"all.tsv\",)' "
 _SKIP = "--gin_param='input.corpus.on_bad_row = \"skip\"' "
 _CATALOG = (
     _FROM_FILES
-    + "--gin_param='input.corpus = @lingvo_gshard.preparation.formats.gettext.GettextReader' "
+    + "--gin_param='input.corpus = @lingvo_gshard.wings.preparation.formats.gettext.GettextReader' "
     + "--gin_param='input.corpus.train = (\"de.mo\",)' "
 )
 _PREPARE = "gshard-prepare --output=out "

@@ -107,7 +107,7 @@ CASES = (
         "gshard-train --experiment=translation.quickstart --logdir=run --mesh=data=2 "
         "--partitioner=shardy --gin_param='task.encoder.moe.router.capacity_factor = 0.0' "
         "--gin_param='task.encoder.moe.dispatch = "
-        "@lingvo_gshard.dropless.dispatch.DroplessDispatch'",
+        "@lingvo_gshard.wings.dropless.dispatch.DroplessDispatch'",
         error="encoder.layers[1].feed_forward computes in manual regions, and "
         "--partitioner=shardy cannot partition manual regions: TensorFlow has no operations for "
         "Shardy's. Use --partitioner=gspmd",

@@ -1,4 +1,4 @@
-# tests: hlo/names.py
+# tests: wings/hlo/names.py
 """Compares translated names with the scopes that a small jax program was written in."""
 
 import re
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lingvo_gshard.hlo.names import layer_and_phase, operation_name
+from lingvo_gshard.wings.hlo.names import layer_and_phase, operation_name
 
 BACKWARD = "jit(step)/transpose(jvp(model))/block_0/jvp(model)/block_0/checkpoint"
 

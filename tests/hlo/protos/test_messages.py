@@ -5,8 +5,8 @@ from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_gshard.hlo import messages
-from lingvo_gshard.profiling import xspace
+from lingvo_gshard.wings.hlo import messages
+from lingvo_gshard.wings.profiling import xspace
 
 # Fields that compilers write and TensorFlow's classes do not have yet.
 NEWER = {"iota"}

@@ -1,10 +1,10 @@
-# tests: hlo/tpu_slices.py, hlo/operations.py
+# tests: wings/hlo/tpu_slices.py, wings/hlo/operations.py
 """Checks how transfers between TPU slices are read, on HLO as libtpu writes it for slices."""
 
 import pytest
 
-from lingvo_gshard.hlo import Collective, Slices, read_operations
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo import Collective, Slices, read_operations
 from tests.hlo.parsing import parse_module
 
 # Two slices of four devices, of which a program's ids are 0 to 3.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.inference.decoding import sampling
+from lingvo_gshard.wings.inference.decoding import sampling
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

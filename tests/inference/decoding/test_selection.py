@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.inference.decoding import selection
+from lingvo_gshard.wings.inference.decoding import selection
 
 
 @pytest.mark.parametrize(("size", "count"), [(7, 3), (64, 1), (1000, 4), (4000, 8), (997, 5)])

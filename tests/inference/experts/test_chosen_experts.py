@@ -1,5 +1,5 @@
-# tests: inference/experts/chosen_experts.py, inference/experts/split_experts.py
-# tests: inference/experts/stacked_experts.py, inference/layers/moe.py
+# tests: wings/inference/experts/chosen_experts.py, wings/inference/experts/split_experts.py
+# tests: wings/inference/experts/stacked_experts.py, wings/inference/layers/moe.py
 """Compares experts in inference with a loop over tokens, on one device and on eight."""
 
 from __future__ import annotations
@@ -17,11 +17,6 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo.module import Computation, Instruction
-from lingvo_gshard.inference.decoding.precision import stored_weights
-from lingvo_gshard.inference.experts import split_experts, stacked_experts
-from lingvo_gshard.inference.experts.split_experts import SplitExperts
-from lingvo_gshard.inference.layers import infer
 from lingvo_gshard.layers import products
 from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -29,6 +24,11 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.wings.hlo.module import Computation, Instruction
+from lingvo_gshard.wings.inference.decoding.precision import stored_weights
+from lingvo_gshard.wings.inference.experts import split_experts, stacked_experts
+from lingvo_gshard.wings.inference.experts.split_experts import SplitExperts
+from lingvo_gshard.wings.inference.layers import infer
 from tests.layers.moe.test_experts import away_from_zero, network
 
 M, H, K = 16, 16, 3

@@ -1,4 +1,4 @@
-# tests: inference/programs/startup_cache.py
+# tests: wings/inference/programs/startup_cache.py
 """Tests which entries the start-up cache keeps."""
 
 import os
@@ -6,10 +6,10 @@ import os
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.programs import startup_cache
-from lingvo_gshard.inference.programs.startup_cache import code_stamp
 from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.wings.inference.model_facts import ModelFacts
+from lingvo_gshard.wings.inference.programs import startup_cache
+from lingvo_gshard.wings.inference.programs.startup_cache import code_stamp
 
 FACTS = ModelFacts(
     vocabulary_size=13, bos_id=1, end_ids=(2,), has_source=True, most_source=8, most_positions=16

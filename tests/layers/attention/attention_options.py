@@ -5,11 +5,11 @@ from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.rotary import YarnScaling
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import HeadsRMSNorm
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
-from lingvo_gshard.published_layers.gated_delta_net import GatedDeltaNet
-from lingvo_gshard.published_layers.indexed_attention import IndexedAttention
-from lingvo_gshard.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
+from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
+from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 
 EACH: dict[str, dict] = {
     "grouped": {"num_key_value_heads": 2},

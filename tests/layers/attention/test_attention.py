@@ -1,7 +1,7 @@
-# tests: layers/attention/attention.py, inference/layers/cached.py
+# tests: layers/attention/attention.py, wings/inference/layers/cached.py
 # tests: layers/attention/cross_attention.py, layers/attention/dense.py
 # tests: layers/attention/multi_head_attention.py, layers/attention/self_attention.py
-# tests: inference/layers/attention.py, inference/layers/faces.py
+# tests: wings/inference/layers/attention.py, wings/inference/layers/faces.py
 """Compares SelfAttention and CrossAttention with loops over sentences, heads and positions."""
 
 import numpy as np
@@ -12,12 +12,12 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.inference.layers import cache_shapes, cached, decoding_weights, extend
-from lingvo_gshard.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import cache_shapes, cached, decoding_weights, extend
+from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 
 B, L, K, M, N = 2, 5, 6, 8, 2
 QUERY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)

@@ -1,5 +1,5 @@
 # tests: layers/attention/relative_bias.py, layers/attention/rotary.py
-# tests: layers/attention/self_attention.py, inference/layers/transformer.py
+# tests: layers/attention/self_attention.py, wings/inference/layers/transformer.py
 """Tests options of attention against loops in float64, in stacks and in decoding."""
 
 import numpy as np
@@ -9,7 +9,6 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.layers import transformer
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, RelativeBias, bucket_of
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -17,6 +16,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.inference.layers import transformer
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise

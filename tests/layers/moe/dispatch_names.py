@@ -1,8 +1,8 @@
 """Short names of dispatches for test cases."""
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import EinsumDispatch, GatherDispatch
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 
 # The dispatches that fill buffers, which support every routing.
 BUFFER_DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch}

@@ -7,7 +7,6 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
     ExpertChoiceRouter,
@@ -17,7 +16,8 @@ from lingvo_gshard.layers.moe import (
     Top2Router,
     TopKRouter,
 )
-from lingvo_gshard.published_layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
 
 S, M, CASES = 16, 4, 40
 ROUTERS = {

@@ -19,12 +19,12 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import _by_part, watched_sums
-from lingvo_gshard.published_layers.routers import (
+from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,
     SinkhornRouter,
 )
-from lingvo_gshard.testing.layers import assert_close
 
 GROUPS, TOKENS, MODEL, EXPERTS = 3, 16, 8, 4
 KINDS = WatchedKinds(languages=3, classes=2)

@@ -3,10 +3,10 @@
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.layers import decoding_weights, transformer
-from lingvo_gshard.inference.layers.cached import CacheView
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.wings.inference.layers import decoding_weights, transformer
+from lingvo_gshard.wings.inference.layers.cached import CacheView
 
 
 def run_stepwise(

@@ -1,5 +1,5 @@
 # tests: layers/stacks/transformer.py, layers/stacks/transformer_layer.py
-# tests: inference/layers/transformer.py
+# tests: wings/inference/layers/transformer.py
 """Compares norm positions and alternating attentions of stacks with sums of their parts."""
 
 import numpy as np
@@ -13,8 +13,8 @@ from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
 

@@ -1,6 +1,6 @@
 # tests: layers/stacks/pipeline.py, layers/stacks/pipeline_loop.py
 # tests: layers/stacks/pipeline_operands.py, layers/token_context.py, layers/stacks/batch_parts.py
-# tests: spmd_passes/whole_tables.py
+# tests: wings/spmd_passes/whole_tables.py
 """Compares pipelines and interleaved parts of batches with layers run on each part alone."""
 
 import numpy as np
@@ -11,19 +11,19 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
 from lingvo_gshard.layers.stacks.pipeline_operands import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
-from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.fine_tuning.surgery.expert_use import metric_vector
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 

@@ -14,14 +14,14 @@ from lingvo_gshard.core.autodiff.remat_policy import ON_DEVICE
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.parameters import active_parameters
-from lingvo_gshard.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.published_layers.routers import SigmoidRouter
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.fine_tuning.surgery.expert_use import metric_vector
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 

@@ -9,8 +9,8 @@ from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from tests.layers.attention.attention_options import latent
 from tests.layers.stacks.executions import loop, pipeline
 from tests.layers.stacks.stepwise import run_stepwise

@@ -10,11 +10,11 @@ import safetensors.numpy
 import sentencepiece
 
 from benchmarks.parity.cases import CASES
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.families import FAMILIES
-from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.weight_mapping import WeightMapping
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.families import FAMILIES
+from lingvo_gshard.wings.open_models.importing import weight_specs
+from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 
 LINES = (
     "the file could not be opened",

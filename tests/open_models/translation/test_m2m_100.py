@@ -9,10 +9,10 @@ import safetensors.numpy
 
 import lingvo_gshard as gshard
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.export.decoder import DecoderSettings
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
+from lingvo_gshard.wings.export.decoder import DecoderSettings
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
 from tests.open_models.test_both_ways import digests
 from tests.open_models.translation import models, test_tokenizers
 

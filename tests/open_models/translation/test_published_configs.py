@@ -8,11 +8,11 @@ import math
 
 import pytest
 
-from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.experiment import experiment_of
-from lingvo_gshard.open_models.families import family_of
-from lingvo_gshard.open_models.importing import weight_specs
-from lingvo_gshard.open_models.weight_mapping import WeightMapping
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.families import family_of
+from lingvo_gshard.wings.open_models.importing import weight_specs
+from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 
 COMMON = {"is_encoder_decoder": True, "use_cache": True, "transformers_version": "4.23.1"}
 T5 = COMMON | {

@@ -22,8 +22,8 @@ def test_what_transformers_5_writes_of_t5_1_1_is_understood():
 
 
 def gshard_task(values):
-    from lingvo_gshard.open_models.config import PublishedConfig
-    from lingvo_gshard.open_models.experiment import experiment_of
+    from lingvo_gshard.wings.open_models.config import PublishedConfig
+    from lingvo_gshard.wings.open_models.experiment import experiment_of
 
     return experiment_of(PublishedConfig(values, "config.json")).task
 

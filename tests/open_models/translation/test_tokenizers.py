@@ -1,4 +1,4 @@
-# tests: preparation/published_inputs.py
+# tests: wings/preparation/published_inputs.py
 """Tests that the tokenizers of published models give the ids that they were published with.
 
 The expected ids follow from what the files hold, by the rules of transformers' tokenizers.
@@ -9,7 +9,7 @@ import json
 import pytest
 import sentencepiece
 
-from lingvo_gshard.preparation.published_inputs import PublishedSide
+from lingvo_gshard.wings.preparation.published_inputs import PublishedSide
 from tests.open_models.translation import models
 
 TEXT = "the file could not"

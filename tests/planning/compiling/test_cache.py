@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from lingvo_gshard.hlo import FullReplication
-from lingvo_gshard.planning.compiling.cache import CompilationCache, OptimizedHlo
+from lingvo_gshard.wings.hlo import FullReplication
+from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, OptimizedHlo
 
 REPLICATED = FullReplication("layer/einsum", "{devices=[2,1]0,1}", "{devices=[1,2]0,1}")
 KEYS = tuple(digit * 64 for digit in "abc")

@@ -4,11 +4,11 @@ import jax
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.compiling.cache import OptimizedHlo
-from lingvo_gshard.planning.machines import cuda, topologies
 from lingvo_gshard.runtime.compile_options import chosen
 from lingvo_gshard.runtime.program.executable import _compile
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo
+from lingvo_gshard.wings.planning.machines import cuda, topologies
 
 FAILED_CHECK = "INTERNAL: RET_CHECK failure (hlo_verifier.cc:608)"
 REDUCE_SCATTERS = [

@@ -1,9 +1,9 @@
-# tests: planning/compiling/cache.py
+# tests: wings/planning/compiling/cache.py
 """Reads the buffers of a program from a file that TensorFlow's classes of XLA's messages wrote."""
 
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from lingvo_gshard.planning.compiling import cache
+from lingvo_gshard.wings.planning.compiling import cache
 
 VMEM = 1
 

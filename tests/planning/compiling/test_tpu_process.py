@@ -1,4 +1,4 @@
-# tests: planning/compiling/tpu_process.py, planning/compiling/tpu_worker.py
+# tests: wings/planning/compiling/tpu_process.py, wings/planning/compiling/tpu_worker.py
 # tests: runtime/child_process.py
 """Compiles a small step by libtpu: what a plan reads is the same before and after code."""
 
@@ -9,14 +9,14 @@ import jax
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.compiling.cache import CompilationCache, Settings, using_settings
-from lingvo_gshard.planning.compiling.tpu_process import TpuProcess
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, Settings, using_settings
+from lingvo_gshard.wings.planning.compiling.tpu_process import TpuProcess
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.told import Told
 
 pytest.importorskip("libtpu")

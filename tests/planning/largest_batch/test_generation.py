@@ -1,4 +1,4 @@
-# tests: planning/generation.py, planning/largest_batch.py
+# tests: wings/planning/generation.py, wings/planning/largest_batch.py
 """The largest batch of a small model, by compiled programs, compared with a linear search."""
 
 import dataclasses
@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.planning.experiments import PlanOptions
-from lingvo_gshard.planning.generation import GenerationOptions, plan_generation
-from lingvo_gshard.planning.largest_batch import plan_largest_batch
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.experiments import PlanOptions
+from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
+from lingvo_gshard.wings.planning.largest_batch import plan_largest_batch
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines.topologies import Topology
 
 OPTIONS = PlanOptions(mesh="data=2", strategy="expert")
 ASKED = GenerationOptions(has_prefill=False)

@@ -1,4 +1,4 @@
-# tests: planning/largest_batch.py
+# tests: wings/planning/largest_batch.py
 """The search for the largest batch, compared with a linear search over invented peaks."""
 
 import json
@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
-from lingvo_gshard.planning import largest_batch
-from lingvo_gshard.planning.generation import GenerationPlan
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.roofline import Budget
+from lingvo_gshard.wings.planning import largest_batch
+from lingvo_gshard.wings.planning.generation import GenerationPlan
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.roofline import Budget
 from tests.planning.example_plan import as_plan, example_plan
 
 STEP = as_plan(example_plan())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from lingvo_gshard.planning.loads.devices import ExpertDevices
-from lingvo_gshard.planning.loads.layers import ExpertLayer
-from lingvo_gshard.planning.plan.plan import CollectiveRow, LayerRow, Plan
-from lingvo_gshard.services.routers.router_records import RouterRecord
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.loads.devices import ExpertDevices
+from lingvo_gshard.wings.planning.loads.layers import ExpertLayer
+from lingvo_gshard.wings.planning.plan.plan import CollectiveRow, LayerRow, Plan
+from lingvo_gshard.wings.services.routers.router_records import RouterRecord
 from tests.planning import example_plan
 
 LAYER = "decoder.layers[1].feed_forward"

@@ -1,16 +1,16 @@
-# tests: planning/loads/layers.py, planning/loads/file.py
+# tests: wings/planning/loads/layers.py, wings/planning/loads/file.py
 """Tests the rows that a plan says are dropped against those that a step drops on a mesh."""
 
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.planning.loads.file import LayerRecords
-from lingvo_gshard.planning.loads.layers import expert_layers
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.services.routers.counts import records_of, watch_routers, watched_layers
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.planning.loads.file import LayerRecords
+from lingvo_gshard.wings.planning.loads.layers import expert_layers
+from lingvo_gshard.wings.services.routers.counts import records_of, watch_routers, watched_layers
 from tests.runtime import tiny_translation
 
 

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from lingvo_gshard.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.layers.moe import SwitchRouter
-from lingvo_gshard.planning.loads import file, rating
-from lingvo_gshard.services.routers.counts import watched_layers
 from lingvo_gshard.tools.experts import report
+from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
+from lingvo_gshard.wings.planning.loads import file, rating
+from lingvo_gshard.wings.services.routers.counts import watched_layers
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import LAYER, choose, layer_of, record_of
 from tests.runtime import tiny_translation

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, Top2Router
-from lingvo_gshard.planning.loads.layers import expert_layers
-from lingvo_gshard.services.routers.counts import (
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.planning.loads.layers import expert_layers
+from lingvo_gshard.wings.services.routers.counts import (
     RoutingSums,
     records_of,
     watched_batch,
     watched_layers,
 )
-from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 

@@ -1,4 +1,4 @@
-# tests: planning/loads/devices.py
+# tests: wings/planning/loads/devices.py
 """Tests placements against all placements of small cases, and against lower bounds."""
 
 import itertools
@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.loads.devices import EMPTY, copies, least_largest, place
+from lingvo_gshard.wings.planning.loads.devices import EMPTY, copies, least_largest, place
 
 
 def largest(load, placement):

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.loads.file import LayerRecords, Loads
-from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.loads.file import LayerRecords, Loads
+from lingvo_gshard.wings.planning.loads.rating import rate
+from lingvo_gshard.wings.planning.plan.plan import Plan
 from tests.planning.loads.example_loads import (
     EXCHANGE_SECONDS,
     EXPERTS,

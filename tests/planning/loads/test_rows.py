@@ -1,4 +1,4 @@
-# tests: planning/loads/devices.py, planning/loads/layers.py
+# tests: wings/planning/loads/devices.py, wings/planning/loads/layers.py
 """Tests the rows of devices, dropped rows and buffers against loops over tokens."""
 
 import math
@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.loads.devices import EMPTY
-from lingvo_gshard.planning.loads.file import LayerRecords
+from lingvo_gshard.wings.planning.loads.devices import EMPTY
+from lingvo_gshard.wings.planning.loads.file import LayerRecords
 from tests.planning.loads.example_loads import (
     CHOICES,
     EXPERTS,

@@ -1,10 +1,10 @@
-# tests: planning/machines/chips.py, planning/machines/chip_figures.py
+# tests: wings/planning/machines/chips.py, wings/planning/machines/chip_figures.py
 """Checks that figures of chips have sources and agree with each other and with pod totals."""
 
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import chips, compilers, topologies
+from lingvo_gshard.wings.planning.machines import chips, compilers, topologies
 
 
 @pytest.mark.parametrize("key", chips.CHIPS)

@@ -1,4 +1,4 @@
-# tests: planning/machines/cuda.py, planning/machines/gpu_targets.py
+# tests: wings/planning/machines/cuda.py, wings/planning/machines/gpu_targets.py
 """The compiler for GPUs: its version, its targets, and programs compiled for hosts of GPUs."""
 
 import pathlib
@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from docs.planned.published import decoders
-from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
-from lingvo_gshard.planning.machines import chips, compilers, cuda, gpu_targets, topologies
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.wings.planning.machines import chips, compilers, cuda, gpu_targets, topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 

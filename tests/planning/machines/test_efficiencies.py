@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective, Operation
-from lingvo_gshard.planning import roofline
-from lingvo_gshard.planning.machines import chips, efficiencies, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.operations import Collective, Operation
+from lingvo_gshard.wings.planning import roofline
+from lingvo_gshard.wings.planning.machines import chips, efficiencies, interconnect, topologies
 
 MEASURED = (*efficiencies.FIGURE_9, *efficiencies.IRONWOOD, *efficiencies.H100)
 NAMES = [f"{p.topology}-{p.kind}-{p.devices}-{p.bytes:.0f}" for p in MEASURED]

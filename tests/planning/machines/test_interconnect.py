@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective
-from lingvo_gshard.planning.machines import interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.operations import Collective
+from lingvo_gshard.wings.planning.machines import interconnect, topologies
 
 MIB = 2**20
 

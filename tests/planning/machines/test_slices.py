@@ -1,17 +1,17 @@
-# tests: planning/machines/interconnect.py, planning/machines/topologies.py
+# tests: wings/planning/machines/interconnect.py, wings/planning/machines/topologies.py
 """Checks the bounds on collectives across TPU slices with closed forms."""
 
 import dataclasses
 
 import pytest
 
-from lingvo_gshard.hlo.operations import Collective, Operation
-from lingvo_gshard.planning import operation_rows, planner, roofline
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import chips, interconnect, topologies
-from lingvo_gshard.planning.search import search
-from lingvo_gshard.planning.search.experiment_search import rates_of
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.hlo.operations import Collective, Operation
+from lingvo_gshard.wings.planning import operation_rows, planner, roofline
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import chips, interconnect, topologies
+from lingvo_gshard.wings.planning.search import search
+from lingvo_gshard.wings.planning.search.experiment_search import rates_of
 
 MIB = 2**20
 # v5e: 25 Gbit/s for each chip.

@@ -1,4 +1,4 @@
-# tests: planning/machines/topologies.py, planning/machines/compilers.py
+# tests: wings/planning/machines/topologies.py, wings/planning/machines/compilers.py
 """Checks topologies by name, and libtpu's devices for them."""
 
 import pathlib
@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.machines import chips, compilers, cuda, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.machines import chips, compilers, cuda, interconnect, topologies
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 KEYS = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
@@ -149,7 +149,7 @@ def test_too_many_virtual_cpu_devices_are_rejected():
 
 def test_two_thousand_virtual_cpu_devices_are_supported():
     program = (
-        "from lingvo_gshard.planning.machines import topologies\n"
+        "from lingvo_gshard.wings.planning.machines import topologies\n"
         "print(len(topologies.get('cpu:2048').compile_devices()))"
     )
     result = subprocess.run(
@@ -203,7 +203,7 @@ def test_several_processes_can_compile_at_once():
     pytest.importorskip("libtpu")
     program = (
         "import sys\n"
-        "from lingvo_gshard.planning.machines import topologies\n"
+        "from lingvo_gshard.wings.planning.machines import topologies\n"
         "print(len(topologies.get('v3:2x2').compile_devices()), flush=True)\n"
         "sys.stdin.read()"
     )

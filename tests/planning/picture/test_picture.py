@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.planning import picture
+from lingvo_gshard.wings.planning import picture
 from tests.pages.elements import Elements, embedded
 from tests.planning import example_plan
 

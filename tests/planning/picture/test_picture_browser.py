@@ -5,11 +5,11 @@ import dataclasses
 
 import pytest
 
-from lingvo_gshard.planning import picture
-from lingvo_gshard.planning.loads.file import Loads
-from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.planning.training.goodput import plan_training
-from lingvo_gshard.planning.training.job import JobOptions
+from lingvo_gshard.wings.planning import picture
+from lingvo_gshard.wings.planning.loads.file import Loads
+from lingvo_gshard.wings.planning.loads.rating import rate
+from lingvo_gshard.wings.planning.training.goodput import plan_training
+from lingvo_gshard.wings.planning.training.job import JobOptions
 from tests.pages import audit, browser
 from tests.planning import example_plan
 from tests.planning.loads import example_loads

@@ -6,9 +6,9 @@ import re
 import msgspec
 import pytest
 
-from lingvo_gshard.planning.loads.file import Loads
-from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.planning.plan import diff
+from lingvo_gshard.wings.planning.loads.file import Loads
+from lingvo_gshard.wings.planning.loads.rating import rate
+from lingvo_gshard.wings.planning.plan import diff
 from tests.planning import example_plan
 from tests.planning.loads import example_loads
 from tests.planning.loads.example_loads import choose, layer_of, record_of

@@ -1,4 +1,4 @@
-# tests: planning/loads/file.py, planning/plan/plan.py
+# tests: wings/planning/loads/file.py, wings/planning/plan/plan.py
 """Checks that plans are read back unchanged and that errors name the file and the field."""
 
 import json
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lingvo_gshard.planning.plan.plan import load
+from lingvo_gshard.wings.planning.plan.plan import load
 from tests.planning import example_plan
 
 

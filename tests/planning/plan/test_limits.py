@@ -1,9 +1,9 @@
-# tests: planning/plan/diff.py
+# tests: wings/planning/plan/diff.py
 """Checks limits on the change of a plan."""
 
 import pytest
 
-from lingvo_gshard.planning.plan.diff import parse
+from lingvo_gshard.wings.planning.plan.diff import parse
 from tests.planning import example_plan
 
 

@@ -1,4 +1,4 @@
-# tests: planning/programs/jax_program.py, planning/programs/planned.py
+# tests: wings/planning/programs/jax_program.py, wings/planning/programs/planned.py
 """Plans a step of Keras on JAX, which knows nothing of this package, and compares closed forms."""
 
 import pathlib

@@ -1,11 +1,11 @@
-# tests: planning/programs/planned.py, planning/memory.py
+# tests: wings/planning/programs/planned.py, wings/planning/memory.py
 """Classifies arguments as Flax, Optax, Keras, Equinox and Haiku name them."""
 
 import pytest
 
-from lingvo_gshard.planning.memory import INPUTS, MOMENTS, WEIGHTS
-from lingvo_gshard.planning.programs.planned import MemoryPatterns, layer_of, memory_classes
 from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.wings.planning.memory import INPUTS, MOMENTS, WEIGHTS
+from lingvo_gshard.wings.planning.programs.planned import MemoryPatterns, layer_of, memory_classes
 
 
 def arrays(*paths):

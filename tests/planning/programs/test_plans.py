@@ -1,4 +1,4 @@
-# tests: planning/programs/jax_program.py, planning/programs/planned.py
+# tests: wings/planning/programs/jax_program.py, wings/planning/programs/planned.py
 """Compares plans of a jax program with closed forms and with jax's own report on it."""
 
 import dataclasses
@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import lingvo_gshard
-from lingvo_gshard.planning.compiling import compilation
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.programs.jax_program import to_program
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.programs.jax_program import to_program
 from tests.planning.programs import jax_step
 from tests.planning.programs.jax_step import FLOAT, PRODUCT, WEIGHTS
 

@@ -1,14 +1,15 @@
-# tests: planning/programs/planned.py, planning/planned_program.py, runtime/program/program_file.py
+# tests: wings/planning/programs/planned.py, wings/planning/planned_program.py
+# tests: runtime/program/program_file.py
 """Compares the plan of a saved training step with that of the trainer it was lowered from."""
 
 import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.planning import planner
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.planning import planner
+from lingvo_gshard.wings.planning.machines import topologies
 from tests.runtime import tiny_translation
 
 

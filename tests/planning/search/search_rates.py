@@ -5,11 +5,11 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.planning.search.costs import Cost, Rates
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.planning.search.costs import Cost, Rates
 from tests.layers.stacks.executions import loop
 
 # Bytes that a device sends on a ring, relative to the larger of operand and result.

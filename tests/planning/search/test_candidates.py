@@ -1,4 +1,4 @@
-# tests: planning/search/candidates.py, planning/search/choices.py
+# tests: wings/planning/search/candidates.py, wings/planning/search/choices.py
 """Checks that a candidate's flags shard every layer as the cost model assumed."""
 
 import functools
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.core.config import gin_binding, registry
-from lingvo_gshard.planning.search import candidates, search
-from lingvo_gshard.planning.search.candidates import candidate, group, patterns
-from lingvo_gshard.planning.search.choices import SAVE_ALL, Candidate, ChoicePaths
-from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.planning.search import candidates, search
+from lingvo_gshard.wings.planning.search.candidates import candidate, group, patterns
+from lingvo_gshard.wings.planning.search.choices import SAVE_ALL, Candidate, ChoicePaths
+from lingvo_gshard.wings.planning.search.tracing import trace
 from tests.planning.search.search_rates import batch
 from tests.runtime import tiny_translation
 

@@ -1,4 +1,4 @@
-# tests: planning/search/cost_model.py
+# tests: wings/planning/search/cost_model.py
 """Compares the cost model with compiled training steps: bytes of collectives and peak memory.
 
 The compiler also adds reductions of metrics, norms and optimizer means. XLA's CPU compiler has
@@ -11,16 +11,16 @@ import functools
 import jax
 import pytest
 
-from lingvo_gshard import hlo
-from lingvo_gshard.planning.search.candidates import LayerGroups, group
-from lingvo_gshard.planning.search.cost_model import CostModel
-from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.runtime.program.program import memory_bytes
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.planning.search.candidates import LayerGroups, group
+from lingvo_gshard.wings.planning.search.cost_model import CostModel
+from lingvo_gshard.wings.planning.search.tracing import trace
 from tests.planning.search.search_rates import batch, bytes_by_kind, ring_rates, trainer
 from tests.runtime import tiny_translation
 

@@ -1,4 +1,4 @@
-# tests: planning/search/choices.py, planning/search/candidates.py
+# tests: wings/planning/search/choices.py, wings/planning/search/candidates.py
 """The search finds groups of experts that are smaller than the data axis."""
 
 import math
@@ -6,12 +6,12 @@ import math
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.planning.search.choices import SAVE_ALL
-from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
+from lingvo_gshard.wings.planning.search.choices import SAVE_ALL
+from lingvo_gshard.wings.planning.search.search import search
+from lingvo_gshard.wings.planning.search.tracing import trace
 from tests.planning.search.search_rates import ring_rates
 
 EXPERTS, DEVICES = 8, 64

@@ -1,12 +1,17 @@
-# tests: planning/search/explanation.py, planning/search/results.py
+# tests: wings/planning/search/explanation.py, wings/planning/search/results.py
 """What a search says about its choice: the next best value of each choice, beside the best one."""
 
 import msgspec
 
-from lingvo_gshard.planning.search.choices import Candidate
-from lingvo_gshard.planning.search.costs import Cost
-from lingvo_gshard.planning.search.explanation import explain
-from lingvo_gshard.planning.search.results import CompiledCost, RatedCandidate, SearchResult, front
+from lingvo_gshard.wings.planning.search.choices import Candidate
+from lingvo_gshard.wings.planning.search.costs import Cost
+from lingvo_gshard.wings.planning.search.explanation import explain
+from lingvo_gshard.wings.planning.search.results import (
+    CompiledCost,
+    RatedCandidate,
+    SearchResult,
+    front,
+)
 
 BEST = Candidate("data=8", "B->data", (), "none", micro_batches=1)
 CAPACITY = 1000

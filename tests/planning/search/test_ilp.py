@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.planning.search.ilp import OptionCost, pareto_optimal, solve
+from lingvo_gshard.wings.planning.search.ilp import OptionCost, pareto_optimal, solve
 
 BOUNDARIES = ("data", "model")
 

@@ -1,21 +1,21 @@
-# tests: planning/search/machines.py, planning/search/experiment_search.py
+# tests: wings/planning/search/machines.py, wings/planning/search/experiment_search.py
 """Orders machines by the time and by the price of the best candidate of each."""
 
 import pytest
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.search import machines
-from lingvo_gshard.planning.search.choices import Candidate, ChoicePaths
-from lingvo_gshard.planning.search.costs import Cost
-from lingvo_gshard.planning.search.experiment_search import (
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.search import machines
+from lingvo_gshard.wings.planning.search.choices import Candidate, ChoicePaths
+from lingvo_gshard.wings.planning.search.costs import Cost
+from lingvo_gshard.wings.planning.search.experiment_search import (
     COST,
     TIME,
     ExperimentSearch,
     SearchOptions,
 )
-from lingvo_gshard.planning.search.machines import search_machines
-from lingvo_gshard.planning.search.results import RatedCandidate, SearchResult
+from lingvo_gshard.wings.planning.search.machines import search_machines
+from lingvo_gshard.wings.planning.search.results import RatedCandidate, SearchResult
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 
 # Seconds of a step: one chip fits nothing, and of the others the larger one is faster and dearer.

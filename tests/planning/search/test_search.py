@@ -1,4 +1,5 @@
-# tests: planning/search/search.py, planning/search/choices.py, planning/search/results.py
+# tests: wings/planning/search/search.py, wings/planning/search/choices.py
+# tests: wings/planning/search/results.py
 """Checks which shardings the search finds, and how compilations decide."""
 
 import dataclasses
@@ -9,16 +10,16 @@ import pytest
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.search.candidates import TracedStep
-from lingvo_gshard.planning.search.choices import SAVE_ALL, Saving, Variant
-from lingvo_gshard.planning.search.experiment_search import rates_of
-from lingvo_gshard.planning.search.results import CompiledCost, SearchResult
-from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.search.candidates import TracedStep
+from lingvo_gshard.wings.planning.search.choices import SAVE_ALL, Saving, Variant
+from lingvo_gshard.wings.planning.search.experiment_search import rates_of
+from lingvo_gshard.wings.planning.search.results import CompiledCost, SearchResult
+from lingvo_gshard.wings.planning.search.search import search
+from lingvo_gshard.wings.planning.search.tracing import trace
 from tests.planning.search.search_rates import batch, dense, ring_rates
 from tests.runtime import tiny_translation
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.training import formulas
-from lingvo_gshard.planning.training.formulas import Interruptions
+from lingvo_gshard.wings.planning.training import formulas
+from lingvo_gshard.wings.planning.training.formulas import Interruptions
 from tests.planning.training.young import first_order_goodput
 
 COSTS = [

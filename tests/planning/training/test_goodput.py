@@ -1,4 +1,4 @@
-# tests: planning/training/goodput.py, planning/training/job.py
+# tests: wings/planning/training/goodput.py, wings/planning/training/job.py
 """Checks plans of whole trainings: published rates, units, sensitivities and mistakes."""
 
 import dataclasses
@@ -6,11 +6,11 @@ import dataclasses
 import msgspec
 import pytest
 
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.planning.training import formulas
-from lingvo_gshard.planning.training.goodput import plan_training
-from lingvo_gshard.planning.training.job import JobOptions, make_job
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.training import formulas
+from lingvo_gshard.wings.planning.training.goodput import plan_training
+from lingvo_gshard.wings.planning.training.job import JobOptions, make_job
 from tests.planning import example_plan
 
 OPTIONS = JobOptions(tokens=1e13, runs=300)

@@ -1,12 +1,12 @@
-# tests: planning/training/goodput.py, planning/training/formulas.py
+# tests: wings/planning/training/goodput.py, wings/planning/training/formulas.py
 """Compares simulated trainings with closed formulas and with a simulation event by event."""
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.training import formulas
-from lingvo_gshard.planning.training.formulas import Interruptions
-from lingvo_gshard.planning.training.goodput import simulate
+from lingvo_gshard.wings.planning.training import formulas
+from lingvo_gshard.wings.planning.training.formulas import Interruptions
+from lingvo_gshard.wings.planning.training.goodput import simulate
 from tests.planning.training.young import first_order_goodput
 
 

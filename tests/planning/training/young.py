@@ -1,6 +1,6 @@
 """Goodput as Young has it, to compare with."""
 
-from lingvo_gshard.planning.training.formulas import Interruptions
+from lingvo_gshard.wings.planning.training.formulas import Interruptions
 
 
 def first_order_goodput(costs: Interruptions, interval: float) -> float:

@@ -1,4 +1,5 @@
-# tests: preparation/cleaning/cleaner.py, preparation/cleaning/all_rules.py, data/sources/row.py
+# tests: wings/preparation/cleaning/cleaner.py, wings/preparation/cleaning/all_rules.py
+# tests: data/sources/row.py
 """Tests cleaning: each reason by example, and the counts."""
 
 import hypothesis
@@ -7,8 +8,13 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning import all_rules, markup, near_duplicates, normalization
-from lingvo_gshard.preparation.cleaning.cleaner import Cleaner
+from lingvo_gshard.wings.preparation.cleaning import (
+    all_rules,
+    markup,
+    near_duplicates,
+    normalization,
+)
+from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 
 _WRONG_SCRIPT = "is not in a script of its language"
 

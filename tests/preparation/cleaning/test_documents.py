@@ -1,12 +1,12 @@
-# tests: preparation/cleaning/cleaner.py, preparation/cleaning/leaks.py
-# tests: preparation/cleaning/near_duplicates.py, preparation/cleaning/normalization.py
+# tests: wings/preparation/cleaning/cleaner.py, wings/preparation/cleaning/leaks.py
+# tests: wings/preparation/cleaning/near_duplicates.py, wings/preparation/cleaning/normalization.py
 """Tests cleaning of documents and its counts."""
 
 import pytest
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning import leaks, near_duplicates, normalization
-from lingvo_gshard.preparation.cleaning.leaks import DocumentCleaner
+from lingvo_gshard.wings.preparation.cleaning import leaks, near_duplicates, normalization
+from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner
 
 
 def clean(texts, split="train", **values):

@@ -1,12 +1,12 @@
-# tests: preparation/cleaning/near_duplicates.py
+# tests: wings/preparation/cleaning/near_duplicates.py
 """Tests hashes of parts of texts, against sums that Python's integers compute."""
 
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from lingvo_gshard.preparation.cleaning import near_duplicates
-from lingvo_gshard.preparation.cleaning.near_duplicates import TextHashes
+from lingvo_gshard.wings.preparation.cleaning import near_duplicates
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import TextHashes
 
 _MASK = (1 << 64) - 1
 

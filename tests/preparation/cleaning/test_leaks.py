@@ -5,13 +5,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning.leaks import (
+from lingvo_gshard.wings.preparation.cleaning.leaks import (
     SOURCE_IN_TRAIN,
     TARGET_OVERLAPS,
     SeenInTrain,
     Wanted,
 )
-from lingvo_gshard.preparation.cleaning.near_duplicates import fold
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import fold
 
 _TEXT = st.lists(st.sampled_from("the a red green cat 3 sees STRASSE".split()), max_size=8)
 _ROWS = st.lists(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.cleaning import near_duplicates
-from lingvo_gshard.preparation.cleaning.cleaner import Cleaner
-from lingvo_gshard.preparation.cleaning.near_duplicates import NearDuplicates, fold
+from lingvo_gshard.wings.preparation.cleaning import near_duplicates
+from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NearDuplicates, fold
 
 
 def finder(similarity=0.8, **values):

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.preparation.cleaning import normalization
+from lingvo_gshard.wings.preparation.cleaning import normalization
 
 
 def test_zero_width_joiners_are_preserved():

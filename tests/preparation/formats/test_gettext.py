@@ -3,7 +3,7 @@
 import polib
 import pytest
 
-from lingvo_gshard.preparation.formats import gettext
+from lingvo_gshard.wings.preparation.formats import gettext
 
 
 def reader(path, **values):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
-from lingvo_gshard.preparation.formats import keyed, units
+from lingvo_gshard.wings.preparation.formats import keyed, units
 
 
 def read(reader_class, path, **values):

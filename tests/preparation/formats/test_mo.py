@@ -1,4 +1,4 @@
-# tests: preparation/formats/gettext.py
+# tests: wings/preparation/formats/gettext.py
 """Tests the parser of .mo catalogs: both byte orders, and every kind of truncation."""
 
 import gettext
@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from lingvo_gshard.preparation.formats.gettext import DamagedCatalogError, parse
+from lingvo_gshard.wings.preparation.formats.gettext import DamagedCatalogError, parse
 
 STRINGS = [
     (b"", b"Content-Type: text/plain; charset=UTF-8\nLanguage: de\n"),

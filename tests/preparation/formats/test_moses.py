@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from lingvo_gshard.preparation.formats import moses
+from lingvo_gshard.wings.preparation.formats import moses
 
 
 def reader(**values):

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from lingvo_gshard.preparation.formats import gettext, qt, units
+from lingvo_gshard.wings.preparation.formats import gettext, qt, units
 
 TS = """<?xml version="1.0" encoding="utf-8"?>
 <!DOCTYPE TS>

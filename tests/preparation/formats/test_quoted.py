@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.preparation.formats import quoted
+from lingvo_gshard.wings.preparation.formats import quoted
 
 
 def read(tmp_path, content, **values):

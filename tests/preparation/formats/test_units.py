@@ -5,7 +5,7 @@ import gzip
 import pytest
 from sacrebleu.dataset.wmt_xml import WMTXMLDataset
 
-from lingvo_gshard.preparation.formats import units
+from lingvo_gshard.wings.preparation.formats import units
 
 TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">

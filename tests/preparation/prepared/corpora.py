@@ -12,8 +12,8 @@ import sentencepiece
 
 from lingvo_gshard.data.batching.packing import EOS_ID
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.preparation.prepared import manifest
-from lingvo_gshard.preparation.prepared.shard_writer import ShardWriter
+from lingvo_gshard.wings.preparation.prepared import manifest
+from lingvo_gshard.wings.preparation.prepared.shard_writer import ShardWriter
 from tests.preparation.prepared import records
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]

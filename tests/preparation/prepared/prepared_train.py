@@ -6,10 +6,10 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tools import train
 from lingvo_gshard.tools.console import process_start, startup
 from lingvo_gshard.tools.console.process_start import SignalWatch
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from tests import tiny
 
 

@@ -7,8 +7,8 @@ import pathlib
 import struct
 from collections.abc import Sequence
 
-from lingvo_gshard.preparation.prepared.manifest import Manifest
-from lingvo_gshard.preparation.prepared.shard_writer import ShardWriter
+from lingvo_gshard.wings.preparation.prepared.manifest import Manifest
+from lingvo_gshard.wings.preparation.prepared.shard_writer import ShardWriter
 
 
 def encode(source: Sequence[int], target: Sequence[int], width: int = 2) -> bytes:

@@ -1,4 +1,4 @@
-# tests: preparation/prepared/manifest.py, preparation/prepared/table.py
+# tests: wings/preparation/prepared/manifest.py, wings/preparation/prepared/table.py
 """Tests damaged, missing and foreign files of prepared data: sentences that name the file."""
 
 import os
@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from lingvo_gshard.preparation.prepared import manifest
-from lingvo_gshard.preparation.prepared.table import PreparedTable
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.preparation.prepared import manifest
+from lingvo_gshard.wings.preparation.prepared.table import PreparedTable
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from tests.preparation.prepared import corpora
 
 

@@ -1,4 +1,4 @@
-# tests: preparation/prepared/manifest.py, preparation/prepared/shard_writer.py
+# tests: wings/preparation/prepared/manifest.py, wings/preparation/prepared/shard_writer.py
 """Tests the files of prepared data: records, shards, lengths and the manifest."""
 
 import hashlib
@@ -11,7 +11,7 @@ import pytest
 from array_record.python import array_record_module
 from hypothesis import strategies as st
 
-from lingvo_gshard.preparation.prepared import manifest, shard_writer
+from lingvo_gshard.wings.preparation.prepared import manifest, shard_writer
 from tests.preparation.prepared import records
 
 _IDS = st.lists(st.integers(0, 0xFFFF), max_size=20)

@@ -1,4 +1,4 @@
-# tests: preparation/prepared/base_input.py, preparation/prepared/table.py
+# tests: wings/preparation/prepared/base_input.py, wings/preparation/prepared/table.py
 """Tests that processes which read their own rows alone train as one process does."""
 
 import json

@@ -1,6 +1,6 @@
-# tests: preparation/prepared/base_input.py, preparation/prepared/language_model_input.py
-# tests: preparation/prepared/table.py, preparation/prepared/translation_input.py
-# tests: data/batching/stream.py
+# tests: wings/preparation/prepared/base_input.py
+# tests: wings/preparation/prepared/language_model_input.py, wings/preparation/prepared/table.py
+# tests: wings/preparation/prepared/translation_input.py, data/batching/stream.py
 """Tests the training batches of prepared data: every token, any number of processes, resumption."""
 
 import collections
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.data.batching import mixture_plan, packing
-from lingvo_gshard.preparation.prepared import base_input, manifest
-from lingvo_gshard.preparation.prepared.language_model_input import PreparedLanguageModelInput
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.preparation.prepared import base_input, manifest
+from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from tests.preparation.prepared import corpora
 
 SHAPE = {"batch_rows": 8, "source_length": 48, "target_length": 28}

@@ -1,4 +1,4 @@
-# tests: preparation/prepared/base_input.py, preparation/prepared/translation_input.py
+# tests: wings/preparation/prepared/base_input.py, wings/preparation/prepared/translation_input.py
 """Tests training on prepared data: compilations of buckets, and runs that are killed."""
 
 import json

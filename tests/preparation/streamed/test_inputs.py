@@ -2,7 +2,7 @@
 
 import types
 
-from lingvo_gshard.preparation.streamed.inputs import StreamedLanguageModelInput
+from lingvo_gshard.wings.preparation.streamed.inputs import StreamedLanguageModelInput
 
 
 def test_positions_of_earlier_versions_are_of_the_same_stream():

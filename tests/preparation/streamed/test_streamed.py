@@ -1,5 +1,5 @@
-# tests: preparation/streamed/blocks.py, preparation/streamed/examples.py
-# tests: preparation/streamed/inputs.py
+# tests: wings/preparation/streamed/blocks.py, wings/preparation/streamed/examples.py
+# tests: wings/preparation/streamed/inputs.py
 """Tests inputs that stream data sets of Hugging Face, against the rows and from every position."""
 
 import collections
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.preparation.streamed.inputs import (
+from lingvo_gshard.wings.preparation.streamed.inputs import (
     StreamedLanguageModelInput,
     StreamedTranslationInput,
 )

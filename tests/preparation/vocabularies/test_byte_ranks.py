@@ -1,4 +1,5 @@
-# tests: preparation/vocabularies/byte_ranks.py, preparation/vocabularies/published_vocabulary.py
+# tests: wings/preparation/vocabularies/byte_ranks.py
+# tests: wings/preparation/vocabularies/published_vocabulary.py
 """Tests tekken.json and files of tiktoken, against loops that merge bytes by their ranks.
 
 The slow test compares with tiktoken itself.
@@ -15,8 +16,8 @@ import pytest
 import regex
 
 from benchmarks.peer_python import find_python
-from lingvo_gshard.preparation.vocabularies import byte_ranks, others
-from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.wings.preparation.vocabularies import byte_ranks, others
+from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.data.vocabularies import tricky_texts
 
 LINES = (

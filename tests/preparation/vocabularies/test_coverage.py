@@ -1,9 +1,9 @@
-# tests: preparation/vocabularies/vocabulary_trainer.py
+# tests: wings/preparation/vocabularies/vocabulary_trainer.py
 """Tests coverage by language, against counts made character by character."""
 
 import pytest
 
-from lingvo_gshard.preparation.vocabularies.vocabulary_trainer import (
+from lingvo_gshard.wings.preparation.vocabularies.vocabulary_trainer import (
     TARGETS,
     coverage,
     of_rows,

@@ -1,4 +1,5 @@
-# tests: preparation/vocabularies/json_vocabulary.py, preparation/vocabularies/json_tokenizer.py
+# tests: wings/preparation/vocabularies/json_vocabulary.py
+# tests: wings/preparation/vocabularies/json_tokenizer.py
 """Tests a tokenizer.json as a vocabulary, against the tokenizers package itself."""
 
 import io
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.preparation.vocabularies import others
-from lingvo_gshard.preparation.vocabularies.json_vocabulary import JsonVocabulary
-from lingvo_gshard.preparation.vocabularies.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.wings.preparation.vocabularies import others
+from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 from tests.data import corpora
 from tests.open_models import published
 

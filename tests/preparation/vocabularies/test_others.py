@@ -8,7 +8,7 @@ import sentencepiece
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.preparation.vocabularies import others
+from lingvo_gshard.wings.preparation.vocabularies import others
 from tests.data import corpora
 from tests.preparation.vocabularies.test_json_vocabulary import tokenizer
 

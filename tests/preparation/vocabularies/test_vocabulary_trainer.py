@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.preparation.vocabularies import vocabulary_trainer
+from lingvo_gshard.wings.preparation.vocabularies import vocabulary_trainer
 from tests.data import corpora
 
 

@@ -5,8 +5,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.published_layers.routers import ForcedBalanceRouter
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
 

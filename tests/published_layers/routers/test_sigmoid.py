@@ -11,8 +11,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.load_metrics import load_metrics
-from lingvo_gshard.published_layers.routers.sigmoid import SigmoidRouter
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers.sigmoid import SigmoidRouter
 
 LOGITS = np.random.default_rng(4).normal(size=(2, 9, 6)).astype(np.float32)
 

@@ -8,8 +8,8 @@ from scipy import optimize
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.published_layers.routers import SinkhornRouter
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import SinkhornRouter
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
 

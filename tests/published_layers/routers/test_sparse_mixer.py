@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.published_layers.routers import BiasedSoftmaxRouter, SparseMixerRouter
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter, SparseMixerRouter
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
 

@@ -3,7 +3,7 @@
 
 from lingvo_gshard.runtime.cluster import peer_monitor
 from lingvo_gshard.runtime.cluster.peer_monitor import Hang, RollCall, StacksWanted
-from lingvo_gshard.services.hang_watch import Snapshot
+from lingvo_gshard.wings.services.hang_watch import Snapshot
 
 
 class EndedError(Exception):

@@ -11,7 +11,6 @@ import numpy as np
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
@@ -25,15 +24,6 @@ from lingvo_gshard.layers.moe import (
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
-from lingvo_gshard.optimizers.lion import Lion
-from lingvo_gshard.optimizers.muon import Muon
-from lingvo_gshard.published_layers.routers import (
-    ForcedBalanceRouter,
-    SigmoidRouter,
-    SinkhornRouter,
-)
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
@@ -41,6 +31,16 @@ from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
+from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.muon import Muon
+from lingvo_gshard.wings.published_layers.routers import (
+    ForcedBalanceRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 
 T = TypeVar("T")
 Made = tuple[type, Mapping[str, object]]

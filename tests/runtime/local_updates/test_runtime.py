@@ -1,12 +1,11 @@
 # tests: runtime/local_updates/runtime.py, runtime/local_updates/workers.py
-# tests: optimizers/local_updates.py
+# tests: wings/optimizers/local_updates.py
 """Compares local updates with data parallelism at H = 1 and with NumPy; resumes exactly."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
@@ -18,6 +17,7 @@ from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings import hlo
 from tests import tiny
 
 MESH, COUNT, EVERY, ROWS = "worker=4,data=2", 4, 3, 16

@@ -1,4 +1,4 @@
-# tests: runtime/lowering/folding.py, spmd_passes/passes.py
+# tests: runtime/lowering/folding.py, wings/spmd_passes/passes.py
 """Tests lowering without constant folding: literals, random numbers, and threads."""
 
 import threading
@@ -13,7 +13,6 @@ from tensorflow.python import pywrap_tfe
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.runtime.lowering.folding import without_folding
@@ -28,6 +27,7 @@ from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.runtime import tiny_translation
 

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -15,6 +13,8 @@ from lingvo_gshard.sharding import annotate, paper_api
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from tests.runtime import tiny_translation
 
 MESH = Mesh.parse("data=2,model=4")

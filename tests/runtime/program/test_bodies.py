@@ -1,4 +1,4 @@
-# tests: runtime/program/program.py, runtime/lowering/lowering.py, kernels/splicing.py
+# tests: runtime/program/program.py, runtime/lowering/lowering.py, wings/kernels/splicing.py
 """Checks that a saved program has a body for each platform with kernels, and a portable one."""
 
 import dataclasses

@@ -1,4 +1,4 @@
-# tests: long_inputs/chunked_loss.py
+# tests: wings/long_inputs/chunked_loss.py
 """A loss in chunks on many devices: values, gradients, collectives, and what is in memory."""
 
 import functools
@@ -11,13 +11,14 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from lingvo_gshard import hlo, testing
+from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.losses import Objective, cross_entropy
-from lingvo_gshard.long_inputs.chunked_loss import chunked_cross_entropy
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.long_inputs.chunked_loss import chunked_cross_entropy
 
 B, L, M, V = 8, 16, 32, 128
 POSITIONS = 4

@@ -11,7 +11,6 @@ import functools
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
@@ -23,6 +22,7 @@ from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.options import PARTITIONERS
+from lingvo_gshard.wings import hlo
 from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128

@@ -1,4 +1,4 @@
-# tests: fine_tuning/adapters.py
+# tests: wings/fine_tuning/adapters.py
 """Compares training of adapters over meshes with one device."""
 
 import functools
@@ -6,7 +6,6 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_gshard.fine_tuning.adapters import is_factor
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.runtime.devices import devices_for
@@ -16,6 +15,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from tests.training.lora_model import batch, task_params
 
 STEPS, ROWS = 4, 8

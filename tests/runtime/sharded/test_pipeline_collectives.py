@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -19,6 +18,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings import hlo
 
 B, L, M = 16, 8, 16
 PIPELINE = {"stages": 4, "micro_batches": 8}

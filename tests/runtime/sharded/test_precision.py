@@ -4,7 +4,6 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.low_precision.fp8 import Fp8
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -14,6 +13,7 @@ from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.precision import get
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.low_precision.fp8 import Fp8
 from tests.layers.stacks.executions import loop, sequential
 from tests.runtime import tiny_translation
 

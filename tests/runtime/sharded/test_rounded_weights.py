@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.published_layers.routers import SinkhornRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -22,6 +20,8 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Constant
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.published_layers.routers import SinkhornRouter
 from tests.runtime import tiny_translation
 
 pytestmark = pytest.mark.slow

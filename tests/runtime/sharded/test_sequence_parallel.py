@@ -1,4 +1,4 @@
-# tests: long_inputs/ring.py, long_inputs/blockwise.py, sharding/strategies.py
+# tests: wings/long_inputs/ring.py, wings/long_inputs/blockwise.py, sharding/strategies.py
 """Compares layers sharded over positions with one device, and checks their collectives."""
 
 import functools
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
@@ -16,11 +15,12 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
 
 B, L, M, H, E = 4, 16, 8, 16, 4
 SEED = (3, 4)

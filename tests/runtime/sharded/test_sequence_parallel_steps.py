@@ -1,14 +1,14 @@
-# tests: long_inputs/ring.py, long_inputs/blockwise.py, sharding/strategies.py
+# tests: wings/long_inputs/ring.py, wings/long_inputs/blockwise.py, sharding/strategies.py
 """Checks that steps sharded over positions equal one device and need less memory."""
 
 import functools
 
 import pytest
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.long_inputs.ring import RingKernel
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation, trainings
 from tests.runtime.sharded.causal_gradients import compiled, temporaries

@@ -4,10 +4,10 @@
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.optimizers import averages
-from lingvo_gshard.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.sharding.partitioning import current_partitioning
 from lingvo_gshard.training.step.precision import LossScale
+from lingvo_gshard.wings.optimizers import averages
+from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from tests.tiny import experiment_params
 
 MESH, STRATEGY = "data=2,model=2", "B->data; H->model"

@@ -1,4 +1,4 @@
-# tests: services/determinism.py
+# tests: wings/services/determinism.py
 """Tests that a flipped bit in a weight is found, with its device and tensor."""
 
 import jax
@@ -9,9 +9,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.services import determinism
-from lingvo_gshard.services.determinism import CheckedRuntime, WrongResultError
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.services import determinism
+from lingvo_gshard.wings.services.determinism import CheckedRuntime, WrongResultError
 from tests import tiny
 from tests.services.determinism.flipped import FlippingRuntime, flipped
 

@@ -1,4 +1,4 @@
-# tests: services/determinism.py, api/replay.py
+# tests: wings/services/determinism.py, api/replay.py
 """Tests that a replayed step is equal to its record, and that every kind of difference is named."""
 
 import io
@@ -13,9 +13,9 @@ from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.replay import replay
 from lingvo_gshard.api.training import train
-from lingvo_gshard.services.determinism import batch_digest
 from lingvo_gshard.tools import train as command
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.services.determinism import batch_digest
 from tests import tiny
 from tests.services import spiked
 from tests.services.determinism.flipped import FlippingRuntime

@@ -1,4 +1,4 @@
-# tests: services/routers/watch.py, services/routers/router_records.py
+# tests: wings/services/routers/watch.py, wings/services/routers/router_records.py
 """Trains the prepared case of docs/debugging.md: a router that collapses is found and named."""
 
 import importlib
@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_gshard.services.routers.router_records import ROUTERS_FILE, routers_of_run
 from lingvo_gshard.tools import experts, train
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, rows_until
+from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, routers_of_run
 from tests.test_docs import write_files
 from tests.tools import tiny_translation
 

@@ -1,9 +1,9 @@
-# tests: services/routers/watch.py
+# tests: wings/services/routers/watch.py
 """Tests the pictures of routers."""
 
 import numpy as np
 
-from lingvo_gshard.services.routers import watch
+from lingvo_gshard.wings.services.routers import watch
 
 
 def test_colors_tell_no_load_an_even_load_and_all_of_it():

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from lingvo_gshard.services.routers.router_records import (
+from lingvo_gshard.wings.services.routers.router_records import (
     ROUTERS_FILE,
     RouterRecord,
     routers_of_run,

@@ -1,12 +1,12 @@
-# tests: services/routers/router_records.py
+# tests: wings/services/routers/router_records.py
 """Tests the verdicts on routers: collapsed routers and dead experts, named once."""
 
 import numpy as np
 import pytest
 
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, Top2Router
-from lingvo_gshard.services.routers.router_records import Verdicts, concentration
 from lingvo_gshard.training.run.options import Routers
+from lingvo_gshard.wings.services.routers.router_records import Verdicts, concentration
 from tests.services.routers.test_router_records import record
 
 LAYER = "encoder.layers[1].feed_forward"

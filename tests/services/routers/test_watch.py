@@ -9,10 +9,10 @@ import tensorflow as tf
 import lingvo_gshard
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.services.routers.counts import records_of, watched_layers
-from lingvo_gshard.services.routers.router_records import ROUTERS_FILE, routers_of_run
-from lingvo_gshard.services.routers.watch import RouterWatch
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.wings.services.routers.counts import records_of, watched_layers
+from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, routers_of_run
+from lingvo_gshard.wings.services.routers.watch import RouterWatch
 from tests import tiny
 from tests.runtime import tiny_translation
 

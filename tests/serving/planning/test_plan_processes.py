@@ -1,5 +1,6 @@
-# tests: serving/planning/jobs.py, serving/planning/process.py, serving/planning/requests.py
-# tests: serving/planning/worker.py, serving/planning/app.py
+# tests: wings/serving/planning/jobs.py, wings/serving/planning/process.py
+# tests: wings/serving/planning/requests.py, wings/serving/planning/worker.py
+# tests: wings/serving/planning/app.py
 """Tests that no plan harms the server or later plans: processes, limits, sizes and lists."""
 
 import json
@@ -11,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.serving.origins import Origins
-from lingvo_gshard.serving.planning import app
-from lingvo_gshard.serving.planning.jobs import PlanJobs
-from lingvo_gshard.serving.planning.process import PlanLimits, PlanProcess, resident_bytes
-from lingvo_gshard.serving.planning.requests import PlanRequest
+from lingvo_gshard.wings.serving.origins import Origins
+from lingvo_gshard.wings.serving.planning import app
+from lingvo_gshard.wings.serving.planning.jobs import PlanJobs
+from lingvo_gshard.wings.serving.planning.process import PlanLimits, PlanProcess, resident_bytes
+from lingvo_gshard.wings.serving.planning.requests import PlanRequest
 from tests.open_models.published import CONFIG
 from tests.planning import example_plan
 

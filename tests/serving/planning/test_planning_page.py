@@ -1,4 +1,4 @@
-# tests: serving/planning/page/, serving/planning/app.py, serving/planning/worker.py
+# tests: serving/planning/page/, wings/serving/planning/app.py, wings/serving/planning/worker.py
 """Uses the planning page in a real browser, from an empty form to a comparison of two machines."""
 
 import json
@@ -17,14 +17,14 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.serving.origins import Origins
-from lingvo_gshard.serving.planning import app
-from lingvo_gshard.serving.planning.jobs import PlanJobs
-from lingvo_gshard.serving.planning.requests import PlanRequest
-from lingvo_gshard.serving.planning.worker import News
-from lingvo_gshard.serving.server import bind
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.serving.origins import Origins
+from lingvo_gshard.wings.serving.planning import app
+from lingvo_gshard.wings.serving.planning.jobs import PlanJobs
+from lingvo_gshard.wings.serving.planning.requests import PlanRequest
+from lingvo_gshard.wings.serving.planning.worker import News
+from lingvo_gshard.wings.serving.server import bind
 from tests.open_models.published import CONFIG
 from tests.pages import audit, browser
 from tests.planning import example_plan

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lingvo_gshard.api.run import load
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.options import DecodingOptions
 from tests.data import corpora
 from tests.serving.soak import hostile
 from tests.serving.soak.clients import PATIENCE, Question, Server, Tally, exchange, honest, message

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.compiling.cache import current_settings
+from lingvo_gshard.wings.planning.compiling.cache import current_settings
 from studies import __main__ as studies
 from studies.paper import command
 from studies.paper import rows as paper_rows

@@ -1,4 +1,4 @@
-# tests: /studies/paper/, giants/gshard_paper.py
+# tests: /studies/paper/, wings/giants/gshard_paper.py
 """Checks that published figures are consistent and are compared with the right numbers of plans."""
 
 from types import SimpleNamespace
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.planning.machines import topologies
 from studies.paper import comparison as paper
 from studies.paper import figures
 from studies.paper import rows as paper_rows

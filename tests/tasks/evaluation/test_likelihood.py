@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 
 from lingvo_gshard import testing
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.tasks.evaluation import evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import Likelihood
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from tests.preparation.prepared import corpora
 from tests.told import Told
 

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.training.run import run_records
+from lingvo_gshard.wings.planning.machines import chips
 
 COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 

@@ -1,4 +1,4 @@
-# tests: tools/experts/place.py, fine_tuning/surgery/expert_placement.py
+# tests: tools/experts/place.py, wings/fine_tuning/surgery/expert_placement.py
 """Runs gshard-experts place: the same function with experts in another order, and mistakes."""
 
 import json
@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import load
-from lingvo_gshard.fine_tuning.surgery import expert_placement
 from lingvo_gshard.layers.moe import HashRouter, TopKRouter
-from lingvo_gshard.planning.loads.file import Loads
-from lingvo_gshard.planning.loads.rating import rate
-from lingvo_gshard.services.routers.counts import watched_layers
 from lingvo_gshard.tasks.evaluation.evaluation import measure_likelihood
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.fine_tuning.surgery import expert_placement
+from lingvo_gshard.wings.planning.loads.file import Loads
+from lingvo_gshard.wings.planning.loads.rating import rate
+from lingvo_gshard.wings.services.routers.counts import watched_layers
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import choose, dropless, record_of
 from tests.runtime import tiny_translation

@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
-from lingvo_gshard.services.routers.router_records import ROUTERS_FILE, RouterRecord
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, RouterRecord
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 

@@ -1,4 +1,5 @@
-# tests: tools/flags/options.py, tools/flags/definitions.py, core/options.py, serving/bodies.py
+# tests: tools/flags/options.py, tools/flags/definitions.py, core/options.py
+# tests: wings/serving/bodies.py
 """Tests that one declaration of an option makes its flag, its argument and its field of a body."""
 
 import dataclasses
@@ -9,15 +10,15 @@ import pytest
 from absl import flags
 
 from lingvo_gshard.core.options import OptionError, Options, declared, option
-from lingvo_gshard.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.serving.bodies import SearchBody, parse, with_options
-from lingvo_gshard.serving.endpoints.generate import GenerateBody
-from lingvo_gshard.serving.endpoints.translate import TranslateBody
-from lingvo_gshard.serving.errors import RequestError
 from lingvo_gshard.tools import evaluate, generate, translate
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import given_options, option_flags, read_options
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.wings.serving.bodies import SearchBody, parse, with_options
+from lingvo_gshard.wings.serving.endpoints.generate import GenerateBody
+from lingvo_gshard.wings.serving.endpoints.translate import TranslateBody
+from lingvo_gshard.wings.serving.errors import RequestError
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 

@@ -1,16 +1,16 @@
-# tests: tools/launch/command.py, agents/options.py, tools/launch/words.py, tools/launch/__init__.py
-# tests: tools/launch/local.py, tools/launch/agent.py
+# tests: tools/launch/command.py, wings/agents/options.py, tools/launch/words.py
+# tests: tools/launch/__init__.py, tools/launch/local.py, tools/launch/agent.py
 """Checks what gshard-launch makes of a command, and what it refuses."""
 
 import sys
 
 import pytest
 
-from lingvo_gshard.agents.agent import Assignment
-from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools import launch
 from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.wings.agents.agent import Assignment
+from lingvo_gshard.wings.agents.options import AgentOptions
 
 
 def test_options_are_read_as_absl_reads_them():

@@ -11,10 +11,10 @@ import pathlib
 import pytest
 import yaml
 
-from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools import launch
 from lingvo_gshard.tools.launch.kubernetes import KubernetesOptions, as_yaml, job_set
+from lingvo_gshard.wings.agents.options import AgentOptions
 
 _SCHEMA = pathlib.Path(__file__).parent / "jobset_v1alpha2.json.xz"
 _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}

@@ -2,9 +2,9 @@
 
 import subprocess
 
-from lingvo_gshard.agents.options import AgentOptions
 from lingvo_gshard.tools import launch
 from lingvo_gshard.tools.launch.slurm import SlurmOptions, script
+from lingvo_gshard.wings.agents.options import AgentOptions
 
 
 def test_the_script_asks_for_nodes_and_keeps_them():

@@ -1,4 +1,5 @@
-# tests: tools/launch/local.py, tools/launch/agent.py, agents/agent.py, services/snapshot_parts.py
+# tests: tools/launch/local.py, tools/launch/agent.py, wings/agents/agent.py
+# tests: wings/services/snapshot_parts.py
 """Checks that a training whose processes are killed equals one without failures, to the bit."""
 
 import hashlib
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lingvo_gshard.services.snapshot_parts import Part
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.services.snapshot_parts import Part
 from tests.agents.test_agents import children
 from tests.tools import tiny_translation
 from tests.tools.train.train_processes import losses

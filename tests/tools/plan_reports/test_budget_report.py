@@ -1,4 +1,4 @@
-# tests: tools/plan_reports/goodput_report.py, planning/training/budget/search.py
+# tests: tools/plan_reports/goodput_report.py, wings/planning/training/budget/search.py
 """Runs gshard-plan --budget: report, JSON and mistakes."""
 
 import json

@@ -6,8 +6,8 @@ import re
 import pytest
 import rich.console
 
-from lingvo_gshard.planning.plan import diff
 from lingvo_gshard.tools.plan_reports import diff_report
+from lingvo_gshard.wings.planning.plan import diff
 from tests.planning import example_plan
 
 

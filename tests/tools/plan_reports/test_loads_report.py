@@ -10,11 +10,11 @@ import pytest
 import rich.console
 
 import lingvo_gshard
-from lingvo_gshard.planning.loads.file import Loads
-from lingvo_gshard.planning.loads.rating import rate
 from lingvo_gshard.tools import experts, plan, train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.plan_reports.loads_report import print_loads
+from lingvo_gshard.wings.planning.loads.file import Loads
+from lingvo_gshard.wings.planning.loads.rating import rate
 from tests.planning.loads import example_loads
 from tests.planning.loads.example_loads import choose, dropless, layer_of, record_of
 from tests.tools import tiny_translation

@@ -3,7 +3,7 @@
 
 import pytest
 
-from lingvo_gshard.services.routers.router_records import routers_of_run
+from lingvo_gshard.wings.services.routers.router_records import routers_of_run
 from tests.tools import tiny_translation
 from tests.tools.train.train_processes import finish, losses, start, train_in_two
 

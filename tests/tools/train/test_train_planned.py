@@ -1,4 +1,4 @@
-# tests: tools/flags/planned.py, planning/planned_training.py
+# tests: tools/flags/planned.py, wings/planning/planned_training.py
 """Plans and searches, and trains with the files: gshard-plan --json, then gshard-train --plan."""
 
 import json

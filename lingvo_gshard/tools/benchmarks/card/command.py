@@ -9,8 +9,6 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
@@ -19,6 +17,8 @@ from lingvo_gshard.tools.console.stages import Stages, transient_stages
 from lingvo_gshard.tools.flags.definitions import Flags, decimal, repeated, string
 from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks.card.measure import CardRow

@@ -12,16 +12,16 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.planning import planned_program, planner
-from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
-from lingvo_gshard.planning.machines import cuda
-from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.training import experiments
+from lingvo_gshard.wings.planning import planned_program, planner
+from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
+from lingvo_gshard.wings.planning.machines import cuda
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 _COMPILATIONS = 8
 

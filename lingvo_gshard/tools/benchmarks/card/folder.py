@@ -9,7 +9,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.planning.plan.plan import Plan, load
+from lingvo_gshard.wings.planning.plan.plan import Plan, load
 
 STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
 

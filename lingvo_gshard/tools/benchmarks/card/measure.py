@@ -16,25 +16,25 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lingvo_gshard import hlo
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.hlo.messages import HloModuleProto, HloProto
-from lingvo_gshard.planning.machines import chips, topologies
-from lingvo_gshard.planning.operation_rows import ROUTING
-from lingvo_gshard.profiling import xspace
-from lingvo_gshard.profiling.comparison import Comparison, PartComparison, compare
-from lingvo_gshard.profiling.profile import HOST, PAUSES, Profile, Rate
-from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.profiling.trace import JaxTracer, Recorder, Trace
 from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks import exported
 from lingvo_gshard.tools.benchmarks.card import folder as card_folder
 from lingvo_gshard.tools.benchmarks.card.folder import CardFolder, CardRecord
 from lingvo_gshard.tools.benchmarks.exported import SavedStep
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.hlo.messages import HloModuleProto, HloProto
+from lingvo_gshard.wings.planning.machines import chips, topologies
+from lingvo_gshard.wings.planning.operation_rows import ROUTING
+from lingvo_gshard.wings.profiling import xspace
+from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison, compare
+from lingvo_gshard.wings.profiling.profile import HOST, PAUSES, Profile, Rate
+from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
+from lingvo_gshard.wings.profiling.timeline import StepRange
+from lingvo_gshard.wings.profiling.trace import JaxTracer, Recorder, Trace
 
 # Shares of the product's rate that a step should reach (docs/gpu.md).
 GOALS = {"dense": 0.5, "experts": 0.4}

@@ -25,21 +25,21 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.parameters import active_parameters
-from lingvo_gshard.inference.decoding.precision import INT8, TRAINED
-from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.engine.shapes import EngineOptions
-from lingvo_gshard.inference.loading import facts_of, make_engine
-from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.preparation.cleaning.normalization import Normalizer
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.training.experiments import with_configured_vocabularies
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.inference.decoding.precision import INT8, TRAINED
+from lingvo_gshard.wings.inference.engine.engine import Engine
+from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
+from lingvo_gshard.wings.inference.loading import facts_of, make_engine
+from lingvo_gshard.wings.inference.model_facts import ModelFacts
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
 
 TRANSLATION, LANGUAGE_MODEL = "translation", "language_model"
 
@@ -157,7 +157,7 @@ class Model:
 
         Args:
           workers: the number of its threads.
-          precision: one of inference/decoding/precision.py.
+          precision: one of wings/inference/decoding/precision.py.
         """
         options = EngineOptions(workers=workers, exact=True)
         return make_engine(self.task, self.theta, self.facts, options=options, precision=precision)

@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from lingvo_gshard.core.progress import SilentProgress
-from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 
 
 class _Times(SilentProgress):

@@ -19,11 +19,11 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
 from lingvo_gshard.data.input import Input, TrainBatches
-from lingvo_gshard.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.services.memory import resident_bytes
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
+from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.services.memory import resident_bytes
 
 LANGUAGES = 50
 _WORDS = 20_000

@@ -1,4 +1,4 @@
-# tests: planning/search/costs.py, planning/search/cost_model.py
+# tests: wings/planning/search/costs.py, wings/planning/search/cost_model.py
 """Compares the cost model with closed forms: FLOPs, bytes and collectives of single layers."""
 
 import dataclasses
@@ -7,10 +7,13 @@ import functools
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning.search.candidates import Tensor, group
-from lingvo_gshard.planning.search.choices import Saving
-from lingvo_gshard.planning.search.cost_model import CostModel
-from lingvo_gshard.planning.search.costs import (
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.wings.planning.search.candidates import Tensor, group
+from lingvo_gshard.wings.planning.search.choices import Saving
+from lingvo_gshard.wings.planning.search.cost_model import CostModel
+from lingvo_gshard.wings.planning.search.costs import (
     RESULT,
     Collective,
     Cost,
@@ -18,10 +21,7 @@ from lingvo_gshard.planning.search.costs import (
     resharding,
     shard_einsum,
 )
-from lingvo_gshard.planning.search.tracing import UpstreamFinder, trace
-from lingvo_gshard.sharding import strategies
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.wings.planning.search.tracing import UpstreamFinder, trace
 from tests.layers.stacks.executions import loop
 from tests.planning.search.search_rates import batch, bytes_by_kind, ring_rates, trainer
 

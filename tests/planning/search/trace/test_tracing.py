@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.facts.flops import flops
-from lingvo_gshard.facts.step import FORWARD_AND_BACKWARD
-from lingvo_gshard.planning.search.candidates import TracedStep, group
-from lingvo_gshard.planning.search.tracing import trace
 from lingvo_gshard.sharding import annotate, einsum, recording
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD
+from lingvo_gshard.wings.planning.search.candidates import TracedStep, group
+from lingvo_gshard.wings.planning.search.tracing import trace
 from tests.layers.stacks.executions import loop, sequential
 from tests.planning.search.search_rates import batch, trainer
 from tests.runtime import tiny_translation

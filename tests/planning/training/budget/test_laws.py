@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.training.budget import laws
-from lingvo_gshard.planning.training.budget.laws import Experts, Shapes
+from lingvo_gshard.wings.planning.training.budget import laws
+from lingvo_gshard.wings.planning.training.budget.laws import Experts, Shapes
 
 
 def models(experts, active=1e9, total=None):

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.machines import chips, topologies
-from lingvo_gshard.planning.training import formulas
-from lingvo_gshard.planning.training.budget.laws import Experts
-from lingvo_gshard.planning.training.budget.search import (
+from lingvo_gshard.wings.planning.machines import chips, topologies
+from lingvo_gshard.wings.planning.training import formulas
+from lingvo_gshard.wings.planning.training.budget.laws import Experts
+from lingvo_gshard.wings.planning.training.budget.search import (
     STATE_SHARE,
     BudgetOptions,
     goodputs,
@@ -17,7 +17,7 @@ from lingvo_gshard.planning.training.budget.search import (
     priced_machines,
     rate,
 )
-from lingvo_gshard.planning.training.formulas import Interruptions
+from lingvo_gshard.wings.planning.training.formulas import Interruptions
 
 MACHINES = named_machines("gpu:h100:16x8,gpu:h100:128x8,v5e:8x8,v5p:8x8x8")
 OPTIONS = BudgetOptions(3e5)

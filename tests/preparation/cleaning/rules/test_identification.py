@@ -1,11 +1,11 @@
-# tests: preparation/cleaning/all_rules.py
+# tests: wings/preparation/cleaning/all_rules.py
 """Tests texts in another language, and what a user reads without the detector."""
 
 import sys
 
 import pytest
 
-from lingvo_gshard.preparation.cleaning.all_rules import OtherLanguage
+from lingvo_gshard.wings.preparation.cleaning.all_rules import OtherLanguage
 
 _GERMAN = "Das Programm zeigt Informationen über das System an und erlaubt Änderungen."
 _ENGLISH = "The program shows information about the system and allows changes to it."

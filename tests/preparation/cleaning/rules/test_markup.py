@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.preparation.cleaning import markup
-from lingvo_gshard.preparation.cleaning.markup import Policy
+from lingvo_gshard.wings.preparation.cleaning import markup
+from lingvo_gshard.wings.preparation.cleaning.markup import Policy
 
 
 @pytest.mark.parametrize(

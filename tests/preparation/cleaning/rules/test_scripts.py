@@ -7,8 +7,8 @@ import pytest
 import regex
 from hypothesis import strategies as st
 
-from lingvo_gshard.preparation.cleaning import scripts
-from lingvo_gshard.preparation.cleaning.scripts import LANGUAGES, WrongScript, scripts_of
+from lingvo_gshard.wings.preparation.cleaning import scripts
+from lingvo_gshard.wings.preparation.cleaning.scripts import LANGUAGES, WrongScript, scripts_of
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,6 @@ import tensorflow as tf
 from jaxlib import _hlo
 
 from lingvo_gshard.core.progress import SILENT
-from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.programs.planned import ProgramFacts, plan_file
-from lingvo_gshard.profiling import xspace
-from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.timeline import StepRange
-from lingvo_gshard.profiling.trace import INPUT, STEP
-from lingvo_gshard.profiling.xspace import XSpace
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program import program, program_file
 from lingvo_gshard.runtime.program.array import Array
@@ -34,6 +27,13 @@ from lingvo_gshard.tools.benchmarks.card import measure
 from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.exported import SavedStep
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.programs.planned import ProgramFacts, plan_file
+from lingvo_gshard.wings.profiling import xspace
+from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
+from lingvo_gshard.wings.profiling.timeline import StepRange
+from lingvo_gshard.wings.profiling.trace import INPUT, STEP
+from lingvo_gshard.wings.profiling.xspace import XSpace
 from tests.profiling import cpu_trace
 from tests.profiling.cpu_trace import HLO, NUMBER, PRODUCT_FLOPS, PROGRAM, Plane
 

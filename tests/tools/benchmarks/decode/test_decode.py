@@ -4,8 +4,8 @@
 import pytest
 
 from lingvo_gshard.core.progress import SILENT
-from lingvo_gshard.inference.decoding.models import model_facts
 from lingvo_gshard.tools.benchmarks.decode import measure
+from lingvo_gshard.wings.inference.decoding.models import model_facts
 from tests.inference import tiny_engine
 
 BOS, EOS, V = tiny_engine.BOS, tiny_engine.EOS, tiny_engine.V

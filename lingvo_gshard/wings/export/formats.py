@@ -1,0 +1,98 @@
+"""The formats of exports: each writes one kind of directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.wings.export import (
+    decoder,
+    safetensors_writer,
+    saved_model_writer,
+    stablehlo_writer,
+)
+from lingvo_gshard.wings.export.decoder import (
+    DecoderSettings,
+    PortableDecoder,
+    TrainedModel,
+    make_decoder,
+)
+
+WriteDecoder = Callable[[PortableDecoder, pathlib.Path, Progress], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+      about: what it is, for users.
+      write_decoder: writes a decoder; None for a format of weights only.
+      is_streamed: whether weights are written one by one from the checkpoint, by
+        `open_models.exporting`.
+      check_installed: raises ValueError if a package is missing.
+    """
+
+    about: str
+    write_decoder: WriteDecoder | None = None
+    is_streamed: bool = False
+    check_installed: Callable[[], None] = lambda: None
+
+    def check(self, name: str, params: Params, settings: DecoderSettings | None) -> None:
+        """Raises ValueError if an experiment cannot be written so, before weights are read.
+
+        Args:
+          name: name of the format.
+          params: the experiment.
+          settings: how to decode; None for the defaults.
+        """
+        if self.write_decoder:
+            decoder.check_task(params)
+            self.check_installed()
+        elif settings is not None:
+            raise UserError(
+                f"`format={name}` writes weights, which do not depend on a decoder: "
+                f"{settings.first_given} does not apply"
+            )
+
+    def write(
+        self,
+        model: TrainedModel,
+        directory: pathlib.Path,
+        settings: DecoderSettings | None,
+        progress: Progress,
+    ) -> None:
+        """Writes a model into an empty directory."""
+        if self.write_decoder:
+            made = make_decoder(model, settings or DecoderSettings())
+            self.write_decoder(made, directory, progress)
+        else:
+            safetensors_writer.write(model, directory)
+
+
+# The format of the adapters of a published model.
+PEFT = "peft"
+
+FORMATS = {
+    "safetensors": Format("the weights by path, for PyTorch, jax, NumPy, Rust, ..."),
+    "stablehlo": Format("decoding programs, for jax alone", stablehlo_writer.write),
+    "saved_model": Format(
+        "a SavedModel from strings to strings, for TensorFlow Serving",
+        saved_model_writer.write,
+        check_installed=saved_model_writer.check_installed,
+    ),
+    "huggingface": Format("a published model, for transformers, vLLM, ...", is_streamed=True),
+    PEFT: Format("the adapters of a published model, for peft, vLLM, ...", is_streamed=True),
+}
+
+
+def format_of(name: str) -> Format:
+    """Returns a format. Raises ValueError with the nearest valid name if it is unknown."""
+    if name not in FORMATS:
+        raise UserError(f"`format={name}` is unknown. {names.nearest(name, FORMATS)}")
+    return FORMATS[name]

@@ -1,0 +1,143 @@
+"""Useful floating-point operations (FLOPs) of layers and tasks.
+
+- A multiply-add counts as two operations.
+- Only matrix products count. Embeddings, norms, activations, dropout, losses and the optimizer do
+  not.
+- Attention counts full rows, even if it is causal, packed or limited to a window.
+- Avoidable work does not count: MoE dispatch, empty capacity slots and rematerialization.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.faces import face
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.layers.embedding import Softmax
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.layer import MixtureOfExperts
+from lingvo_gshard.layers.moe.routers.router import Part, Router
+from lingvo_gshard.layers.moe.routers.scores import LinearScores
+from lingvo_gshard.layers.stacks.execution import Execution
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.token_task import FutureToken, TokenTask
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.fine_tuning.adapters import Adapters
+
+
+@face
+def flops(layer: Layer, shape: TokenShape) -> int:
+    """Returns the number of useful operations of one forward pass of a layer.
+
+    A class registers a function if it has matrix products of its own, or children that do not run
+    exactly once each. Without one, the operations are the sum over the layer's children.
+
+    Args:
+      layer: the layer.
+      shape: the positions that the pass computes.
+    """
+    return sum(flops(child, shape) for child in layer.child_layers())
+
+
+@flops.register(FeedForward)
+def _(layer: FeedForward, shape: TokenShape) -> int:
+    products = 3 if layer.activation.is_gated else 2
+    return 2 * products * shape.tokens * layer.p.model_dim * layer.p.hidden_dim
+
+
+@flops.register(Experts)
+def _(layer: Experts, shape: TokenShape) -> int:
+    """Counts one expert for each token."""
+    products = 3 if layer.activation.is_gated else 2
+    return 2 * products * shape.tokens * layer.p.model_dim * layer.p.hidden_dim
+
+
+@flops.register(MixtureOfExperts)
+def _(layer: MixtureOfExperts, shape: TokenShape) -> int:
+    used = layer.router.experts_per_token(layer.router.p)
+    shared = flops(layer.shared, shape) if layer.p.shared_hidden_dim else 0
+    return flops(layer.router, shape) + shared + round(used * flops(layer.experts, shape))
+
+
+@flops.register(Router)
+def _(layer: Router, shape: TokenShape) -> int:
+    return sum(flops(part, shape) for part in layer.parts.values())
+
+
+@flops.register(Part)
+def _(part: Part, shape: TokenShape) -> int:
+    del part, shape
+    return 0
+
+
+@flops.register(LinearScores)
+def _(part: LinearScores, shape: TokenShape) -> int:
+    return 2 * shape.tokens * part.p.model_dim * part.p.num_experts
+
+
+@flops.register(Softmax)
+def _(layer: Softmax, shape: TokenShape) -> int:
+    return 2 * shape.tokens * layer.p.model_dim * layer.p.vocabulary_size
+
+
+@flops.register(Adapters)
+def _(layer: Adapters, shape: TokenShape) -> int:
+    return 2 * shape.tokens * active_parameters(layer)
+
+
+@flops.register(Execution)
+def _(layer: Execution, shape: TokenShape) -> int:
+    return layer.p.times * sum(flops(child, shape) for child in layer.child_layers())
+
+
+@flops.register(SelfAttention)
+def _(layer: SelfAttention, shape: TokenShape) -> int:
+    gate = 2 * shape.tokens * layer.p.model_dim * layer.p.num_heads * layer.value_dim
+    count = _attention_flops(layer, shape.rows, shape.length, shape.length)
+    return count + gate if layer.p.has_output_gate else count
+
+
+@flops.register(CrossAttention)
+def _(layer: CrossAttention, shape: TokenShape) -> int:
+    return _attention_flops(layer, shape.rows, shape.length, shape.memory_length)
+
+
+def _attention_flops(layer: MultiHeadAttention, rows: int, queries: int, keys: int) -> int:
+    """Returns the operations of the projections, of q k and of the weighted values."""
+    p, both = layer.p, layer.head_dim + layer.value_dim
+    weights = (queries * p.num_heads + keys * layer.key_value_heads) * both
+    return 2 * rows * (weights * p.model_dim + queries * keys * p.num_heads * both)
+
+
+@flops.register(FutureToken)
+def _(layer: FutureToken, shape: TokenShape) -> int:
+    children = sum(flops(child, shape) for child in layer.child_layers())
+    return children + 2 * 2 * shape.tokens * layer.p.model_dim**2
+
+
+@flops.register(TokenTask)
+def token_task_flops(task: TokenTask, shape: TokenShape) -> int:
+    """Returns the operations of the decoder and of the softmax."""
+    return flops(task.decoder, shape) + _softmax_flops(task, shape)
+
+
+def _softmax_flops(task: TokenTask, shape: TokenShape) -> int:
+    return 2 * shape.tokens * task.p.model_dim * task.shared_embedding.p.vocabulary_size
+
+
+@flops.register(TranslationTask)
+def _(task: TranslationTask, shape: TokenShape) -> int:
+    encoder = flops(task.encoder, TokenShape(shape.rows, shape.memory_length))
+    return encoder + token_task_flops(task, shape)
+
+
+@flops.register(LanguageModelTask)
+def _(task: LanguageModelTask, shape: TokenShape) -> int:
+    """Counts a pass in training, with the predictions further ahead."""
+    future = task.future if task.p.future_tokens else []
+    more = sum(flops(module, shape) + _softmax_flops(task, shape) for module in future)
+    return token_task_flops(task, shape) + more

@@ -1,0 +1,78 @@
+"""Expert placement: changes the order of experts, so that others share a device.
+
+Devices have equal parts of the experts, in their order. A router's weights are put into the same
+order, so that the model computes the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.fine_tuning.surgery import pruning
+
+
+def order_of(
+    path: str, placement: Sequence[Sequence[int]], layers: Mapping[str, MixtureOfExperts]
+) -> np.ndarray:
+    """Returns the order of a layer's experts under a placement.
+
+    Args:
+      path: path of the layer.
+      placement: the experts of each device.
+      layers: the model's layers with experts by path.
+
+    Raises:
+      UserError: the model has no such layer, devices have different numbers of experts, an expert
+        is not on exactly one device, or the router needs the present order.
+    """
+    if path not in layers:
+        raise UserError(
+            f"{path} is no layer with experts of the run. {names.nearest(path, layers)}"
+        )
+    layer = layers[path]
+    order = np.array([expert for experts in placement for expert in experts], int)
+    count = layer.p.num_experts
+    if sorted(order.tolist()) != list(range(count)):
+        raise UserError(
+            f"{path}: the placement has {len(order):,} places for the run's {count:,} experts; "
+            "expected one for each. A run has no copies of experts: plan without `replicas`"
+        )
+    if len({len(experts) for experts in placement}) > 1:
+        raise UserError(
+            f"{path}: the placement divides {count:,} experts over {len(placement):,} devices; "
+            "expected the same number on each"
+        )
+    router = layer.router
+    if not router.is_learned:
+        raise UserError(
+            f"{path}.router: {type(router).__name__} does not learn which experts suit a token, so "
+            "that another order of experts would be another model"
+        )
+    if "expert_groups" in router.p and router.p.expert_groups:
+        raise UserError(
+            f"{path}.router.expert_groups={router.p.expert_groups} limits tokens to groups of "
+            "neighboring experts, so that another order of experts would be another model"
+        )
+    return order
+
+
+def placed_state(
+    trainer: Trainer, theta: Arrays, moments: Arrays, orders: Mapping[str, np.ndarray]
+) -> NestedMap:
+    """Returns a training state with the experts in another order, to continue training with.
+
+    Args:
+      trainer: the run's trainer.
+      theta: its weights by path.
+      moments: its optimizer moments by path.
+      orders: the experts of each layer in their new order, by its path.
+    """
+    return pruning.pruned_state(trainer, trainer, theta, moments, orders)

@@ -1,0 +1,41 @@
+"""Precisions: how the weights of a model are stored and multiplied in decoding."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.wings.inference.layers import decoding_weights
+from lingvo_gshard.wings.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
+
+# Decodes in the precision of training. stored_weights.py defines INT8 and INT8_WEIGHTS.
+TRAINED = "trained"
+PRECISIONS = (TRAINED, INT8, INT8_WEIGHTS)
+
+
+def check_precision(precision: str) -> None:
+    """Raises ValueError with the nearest valid name if a precision is unknown."""
+    if precision not in PRECISIONS:
+        raise UserError(
+            f"`precision={precision}` is unknown. {names.nearest(precision, PRECISIONS)}"
+        )
+
+
+def stored_weights(model: Layer, theta: NestedMap, precision: str) -> NestedMap:
+    """Returns the weights that a model decodes with.
+
+    Norms, routers, biases and positions stay as they are; so do the products of attention.
+
+    Args:
+      model: the model.
+      theta: its weights.
+      precision: one of PRECISIONS.
+    """
+    stored = "" if precision == TRAINED else precision
+    with (
+        context.scope(training=False),
+        context.override_extension(StoredPrecision, name=stored),
+    ):
+        return decoding_weights(model, theta)

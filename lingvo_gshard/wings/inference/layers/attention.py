@@ -1,0 +1,139 @@
+"""Multi-head attention in inference: weights joined for each product, and keys in a cache."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import multi_head_attention, rotary
+from lingvo_gshard.layers.attention.attention import Attention
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.kernel import heads_first
+from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.relative_bias import RelativeBias
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.platforms import platform_in_use
+from lingvo_gshard.wings.inference.layers import cached
+from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
+from lingvo_gshard.wings.inference.layers.cached_fused import attend_slots
+from lingvo_gshard.wings.inference.layers.faces import cache_shapes, decoding_weights, extend
+from lingvo_gshard.wings.inference.stored_weights import store
+
+
+@decoding_weights.register(MultiHeadAttention)
+def _(layer: MultiHeadAttention, theta: NestedMap) -> NestedMap:
+    """Joins the weights of each product beforehand.
+
+    Compilers for TPUs and GPUs would copy weights [M,N,D] before each call, since a tile holds
+    two neighboring dimensions: there M is last.
+    """
+    products = layer.joined_products()
+    joined = {name for names in products for name in names}
+    weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
+    for names in products:
+        w_MND = annotate(multi_head_attention.join(theta, names), "MND", "weights")
+        if platform_in_use():
+            w_NDM = annotate(tf.transpose(w_MND, (1, 2, 0)), "NDM", "weights")
+            weights[multi_head_attention.transposed_name(names)] = store(w_NDM, "NDM", "M")
+        else:
+            weights[multi_head_attention.joined_name(names)] = store(w_MND, "MND", "M")
+    weights.w_out = store(theta.w_out, "NDM", "ND")
+    return weights
+
+
+@extend.register(SelfAttention)
+def _(
+    layer: SelfAttention,
+    theta: NestedMap,
+    x_BLM: tf.Tensor,
+    view: CacheView,
+    visible: Visible,
+    cache: NestedMap | None = None,
+) -> tuple[tf.Tensor, NestedMap]:
+    """Caches `key` and `value`, with as many heads as keys have."""
+    positions = rotary.positions_so_far(view.positions_BL, layer.scaling)
+    query_BLND, key_BLND, value_BLND, gate_BLND = layer.project_row(theta, x_BLM, positions)
+    new = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
+    if cache is None:
+        slots = NestedMap(key=[new.key], value=[new.value])
+    else:
+        slots = cached.write(cache, new, view)
+    own = layer.own_bias(theta)
+    bias = visible.learned_bias if own is None else own.at(view.distances_LK)
+    mixed_BLND, _ = mix_slots(layer, theta, query_BLND, slots, visible, bias)
+    return layer.output(theta, mixed_BLND, gate_BLND), slots
+
+
+@cache_shapes.register(SelfAttention)
+def _(layer: SelfAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+    return _slot_shapes(layer, rows, slots)
+
+
+def _slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+    shape = (rows, layer.key_value_heads, slots)
+    return {"key": (*shape, layer.head_dim), "value": (*shape, layer.value_dim)}
+
+
+@layer_method
+def cache_memory(layer: CrossAttention, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
+    """Returns the keys and values of a memory.
+
+    Both are lists of one block [B,N,K,D], and N is the number of heads of keys and values.
+
+    Args:
+      layer: the layer.
+      theta: `decoding_weights` of the layer.
+      memory_BKM: the memory.
+    """
+    keys_BKND, values_BKND = layer.project_memory(theta, memory_BKM)
+    return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
+
+
+@layer_method
+def attend_to_memory(
+    layer: CrossAttention,
+    theta: NestedMap,
+    x_BLM: tf.Tensor,
+    memory: NestedMap,
+    visible: Visible,
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
+
+    Args:
+      layer: the layer.
+      theta: `decoding_weights` of the layer.
+      x_BLM: the new tokens.
+      memory: keys and values of `cache_memory`, in any blocks.
+      visible: the positions of the memory that they see.
+    """
+    query_BLND = layer.project_query(theta, x_BLM)
+    mixed_BLND, weights_BNLK = mix_slots(layer, theta, query_BLND, memory, visible)
+    return layer.output(theta, mixed_BLND), weights_BNLK
+
+
+def memory_shapes(layer: CrossAttention, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
+    return _slot_shapes(layer, rows, positions)
+
+
+@layer_method
+def mix_slots(
+    layer: Attention,
+    theta: NestedMap,
+    query_BLND: tf.Tensor,
+    slots: NestedMap,
+    visible: Visible,
+    relative_bias: RelativeBias | None = None,
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`.
+
+    A kernel of the hardware returns no weights: they are None.
+    """
+    query_BLND *= tf.constant(layer.query_scale, query_BLND.dtype)
+    softmax = layer.softmax(theta, relative_bias)
+    if layer.kernel.uses_fused:
+        mixed_BLND = attend_slots(query_BLND, slots, visible, softmax)
+        if mixed_BLND is not None:
+            return mixed_BLND, None
+    return cached.attend(query_BLND, slots, visible, softmax)

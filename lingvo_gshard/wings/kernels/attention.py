@@ -1,0 +1,137 @@
+"""Fused attention: softmax(q k + bias) v without a tensor of queries by keys in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
+from lingvo_gshard.wings.kernels import attention_cuda, attention_tpu
+from lingvo_gshard.wings.kernels.call import AttentionCall
+from lingvo_gshard.wings.kernels.kernel import register
+
+_MODULES = {"tpu": attention_tpu, "cuda": attention_cuda}
+
+FORWARD = register(
+    "attention", AttentionCall, tpu=attention_tpu.forward, cuda=attention_cuda.forward
+)
+BACKWARD = register(
+    "attention_gradient", AttentionCall, tpu=attention_tpu.backward, cuda=attention_cuda.backward
+)
+
+
+def obstacle(
+    platform: str,
+    call: AttentionCall,
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    values_BNKD: tf.Tensor,
+) -> str:
+    """Returns why a platform's kernel cannot compute an attention; "" if it can.
+
+    Args:
+      platform: one of `platforms.PLATFORMS`.
+      call: the static arguments.
+      query_BNLD: queries.
+      keys_BNKD: keys.
+      values_BNKD: values.
+    """
+    shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
+    query, keys, values = shapes
+    return _MODULES[hardware_of(platform)].obstacle(
+        call, query, keys, values, query_BNLD.dtype.name
+    )
+
+
+def attend(
+    call: AttentionCall,
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    values_BNKD: tf.Tensor,
+    integers: Sequence[tf.Tensor] = (),
+    learned: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
+    """Returns the attention output [B,N,L,D], with the D of the values, on one device.
+
+    Consecutive heads of queries share a head of keys and values if these have fewer heads. The
+    output of a query that no key is visible to is finite, and otherwise undefined.
+
+    Args:
+      call: the static arguments.
+      query_BNLD: queries, already scaled.
+      keys_BNKD: keys.
+      values_BNKD: values.
+      integers: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them,
+        then the uint32 arrays of `DropoutOperands`, if the call drops weights.
+      learned: float32 biases [N,buckets] of the logits and logits [N] of sinks, those that the call
+        has.
+    """
+
+    @custom_gradient
+    def compute(*operands: tf.Tensor) -> Any:
+        mixed_BNLD, log_sums_BNL = attend_with_sums(call, operands)
+
+        def gradient(d_mixed_BNLD: tf.Tensor) -> list[tf.Tensor | None]:
+            found = gradients(call, operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD)
+            return [*found[:3], *[None] * len(integers), *found[3:]]
+
+        return mixed_BNLD, gradient
+
+    return compute(query_BNLD, keys_BNKD, values_BNKD, *integers, *learned)
+
+
+def attend_with_sums(
+    call: AttentionCall, operands: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the attention output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
+
+    Neither has a gradient. The log of a query that no key is visible to is below -1e29.
+
+    Args:
+      call: the static arguments.
+      operands: queries, keys, values, then the `integers` and `learned` of `attend`.
+    """
+    query_BNLD, keys_BNKD, values_BNKD = operands[:3]
+    batch, heads, queries, _ = known_sizes(query_BNLD.shape)
+    mixed = tf.TensorSpec([batch, heads, queries, values_BNKD.shape[-1]], query_BNLD.dtype)
+    log_sums = tf.TensorSpec([batch, heads, queries], tf.float32)
+    share = _computed_share(call, query_BNLD, keys_BNKD)
+    mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
+    return mixed_BNLD, log_sums_BNL
+
+
+def gradients(
+    call: AttentionCall,
+    operands: Sequence[tf.Tensor],
+    mixed_BNLD: tf.Tensor,
+    log_sums_BNL: tf.Tensor,
+    d_mixed_BNLD: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Returns the gradients of queries, keys, values, and what is learned, as in `attend`.
+
+    If the keys are a part of those that the queries attend to, and output and sums are of all keys,
+    these are the gradients of this part, and terms of the queries' gradient.
+
+    Args:
+      call: the static arguments.
+      operands: the operands of `attend_with_sums`.
+      mixed_BNLD: the output.
+      log_sums_BNL: float32, the log of the softmax' sums.
+      d_mixed_BNLD: the gradient of the output.
+    """
+    d_operands = [*operands[:3], *operands[len(operands) - call.learned :]]
+    return BACKWARD.mark(
+        call,
+        [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
+        [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
+        _computed_share(call, operands[0], operands[1]),
+    )
+
+
+def _computed_share(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
+    module = _MODULES[hardware_of(platform_in_use())]
+    queries, keys = (known_sizes(x.shape)[2] for x in (query_BNLD, keys_BNKD))
+    return module.computed_share(call, queries, keys)

@@ -1,0 +1,422 @@
+"""PublishedConfig: a `config.json` whose every key is read, or known not to matter."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
+
+CONFIG_FILE = "config.json"
+
+# These keys do not change what a model computes, or only other libraries read them to train.
+_HARMLESS = frozenset(
+    (
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_attn_implementation_internal",
+        "_commit_hash",
+        "_experts_implementation",
+        "_flash_attn_2_enabled",
+        "_name_or_path",
+        "architectures",
+        "attn_implementation",
+        # Names code that the model was published with. It is never run.
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "experts_implementation",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "internal_version",
+        "is_encoder_decoder",
+        "is_llama_config",
+        "label2id",
+        "max_position_embeddings",
+        "max_sequence_length",
+        "model_type",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "sep_token_id",
+        "task_specific_params",
+        "tf_legacy_loss",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_bfloat16",
+        "use_cache",
+    )
+)
+# Settings of generation. transformers 5 drops them here and reads generation_config.json instead.
+_GENERATION = frozenset(
+    (
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "no_repeat_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_scores",
+        "prefix",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "return_dict_in_generate",
+        "suppress_tokens",
+        "target_lookbehind",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    )
+)
+# Keys that any architecture may have, with the value that changes nothing: it says that a part is
+# not there, and families that may have the part read the key. transformers reads `is_causal` of
+# every config, and a null there makes attention bidirectional.
+_USUAL: dict[str, Any] = {
+    "add_cross_attention": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "cross_attention_hidden_size": None,
+    "embd_pdrop": 0.0,
+    "hidden_dropout": 0.0,
+    "is_causal": True,
+    "is_decoder": False,
+    "mlp_bias": False,
+    "mlp_only_layers": [],
+    "num_nextn_predict_layers": 0,
+    "per_layer_config": {},
+    "pruned_heads": {},
+    "qkv_bias": False,
+    "resid_pdrop": 0.0,
+    "rope_interleaved": False,
+    "shared_expert_intermediate_size": 0,
+    "tie_encoder_decoder": False,
+    "use_bidirectional_attention": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+_REQUIRED = object()
+_ROPE_NUMBERS = frozenset(
+    (
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+    )
+)
+# Types of JSON, in words.
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+# Says how the published tensors are packed; this does not change what the model computes.
+PACKING = "quantization_config"
+
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def _how_to_get(name: str) -> str:
+    """Returns how to get the config.json of a model that is named as on Hugging Face's hub."""
+    if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
+        return "; every published model has one"
+    return (
+        f". If {name} is a model of Hugging Face's hub, `hf download {name} {CONFIG_FILE}` of the "
+        "package huggingface_hub gets the file and prints where it is"
+    )
+
+
+class PublishedConfig:
+    """The values of a `config.json`. Families read them through `get`, which takes note.
+
+    A key that is missing has the default that its family states. A null in the file is not the
+    same: it has the meaning that null has in transformers, which callers of `get` give.
+
+    Attributes:
+      where: the file, for messages.
+      values: all values.
+      is_part: whether these are only the values of the language model in the file.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        ignored: Collection[str] = (),
+        is_part: bool = False,
+    ):
+        """Takes the values.
+
+        Args:
+          values: all values.
+          where: the file, for messages.
+          ignored: keys that may have any value though no family reads them.
+          is_part: whether the file also describes parts that are no language model.
+        """
+        self.values, self.where, self.is_part = dict(values), where, is_part
+        self._read: set[str] = set()
+        self._ignored = frozenset(ignored)
+        self._defaults: Mapping[str, Any] = {}
+        self._aliases: Mapping[str, str] = {}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, ignored: Collection[str] = ()) -> PublishedConfig:
+        """Reads a `config.json`, given as a file or as the directory that holds it.
+
+        Args:
+          path: the file or the directory.
+          ignored: keys that may have any value though no family reads them.
+
+        Raises:
+          UserError: the file is missing, or holds no JSON object.
+        """
+        file = pathlib.Path(path)
+        if file.is_dir():
+            file /= CONFIG_FILE
+        try:
+            values = atomic.loads(objects.read_text(file))
+        except FileNotFoundError:
+            raise UserError(f"{file}: there is no such file{_how_to_get(str(path))}") from None
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UserError(f"{file} is no JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
+        is_part = values.get("model_type") in WRAPPERS
+        if is_part:
+            values = text_values(values, str(file))
+        return cls(values, str(file), ignored, is_part)
+
+    def take_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        """Gives the keys that are missing their values.
+
+        Args:
+          defaults: key -> value.
+          aliases: another name of a key -> the key.
+
+        Raises:
+          UserError: the file has two values for a key.
+        """
+        self._defaults, self._aliases = defaults, aliases
+        for alias, name in aliases.items():
+            values = [self.values[key] for key in (alias, name) if key in self.values]
+            if len(values) == 2 and values[0] != values[1]:
+                raise UserError(
+                    f"{self.where}: {alias} is {values[0]!r} and {name} is {values[1]!r}, but they "
+                    "are two names of one setting; remove the wrong one"
+                )
+
+    def is_given(self, name: str) -> bool:
+        """Returns whether the file has a key, and not null."""
+        return self.values.get(name) is not None
+
+    def get(
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        kind: type | None = None,
+        least: float | None = None,
+    ) -> Any:
+        """Returns a value. A key that the file lacks has the default of the family.
+
+        Args:
+          name: the key.
+          default: the value that null stands for. A missing key has it, too, if the family states
+            no default. Without this argument, the key must have a value.
+          kind: the value's type. None takes the default's type; a key without a default must then
+            have a whole number above 0.
+          least: the least number; None: any.
+
+        Raises:
+          UserError: the key has no value and no default, or has a value of another type.
+        """
+        value = self._value(name)
+        if value is None and default is _REQUIRED:
+            raise UserError(f"{self.where} lacks {name}, which this family needs")
+        if value is None:
+            return default
+        if default is _REQUIRED and kind is None:
+            kind, least = int, 1
+        if kind is None and default is not None:
+            kind = type(default)
+        if kind is not None:
+            self._check(name, value, kind, least)
+        return value
+
+    def _value(self, name: str) -> Any:
+        """Returns what the file has for a key, or the family's default; takes note."""
+        names_of = (name, *(alias for alias, key in self._aliases.items() if key == name))
+        self._read.update(names_of)
+        found = next((self.values[key] for key in names_of if key in self.values), _REQUIRED)
+        return self._defaults.get(name) if found is _REQUIRED else found
+
+    def _check(self, name: str, value: Any, kind: type, least: float | None) -> None:
+        """Raises ValueError if a value has another type, is too small, or is not finite."""
+        types = (int, float) if kind is float else kind
+        may_be_bool = kind in (bool, object)
+        is_kind = isinstance(value, types) and (may_be_bool or not isinstance(value, bool))
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if is_kind and is_finite and (least is None or value >= least):
+            return
+        limit = "" if least is None else f", {least} or more,"
+        expected = f"{_KINDS.get(kind, kind.__name__)}{limit}"
+        raise UserError(f"{self.where}: {name} is {value!r}; {expected} was expected")
+
+    def expect(self, name: str, *valid: Any) -> Any:
+        """Returns a value, which is the first valid one if the key is missing.
+
+        Raises:
+          UserError: the value is another one.
+        """
+        value = self.get(name, valid[0])
+        if value not in valid:
+            shown = " or ".join(map(repr, valid))
+            raise UserError(
+                f"{self.where}: {name} is {value!r}, which is not supported; {shown} was expected"
+            )
+        return value
+
+    def rope(self) -> dict[str, Any]:
+        """Returns the rotary parameters: `rope_type`, `rope_theta` and parameters of the scaling.
+
+        transformers 5 writes them as `rope_parameters`. Earlier versions wrote two keys,
+        `rope_theta` and `rope_scaling`. If a file has both forms, `rope_scaling` replaces
+        `rope_parameters` as a whole, as in transformers.
+
+        Raises:
+          UserError: the base is missing, or would be lost with `rope_parameters`.
+        """
+        given = self.rope_entry("rope_parameters") or {}
+        scaling = self.rope_entry("rope_scaling")
+        found = scaling or given or self._defaults.get("rope_parameters", {})
+        if "type" in found:
+            found = {"rope_type": found["type"], **found}
+        usual = {"rope_type": "default", "rope_theta": self.get("rope_theta", None, float)}
+        fraction = self.get("partial_rotary_factor", None, float)
+        if fraction is not None:
+            usual["partial_rotary_factor"] = fraction
+        merged = usual | found
+        base = given.get("rope_theta")
+        if scaling and base not in (None, merged["rope_theta"]):
+            raise UserError(
+                f"{self.where}: rope_scaling replaces rope_parameters, whose rope_theta of {base} "
+                f"would become {merged['rope_theta']}. Write the scaling into rope_parameters, or "
+                "rope_theta into rope_scaling"
+            )
+        if merged["rope_theta"] is None:
+            raise UserError(f"{self.where} lacks rope_theta, which this family needs")
+        return merged
+
+    def rope_entry(self, name: str) -> dict[str, Any] | None:
+        """Returns a key that has rotary parameters, whose numbers are numbers; None if it is null.
+
+        Entries by type of layer are not checked.
+        """
+        if name not in self.values:
+            self._read.add(name)
+            return None
+        found = self.get(name, None, dict)
+        self.check_rope(found or {})
+        return found
+
+    def check_rope(self, found: Mapping[str, Any]) -> None:
+        """Raises ValueError if a rotary parameter that is a number is none."""
+        for key in _ROPE_NUMBERS.intersection(found):
+            if found[key] is not None:
+                self._check(f"{key} of the rotary parameters", found[key], float, None)
+
+    def packing(self) -> dict[str, Any] | None:
+        """Returns how the published tensors are packed; None if they are not.
+
+        Raises:
+          UserError: the key holds no object.
+        """
+        found = self.values.get(PACKING)
+        if found is not None:
+            self._check(PACKING, found, dict, None)
+        return found
+
+    def check_all_read(self) -> None:
+        """Raises ValueError naming keys that were not read and may change the model.
+
+        A null says that a key is not set.
+        """
+        left = [
+            f"{name}={value!r}" for name, value in self.values.items() if self._matters(name, value)
+        ]
+        if left:
+            known = sorted(self._read)
+            first = left[0].partition("=")[0]
+            raise UserError(
+                f"{self.where}: {', '.join(left[:5])} may change what the model computes, and this "
+                f"family does not know it. {names.nearest(first, known)} If it does not "
+                f"matter, `ignore_keys={first}` says so"
+            )
+
+    def unknown_to(self, known: Collection[str]) -> list[str]:
+        """Returns the keys that may change a model and are not among the known ones."""
+        return [
+            name
+            for name, value in self.values.items()
+            if name not in known and self._matters(name, value)
+        ]
+
+    def _matters(self, name: str, value: Any) -> bool:
+        """Returns whether an entry may change the model, and no family read it."""
+        if name in self._read or name in self._ignored or name == PACKING:
+            return False
+        if name in _USUAL:
+            usual = _USUAL[name]
+            return value != usual and not (value is None and not usual)
+        return value is not None and name not in _HARMLESS and name not in _GENERATION

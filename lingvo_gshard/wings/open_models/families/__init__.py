@@ -1,0 +1,120 @@
+"""The families of published models, by the `model_type` of their configs."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import (
+    cohere,
+    deepseek,
+    dots1,
+    ernie,
+    exaone4,
+    gemma,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    hunyuan,
+    llama,
+    llama4,
+    mimo_v2,
+    minimax_m2,
+    mistral,
+    olmo,
+    olmoe,
+    phi,
+    seed_oss,
+    smollm3,
+)
+from lingvo_gshard.wings.open_models.families.family import Family
+from lingvo_gshard.wings.open_models.families.qwen import qwen3, qwen3_next
+from lingvo_gshard.wings.open_models.families.translation import (
+    m2m_100,
+    marian,
+    mbart,
+    nllb_moe,
+    switch,
+    t5,
+)
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        cohere.COHERE,
+        cohere.COHERE2,
+        deepseek.V2,
+        deepseek.V3,
+        deepseek.V32,
+        deepseek.KIMI_K2,
+        dots1.FAMILY,
+        ernie.DENSE,
+        ernie.EXPERTS,
+        exaone4.FAMILY,
+        gemma.GEMMA,
+        gemma.GEMMA2,
+        gemma.GEMMA3,
+        glm4_moe.FAMILY,
+        gpt_oss.FAMILY,
+        granite.DENSE,
+        granite.EXPERTS,
+        granite.SHARED,
+        hunyuan.DENSE,
+        hunyuan.EXPERTS,
+        llama.FAMILY,
+        llama4.FAMILY,
+        mimo_v2.FAMILY,
+        minimax_m2.FAMILY,
+        mistral.DENSE,
+        mistral.EXPERTS,
+        olmo.OLMO2,
+        olmo.OLMO3,
+        olmoe.FAMILY,
+        phi.PHI3,
+        phi.PHIMOE,
+        qwen3.QWEN2,
+        qwen3.DENSE,
+        qwen3.EXPERTS,
+        qwen3.MIMO,
+        qwen3_next.NEXT,
+        qwen3_next.DENSE,
+        qwen3_next.EXPERTS,
+        seed_oss.FAMILY,
+        smollm3.FAMILY,
+        m2m_100.FAMILY,
+        marian.FAMILY,
+        mbart.FAMILY,
+        nllb_moe.FAMILY,
+        switch.FAMILY,
+        t5.FAMILY,
+        t5.MT5,
+        t5.UMT5,
+    )
+}
+
+# Keys of a config that an error message names.
+_SHOWN = 12
+# Keys that families read, though their classes in transformers state no value for them.
+_OFTEN_READ = {"hidden_act", "layer_types", "rope_parameters", "rope_scaling"}
+
+
+def family_of(config: PublishedConfig) -> Family:
+    """Returns the family of a config.
+
+    Raises:
+      UserError: the architecture is unknown. The message has the known ones, and keys of the config
+        that no family reads. The name of a real model is often nearest to one of another kind.
+    """
+    name = config.get("model_type", kind=str)
+    if name in FAMILIES:
+        return FAMILIES[name]
+    known = {key for family in FAMILIES.values() for key in (*family.defaults, *family.aliases)}
+    known |= _OFTEN_READ
+    others = config.unknown_to(known)
+    lacks = f" No family reads its {', '.join(others[:_SHOWN])}." if others else ""
+    raise UserError(
+        f"{config.where}: the architecture {name!r} is unknown. The families are "
+        f"{', '.join(sorted(FAMILIES))}.{lacks}"
+    )
+
+
+__all__ = ["FAMILIES", "Family", "family_of"]

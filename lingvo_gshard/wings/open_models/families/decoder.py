@@ -1,0 +1,246 @@
+"""The common part of the families of decoder-only language models."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.norm import HeadsRMSNorm, RMSNorm
+from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.family import (
+    Setting,
+    read_settings,
+    rotating,
+    settings_config,
+)
+from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.open_models.table import Table, TensorPattern
+
+_LAYER, _OURS = "model.layers.{layer}", "decoder.{layer}"
+
+
+def layer_row(published: str, ours: str, arrangement: str, **options: Any) -> TensorPattern:
+    """Returns the row of a tensor of a layer, whose names are those within the layer.
+
+    Args:
+      published: name of the tensor.
+      ours: path of the weight.
+      arrangement: see `TensorPattern`.
+      **options: other fields of `TensorPattern`.
+    """
+    return TensorPattern(f"{_LAYER}.{published}", f"{_OURS}.{ours}", arrangement, **options)
+
+
+EMBEDDINGS = (
+    TensorPattern("model.embed_tokens.weight", "embedding.table", "VM->VM"),
+    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
+    TensorPattern("model.norm.weight", "decoder.final_norm.scale", "M->M"),
+)
+ATTENTION = (
+    layer_row("self_attn.q_proj.weight", "self_attention.w_query", "(ND)M->MND"),
+    layer_row("self_attn.k_proj.weight", "self_attention.w_key", "(ND)M->MND"),
+    layer_row("self_attn.v_proj.weight", "self_attention.w_value", "(ND)M->MND"),
+    layer_row("self_attn.o_proj.weight", "self_attention.w_out", "M(ND)->NDM"),
+)
+ATTENTION_BIASES = (
+    layer_row("self_attn.q_proj.bias", "self_attention.b_query", "(ND)->ND"),
+    layer_row("self_attn.k_proj.bias", "self_attention.b_key", "(ND)->ND"),
+    layer_row("self_attn.v_proj.bias", "self_attention.b_value", "(ND)->ND"),
+    layer_row("self_attn.o_proj.bias", "self_attention.b_out", "M->M"),
+)
+NORMS = (
+    layer_row("input_layernorm.weight", "self_attention_norm.scale", "M->M"),
+    layer_row("post_attention_layernorm.weight", "feed_forward_norm.scale", "M->M"),
+)
+HEAD_NORMS = (
+    layer_row("self_attn.q_norm.weight", "self_attention.query_norm.scale", "M->M"),
+    layer_row("self_attn.k_norm.weight", "self_attention.key_norm.scale", "M->M"),
+)
+# Norms over all heads together.
+HEADS_NORMS = tuple(dataclasses.replace(row, arrangement="(ND)->ND") for row in HEAD_NORMS)
+# Norms at the outputs of sublayers, as OLMo 2 has them.
+OUTPUT_NORMS = (
+    layer_row("post_attention_layernorm.weight", "self_attention_output_norm.scale", "M->M"),
+    layer_row("post_feedforward_layernorm.weight", "feed_forward_output_norm.scale", "M->M"),
+)
+# The biases of layer norms.
+NORM_BIASES = tuple(
+    TensorPattern(
+        row.published.replace(".weight", ".bias"), row.weight.replace(".scale", ".bias"), "M->M"
+    )
+    for row in (*NORMS, EMBEDDINGS[-1])
+)
+# One tensor for queries, keys and values, and one for the gate and its factor, as in Phi-3.
+FUSED_ATTENTION = (
+    *(
+        layer_row("self_attn.qkv_proj.weight", f"self_attention.w_{name}", "(ND)M->MND", joined="N")
+        for name in ("query", "key", "value")
+    ),
+    ATTENTION[-1],
+)
+
+
+def feed_forward_rows(block: str, ours: str = "feed_forward") -> Table:
+    """Returns the rows of a feed-forward layer with a gate.
+
+    Args:
+      block: published name of the feed-forward layer within its layer.
+      ours: path of ours.
+    """
+    return (
+        layer_row(f"{block}.gate_proj.weight", f"{ours}.w_in", "HM->MH"),
+        layer_row(f"{block}.up_proj.weight", f"{ours}.w_factor", "HM->MH"),
+        layer_row(f"{block}.down_proj.weight", f"{ours}.w_out", "MH->HM"),
+    )
+
+
+def fused_rows(published: str, out: str, ours: str = "feed_forward", experts: str = "") -> Table:
+    """Returns the rows of a feed-forward layer whose gate and factor are one tensor.
+
+    Args:
+      published: name of this tensor within its layer.
+      out: name of the tensor of the output product.
+      ours: path of our feed-forward layer.
+      experts: the letter of the experts; empty for a layer without experts.
+    """
+    fused = f"{experts}HM->{experts}MH"
+    return (
+        layer_row(published, f"{ours}.w_in", fused, joined="H"),
+        layer_row(published, f"{ours}.w_factor", fused, joined="H"),
+        layer_row(out, f"{ours}.w_out", f"{experts}MH->{experts}HM"),
+    )
+
+
+FEED_FORWARD = feed_forward_rows("mlp")
+FEED_FORWARD_BIASES = (
+    layer_row("mlp.gate_proj.bias", "feed_forward.b_in", "H->H"),
+    layer_row("mlp.up_proj.bias", "feed_forward.b_factor", "H->H"),
+    layer_row("mlp.down_proj.bias", "feed_forward.b_out", "M->M"),
+)
+# The tensors of most decoders. A row applies to the models that have its weight.
+DECODER = (
+    *EMBEDDINGS,
+    *ATTENTION,
+    *ATTENTION_BIASES,
+    *HEAD_NORMS,
+    *HEADS_NORMS,
+    *NORMS,
+    *FEED_FORWARD,
+    *FEED_FORWARD_BIASES,
+)
+# Llama's defaults in transformers for the keys that `decoder_task` reads. Most classes began so.
+DECODER_DEFAULTS: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+
+
+def decoder_task(
+    config: PublishedConfig, *settings: Setting, hidden: str = "intermediate_size"
+) -> Params:
+    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries.
+
+    Args:
+      config: the config.
+      *settings: further keys that are hyperparameters.
+      hidden: the key that has the size of H.
+    """
+    config.expect("hidden_act", "silu")
+    task = plain_task(config, *settings, hidden=hidden)
+    set_rope(config, task.decoder.layer.self_attention, config.rope())
+    return task
+
+
+def plain_task(
+    config: PublishedConfig,
+    *settings: Setting,
+    epsilon: str = "rms_norm_eps",
+    hidden: str = "intermediate_size",
+) -> Params:
+    """Returns `decoder_task` without rotations, whatever the activation that the config names.
+
+    Args:
+      config: the config.
+      *settings: further keys that are hyperparameters.
+      epsilon: the key that has the epsilon of the norms.
+      hidden: the key that has the size of H.
+    """
+    model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    decoder = TransformerStack.params().set(
+        is_causal=True,
+        num_layers=config.get("num_hidden_layers"),
+        num_heads=heads,
+        hidden_dim=config.get(hidden),
+        moe_every=0,
+        attention_dropout_rate=config.get("attention_dropout", 0.0),
+        execution=Repeat.params(),
+    )
+    decoder.layer.norm = RMSNorm.params().set(epsilon=config.get(epsilon, kind=float))
+    decoder.layer.self_attention.set(
+        head_dim=config.get("head_dim", model_dim // heads, least=1),
+        num_key_value_heads=config.get("num_key_value_heads", heads, least=1),
+    )
+    decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
+    task = LanguageModelTask.params().set(
+        model_dim=model_dim,
+        vocabulary_size=config.get("vocab_size"),
+        decoder=decoder,
+        add_positions=False,
+        embedding_scale=1.0,
+        tie_softmax=config.get("tie_word_embeddings", False),
+    )
+    read_settings(config, task, settings)
+    return task
+
+
+def set_heads_norm(task: Params) -> None:
+    """Normalizes the queries and keys of all heads of a layer together, by the task's epsilon."""
+    layer = task.decoder.layer
+    norm = HeadsRMSNorm.params().set(epsilon=layer.norm.epsilon)
+    layer.self_attention.set(qk_norm=True, query_key_norm=norm)
+
+
+def decoder_config(task: Params, *settings: Setting) -> dict[str, Any]:
+    """Makes the config values that `decoder_task` reads from the Params of a task."""
+    rope = rope_config(rotating(task.decoder))
+    return {**plain_config(task, *settings), "hidden_act": "silu", **rope}
+
+
+def plain_config(task: Params, *settings: Setting, epsilon: str = "rms_norm_eps") -> dict[str, Any]:
+    """Returns what `plain_task` reads, from the Params of a task.
+
+    Args:
+      task: Params of the task.
+      *settings: further keys that are hyperparameters.
+      epsilon: the key that has the epsilon of the norms.
+    """
+    decoder = task.decoder
+    attention = rotating(decoder)
+    has_heads = "num_key_value_heads" in attention
+    key_value_heads = attention.num_key_value_heads if has_heads else 0
+    head_dim = attention.head_dim if has_heads else 0
+    return {
+        "vocab_size": task.vocabulary_size,
+        "hidden_size": task.model_dim,
+        "intermediate_size": decoder.layer.feed_forward.get("hidden_dim") or decoder.hidden_dim,
+        "num_hidden_layers": decoder.num_layers,
+        "num_attention_heads": decoder.num_heads,
+        "num_key_value_heads": key_value_heads or decoder.num_heads,
+        "head_dim": head_dim or task.model_dim // decoder.num_heads,
+        epsilon: decoder.layer.norm.epsilon,
+        "attention_dropout": decoder.attention_dropout_rate,
+        "tie_word_embeddings": task.tie_softmax,
+        **settings_config(task, settings),
+    }

@@ -1,0 +1,250 @@
+"""The common part of the families with mixtures of experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import feed_forward_rows, layer_row
+from lingvo_gshard.wings.open_models.table import Table, TensorPattern
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
+
+
+def shared_rows(block: str) -> Table:
+    """Returns the rows of a shared expert.
+
+    Args:
+      block: published name of the shared expert within its decoder layer.
+    """
+    return feed_forward_rows(block, "feed_forward.shared")
+
+
+def selection_bias(published: str) -> TensorPattern:
+    """Returns the row of the bias that balances the routed experts, given its name in a layer."""
+    return layer_row(published, "feed_forward.router.selection_bias", "E->E")
+
+
+# DeepSeek-V3's names for the shared expert, and for the bias of the router.
+SHARED_EXPERT = (
+    *shared_rows("mlp.shared_experts"),
+    selection_bias("mlp.gate.e_score_correction_bias"),
+)
+# Other names that the classes of GLM-4.5 and DeepSeek-V3 take.
+EXPERT_ALIASES = {
+    "num_local_experts": "n_routed_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
+
+
+def expert_rows(
+    block: str, router: str = "gate", names: tuple[str, str, str] | None = None
+) -> Table:
+    """Returns the rows of a mixture of experts whose experts are published one by one.
+
+    Args:
+      block: published name of the layer within its decoder layer, such as "mlp".
+      router: published name of the router.
+      names: published names of the gate, of its factor and of the output product.
+    """
+    gate, factor, out = names or ("gate_proj", "up_proj", "down_proj")
+    one, ours = f"{block}.experts.{{expert}}", "feed_forward.experts"
+    return (
+        layer_row(f"{block}.{router}.weight", "feed_forward.router.w_gate", "EM->ME"),
+        layer_row(f"{one}.{gate}.weight", f"{ours}.w_in", "HM->MH"),
+        layer_row(f"{one}.{factor}.weight", f"{ours}.w_factor", "HM->MH"),
+        layer_row(f"{one}.{out}.weight", f"{ours}.w_out", "MH->HM"),
+    )
+
+
+# The rows of Mixtral's experts, as others have them, too.
+MIXTRAL_EXPERTS = expert_rows("block_sparse_moe", names=("w1", "w3", "w2"))
+
+
+def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
+    """Converts a published coefficient of a router loss to the weight of each router's loss here.
+
+    transformers multiplies the coefficient with one loss over the tokens of all layers
+    (`load_balancing_loss_func` of models/mixtral/modeling_mixtral.py). Each of a token's k choices
+    counts as a whole token, so balanced loads have a loss of k. Here every layer adds a loss of its
+    own. A choice counts as 1/k of a token, so balanced loads have a loss of 1.
+
+    Args:
+      coefficient: such as `router_aux_loss_coef`.
+      stack: Params of the stack: its number of layers, and the layers that have experts.
+      k: experts of a token if each choice counts as a whole token in the published loss, else 1.
+    """
+    return coefficient * k / max(_expert_layers(stack), 1)
+
+
+def loss_coefficient(weight: float, stack: Params, k: int = 1) -> float:
+    """Returns the published coefficient that a weight stands for; see `loss_weight`."""
+    # Without the digits that rounding adds.
+    return float(f"{weight * max(_expert_layers(stack), 1) / k:.12g}")
+
+
+def _expert_layers(stack: Params) -> int:
+    return sum(is_expert_layer(stack, index) for index in range(stack.num_layers))
+
+
+def dropless_experts(router: Params, experts: int, hidden_dim: int) -> Params:
+    """Returns a mixture of SwiGLU experts that drops no token.
+
+    Args:
+      router: Params of the router.
+      experts: number of experts.
+      hidden_dim: size of H of an expert.
+    """
+    moe = MixtureOfExperts.params().set(
+        num_experts=experts,
+        hidden_dim=hidden_dim,
+        router=router,
+        dispatch=DroplessDispatch.params(),
+    )
+    moe.experts.activation = "swiglu"
+    return moe
+
+
+def top_k_experts(
+    experts: int, k: int, hidden_dim: int, normalize: bool, balance_weight: float
+) -> Params:
+    """Returns `dropless_experts` whose tokens go to the k experts with the largest gates.
+
+    Args:
+      experts: number of experts.
+      k: experts of a token.
+      hidden_dim: size of H of an expert.
+      normalize: whether the gates of a token are divided by their sum.
+      balance_weight: weight of the load-balancing loss in training.
+    """
+    router = TopKRouter.params().set(k=k, normalize=normalize, auxiliary_loss_weight=balance_weight)
+    return dropless_experts(router, experts, hidden_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertKeys:
+    """The keys of a config that describe the experts of its layers.
+
+    Attributes:
+      experts: the key with the number of experts.
+      k: the key with the experts of a token.
+      hidden: the key with the size of H of an expert.
+      normalize: the key that says whether the gates of a token are divided by their sum. Empty if
+        a family has no choice.
+      coefficient: what a null of `router_aux_loss_coef` stands for.
+    """
+
+    experts: str = "num_experts"
+    k: str = "num_experts_per_tok"
+    hidden: str = "moe_intermediate_size"
+    normalize: str = ""
+    coefficient: float = 0.001
+
+    def read(
+        self, config: PublishedConfig, decoder: Params, router: Params | None = None
+    ) -> Params:
+        """Gives the layers of a decoder experts: all of them, unless `moe_every` says which.
+
+        Args:
+          config: the config.
+          decoder: Params of the stack.
+          router: Params of the router; None for TopKRouter.
+
+        Returns:
+          The Params of the mixture of experts.
+        """
+        decoder.moe_every = decoder.moe_every or 1
+        router = router or TopKRouter.params()
+        if "k" in router:
+            is_normalized = config.get(self.normalize, False) if self.normalize else True
+            router.set(k=config.get(self.k), normalize=is_normalized)
+        k = config.expect(self.k, _experts_per_token(router))
+        coefficient = config.get("router_aux_loss_coef", self.coefficient)
+        router.auxiliary_loss_weight = loss_weight(coefficient, decoder, k)
+        hidden_dim = config.get(self.hidden)
+        decoder.moe = dropless_experts(router, config.get(self.experts), hidden_dim)
+        return decoder.moe
+
+    def config(self, decoder: Params) -> dict[str, Any]:
+        """Returns what `read` reads, from the Params of a stack."""
+        moe, router = decoder.moe, decoder.moe.router
+        k = _experts_per_token(router)
+        coefficient = loss_coefficient(router.auxiliary_loss_weight, decoder, k)
+        normalized = {self.normalize: router.normalize} if self.normalize else {}
+        return {
+            self.experts: moe.num_experts,
+            self.k: k,
+            self.hidden: moe.hidden_dim,
+            "router_aux_loss_coef": coefficient,
+            **normalized,
+        }
+
+
+def _experts_per_token(router: Params) -> int:
+    kind: Any = router.cls
+    return int(kind.experts_per_token(router))
+
+
+# Mixtral's keys.
+LOCAL_EXPERTS = ExpertKeys("num_local_experts", hidden="intermediate_size")
+
+
+def sigmoid_experts(config: PublishedConfig) -> Params:
+    """Returns DeepSeek-V3's experts: sigmoids, a selection bias, groups, and a shared expert.
+
+    Training changes the selection bias as arXiv 2408.15664 does, which balances loads.
+    """
+    groups, chosen = config.get("n_group"), config.get("topk_group")
+    router = SigmoidRouter.params().set(
+        k=config.get("num_experts_per_tok"),
+        normalize=config.get("norm_topk_prob", False),
+        scale=config.get("routed_scaling_factor", 1.0, float),
+    )
+    if groups > 1:
+        router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
+    hidden_dim = config.get("moe_intermediate_size")
+    moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
+    return moe.set(shared_hidden_dim=hidden_dim * config.get("n_shared_experts", 0))
+
+
+def dense_layers(config: PublishedConfig) -> int:
+    """Returns the number of layers before the first one with experts.
+
+    Raises:
+      UserError: no layer would have experts.
+    """
+    first = config.get("first_k_dense_replace", kind=int, least=0)
+    layers = config.get("num_hidden_layers")
+    if first >= layers:
+        raise UserError(
+            f"{config.where}: first_k_dense_replace is {first} of num_hidden_layers={layers}, so "
+            "that no layer has experts; a smaller number was expected"
+        )
+    return first
+
+
+def set_sigmoid_experts(config: PublishedConfig, decoder: Params) -> None:
+    """Gives the layers of a decoder `sigmoid_experts`, except the first `dense_layers`."""
+    decoder.set(dense_first=dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
+
+
+def sigmoid_config(decoder: Params) -> dict[str, object]:
+    """Returns what `sigmoid_experts` reads, from the Params of a stack."""
+    moe, router = decoder.moe, decoder.moe.router
+    return {
+        "first_k_dense_replace": decoder.dense_first,
+        "n_group": router.expert_groups or 1,
+        "topk_group": router.groups_per_token or 1,
+        "num_experts_per_tok": router.k,
+        "norm_topk_prob": router.normalize,
+        "routed_scaling_factor": router.scale,
+        "moe_intermediate_size": moe.hidden_dim,
+        "n_routed_experts": moe.num_experts,
+        "n_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
+    }

@@ -1,0 +1,305 @@
+"""Family: what is particular to the models of one architecture, and keys that many of them have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.table import Table
+from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput
+
+# Most positions of a row unless the user asks for another number.
+USUAL_LENGTH = 1024
+# The version of transformers whose config classes have the defaults that families state.
+TRANSFORMERS = "5.24.0"
+
+
+def text_input(length: int) -> Params:
+    """Returns the input of a language model."""
+    return PublishedTextInput.params().set(length=length, batch_rows=8)
+
+
+def rotary_positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns `max_position_embeddings`, or what the scaling of rotary positions makes of them."""
+    positions, rope = config.get("max_position_embeddings"), config.rope()
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    if kind == "dynamic":
+        # The number is that before the scaling.
+        return random_numbers.floor(positions * factor), False
+    if kind == "yarn":
+        # Users add the scaling to a config whose number stays that before it.
+        original = original_length(config, rope)
+        return max(positions, random_numbers.floor(original * factor)), False
+    return positions, False
+
+
+def original_length(config: PublishedConfig, rope: Mapping[str, Any]) -> int:
+    """Returns the positions of the texts that a model was trained on before its scaling.
+
+    Args:
+      config: the config. A key of its own precedes the rotary parameter, as in transformers.
+      rope: the rotary parameters.
+    """
+    name = "original_max_position_embeddings"
+    own = config.get(name, None, int, 1)
+    return own or rope.get(name) or config.get("max_position_embeddings")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The models of one architecture.
+
+    Attributes:
+      model_type: the name of the architecture in `config.json`.
+      architecture: the class of transformers that runs it.
+      table: the weight that each published tensor goes to.
+      read_task: returns the Params of the task that a config describes; raises UserError if the
+        config asks for something that is not supported.
+      config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
+        not describe every task in full, so callers make the task of these values and compare.
+      defaults: key of `config.json` -> the value that a missing key has, as the config class of
+        transformers (version TRANSFORMERS) states it, for the keys that the family reads.
+      aliases: another name of a key -> the key, as in the class's `attribute_map`.
+      read_left_out: returns the beginnings of the names of tensors that are not imported.
+      input_of: returns the Params of the input, given the positions of a row.
+      read_positions: returns the positions that the model was made for, and whether texts may have
+        more.
+      limit: the keys of a config that limit these positions, for messages.
+      exported: returns the values of `config.json` that an export writes, given those that were
+        imported.
+      copies: name of a tensor that may be a copy of a shared table -> names that this table may
+        have. The first of these names that the model needs is the table.
+    """
+
+    model_type: str
+    architecture: str
+    table: Table
+    read_task: Callable[[PublishedConfig], Params]
+    config_of: Callable[[Params], dict[str, Any]]
+    defaults: Mapping[str, Any]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    read_left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
+    input_of: Callable[[int], Params] = text_input
+    read_positions: Callable[[PublishedConfig], tuple[int, bool]] = rotary_positions
+    limit: str = "max_position_embeddings"
+    exported: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
+    copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
+    )
+
+    def task_of(self, config: PublishedConfig) -> Params:
+        """Returns the Params of the task that a config describes.
+
+        Raises:
+          UserError: the config asks for something that is not supported.
+        """
+        return self.read_task(self._with_defaults(config))
+
+    def left_out(self, config: PublishedConfig) -> tuple[str, ...]:
+        """Returns the beginnings of the names of tensors that are not imported."""
+        return self.read_left_out(self._with_defaults(config))
+
+    def positions_of(self, config: PublishedConfig) -> tuple[int, bool]:
+        """Returns the positions that the model was made for, and whether texts may have more."""
+        return self.read_positions(self._with_defaults(config))
+
+    def _with_defaults(self, config: PublishedConfig) -> PublishedConfig:
+        config.take_defaults(self.defaults, self.aliases)
+        return config
+
+
+def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
+    """Returns the beginnings of the tensors of layers that predict further tokens.
+
+    They stand after the model's own layers. No program needs them to generate.
+    """
+    first, count = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers", 0)
+    return tuple(f"model.layers.{first + index}." for index in range(count))
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def layer_types(config: PublishedConfig, period: int) -> list[str]:
+    """Returns the type of each layer's attention.
+
+    Args:
+      config: the config.
+      period: number of layers of a period, if the config has no `layer_types`. The last layer of a
+        period has full attention, the other layers have a sliding window.
+
+    Raises:
+      UserError: `layer_types` has the wrong length.
+    """
+    layers = config.get("num_hidden_layers")
+    usual = [FULL if (index + 1) % period == 0 else SLIDING for index in range(layers)]
+    return types_of_layers(config, usual)
+
+
+def types_of_layers(config: PublishedConfig, usual: list[str]) -> list[str]:
+    """Returns `layer_types`.
+
+    Args:
+      config: the config.
+      usual: the types of all layers if the config has no `layer_types`.
+
+    Raises:
+      UserError: `layer_types` has the wrong length.
+    """
+    found, layers = config.get("layer_types", usual, list), len(usual)
+    if len(found) != layers:
+        raise UserError(f"{config.where}: layer_types has {len(found)} entries for {layers} layers")
+    return found
+
+
+def sliding_window(config: PublishedConfig) -> int:
+    """Returns the largest distance within the sliding window; 0 if there is no window.
+
+    A published window counts the position itself.
+
+    Raises:
+      UserError: the window has no position but the query's own, or none at all.
+    """
+    return config.get("sliding_window", 1, least=2) - 1
+
+
+def pattern_of(decoder: Params) -> tuple[Params, ...]:
+    """Returns the Params of the self-attentions of consecutive layers, of one period."""
+    return decoder.attention_pattern or (decoder.layer.self_attention,)
+
+
+def rotating(decoder: Params) -> Params:
+    """Returns the Params of the first self-attention that rotates, or of the first one."""
+    pattern = pattern_of(decoder)
+    turns = (each for each in pattern if "rotary_fraction" in each and each.rotary_fraction)
+    return next(turns, pattern[0])
+
+
+def attentions_by_type(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention: one with the window, and one without."""
+    window = sliding_window(config)
+    attentions = {FULL: attention.copy()}
+    if window:
+        attentions[SLIDING] = attention.copy().set(window=window)
+    return attentions
+
+
+def set_pattern(
+    config: PublishedConfig, decoder: Params, kinds: Sequence[str], attentions: Mapping[str, Params]
+) -> None:
+    """Sets the attentions of a decoder's layers.
+
+    If the layers do not divide into whole periods, the first layers run one by one, so that the
+    remaining layers divide.
+
+    Args:
+      config: the config, for messages.
+      decoder: Params of the stack.
+      kinds: the type of each layer.
+      attentions: type -> Params of the self-attention.
+
+    Raises:
+      UserError: a type is unknown.
+    """
+    for kind in kinds:
+        if kind == SLIDING and kind not in attentions:
+            raise UserError(f"{config.where} lacks sliding_window, but layer_types has {SLIDING!r}")
+        if kind not in attentions:
+            raise UserError(
+                f"{config.where}: the layer type {kind!r} is unknown. "
+                f"{names.nearest(kind, attentions)}"
+            )
+    count = len(kinds)
+    period = next(n for n in range(1, count + 1) if list(kinds[n:]) == list(kinds[: count - n]))
+    if period > 1:
+        decoder.attention_pattern = tuple(attentions[kind].copy() for kind in kinds[:period])
+        decoder.sequential_first = count % period if period < count else 0
+    else:
+        decoder.layer.self_attention = attentions[kinds[0]].copy()
+
+
+def run_in_periods(decoder: Params) -> None:
+    """Has a stack run its last layers in whole periods, and the layers before them one by one.
+
+    Args:
+      decoder: Params of the stack, whose layers differ in their attentions or in their experts.
+    """
+    period = math.lcm(max(decoder.moe_every, 1), len(pattern_of(decoder)))
+    first = decoder.dense_first + (decoder.num_layers - decoder.dense_first) % period
+    if first < decoder.num_layers:
+        decoder.sequential_first = first
+    else:
+        decoder.set(sequential_first=0, execution=Sequential.params())
+
+
+def attention_of_layers(decoder: Params) -> list[Params]:
+    """Returns the Params of each layer's self-attention."""
+    pattern = pattern_of(decoder)
+    return [pattern[index % len(pattern)] for index in range(decoder.num_layers)]
+
+
+def windows_config(decoder: Params) -> dict[str, Any]:
+    """Returns `sliding_window` and `layer_types` from the Params of a stack."""
+    windows = [attention.window for attention in attention_of_layers(decoder)]
+    return {
+        "sliding_window": max(windows) + 1 if max(windows) else None,
+        "layer_types": [SLIDING if window else FULL for window in windows],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A key whose value is a hyperparameter as it is.
+
+    Attributes:
+      key: the key.
+      paths: paths of the hyperparameters within the task. `attention` stands for the
+        self-attention of the decoder's layers.
+      null: the value that null stands for. None: the key must have a value.
+      kind: type of a value that is no whole number above 0, if the key must have one.
+    """
+
+    key: str
+    paths: tuple[str, ...]
+    null: Any = None
+    kind: type | None = None
+
+    def read(self, config: PublishedConfig, task: Params) -> None:
+        """Sets the hyperparameters of a task whose layers all have one self-attention."""
+        if self.null is None:
+            value = config.get(self.key, kind=self.kind)
+        else:
+            value = config.get(self.key, self.null)
+        for path in self.paths:
+            task.set_path(path.replace("attention.", "decoder.layer.self_attention."), value)
+
+    def value(self, task: Params) -> Any:
+        """Returns the value of the key, from the Params of a task."""
+        root, _, name = self.paths[0].rpartition(".")
+        owner = rotating(task.decoder) if root == "attention" else task
+        return owner.get(name if root == "attention" else self.paths[0])
+
+
+def read_settings(config: PublishedConfig, task: Params, settings: Iterable[Setting]) -> None:
+    """Sets the hyperparameters of a task that keys of a config are."""
+    for setting in settings:
+        setting.read(config, task)
+
+
+def settings_config(task: Params, settings: Iterable[Setting]) -> dict[str, Any]:
+    """Returns the keys and values of settings, from the Params of a task."""
+    return {setting.key: setting.value(task) for setting in settings}
+
+
+# Keys of many families.
+BIASES = Setting("attention_bias", ("attention.use_bias", "attention.use_output_bias"), False)
+FEED_FORWARD_BIAS = Setting("mlp_bias", ("decoder.layer.feed_forward.use_bias",), False)
+JITTER = Setting("router_jitter_noise", ("decoder.moe.router.jitter",), 0.0)

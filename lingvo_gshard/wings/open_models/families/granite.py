@@ -1,0 +1,140 @@
+"""Granite 3, dense and with experts (https://github.com/ibm-granite/granite-3.0-language-models)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    DECODER,
+    DECODER_DEFAULTS,
+    EMBEDDINGS,
+    NORMS,
+    decoder_config,
+    decoder_task,
+    fused_rows,
+    layer_row,
+)
+from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    FEED_FORWARD_BIAS,
+    Family,
+    settings_config,
+)
+
+_ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
+_EXPERTS = (
+    layer_row("block_sparse_moe.router.layer.weight", "feed_forward.router.w_gate", "EM->ME"),
+    *fused_rows(
+        "block_sparse_moe.input_linear.weight",
+        "block_sparse_moe.output_linear.weight",
+        "feed_forward.experts",
+        "E",
+    ),
+)
+_SHARED = fused_rows(
+    "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight", "feed_forward.shared"
+)
+_MULTIPLIERS = dict.fromkeys(
+    ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
+)
+_COMMON_DEFAULTS = DECODER_DEFAULTS | _MULTIPLIERS | {"attention_bias": False}
+_DEFAULTS = _COMMON_DEFAULTS | {"mlp_bias": False}
+_EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "router_aux_loss_coef": 0.001,
+}
+_SHARED_DEFAULTS = _EXPERTS_DEFAULTS | {"shared_intermediate_size": 0}
+
+
+def _common(config: PublishedConfig) -> Params:
+    """Returns what all models share: a decoder whose parts have constant factors."""
+    task = decoder_task(config, BIASES)
+    layer = task.decoder.layer
+    factors = {name: config.get(name, 1.0, float) for name in _MULTIPLIERS}
+    for name, factor in factors.items():
+        if factor <= 0:
+            raise UserError(f"{config.where}: {name} is {factor}; a number above 0 was expected")
+    layer.self_attention.query_scale = float(factors["attention_multiplier"])
+    layer.residual_scale = float(factors["residual_multiplier"])
+    return task.set(
+        embedding_scale=float(factors["embedding_multiplier"]),
+        logit_scale=1.0 / factors["logits_scaling"],
+    )
+
+
+def _common_config(task: Params) -> dict[str, Any]:
+    layer = task.decoder.layer
+    attention = layer.self_attention
+    scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
+    return {
+        **decoder_config(task, BIASES),
+        "attention_multiplier": scale,
+        "embedding_multiplier": task.embedding_scale or task.model_dim**0.5,
+        # Without the digits that rounding adds.
+        "logits_scaling": float(f"{1.0 / task.logit_scale:.12g}"),
+        "residual_multiplier": layer.residual_scale,
+    }
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = _common(config)
+    FEED_FORWARD_BIAS.read(config, task)
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    return {**_common_config(task), **settings_config(task, (FEED_FORWARD_BIAS,))}
+
+
+def _experts_task(config: PublishedConfig) -> Params:
+    task = _common(config)
+    LOCAL_EXPERTS.read(config, task.decoder)
+    return task
+
+
+def _experts_config(task: Params) -> dict[str, Any]:
+    return {**_common_config(task), **LOCAL_EXPERTS.config(task.decoder)}
+
+
+def _shared_task(config: PublishedConfig) -> Params:
+    task = _experts_task(config)
+    task.decoder.moe.shared_hidden_dim = config.get("shared_intermediate_size", 0)
+    return task
+
+
+def _shared_config(task: Params) -> dict[str, Any]:
+    shared = task.decoder.moe.shared_hidden_dim
+    return {**_experts_config(task), "shared_intermediate_size": shared}
+
+
+DENSE = Family(
+    model_type="granite",
+    architecture="GraniteForCausalLM",
+    table=DECODER,
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+)
+EXPERTS = Family(
+    model_type="granitemoe",
+    architecture="GraniteMoeForCausalLM",
+    table=(*_ROWS, *_EXPERTS),
+    read_task=_experts_task,
+    config_of=_experts_config,
+    defaults=_EXPERTS_DEFAULTS,
+)
+SHARED = Family(
+    model_type="granitemoeshared",
+    architecture="GraniteMoeSharedForCausalLM",
+    table=(*_ROWS, *_EXPERTS, *_SHARED),
+    read_task=_shared_task,
+    config_of=_shared_config,
+    defaults=_SHARED_DEFAULTS,
+)

@@ -1,0 +1,178 @@
+"""The text models of Llama 4: one expert of each token, and layers without rotations.
+
+https://ai.meta.com/blog/llama-4-multimodal-intelligence
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    DECODER_DEFAULTS,
+    EMBEDDINGS,
+    NORMS,
+    decoder_config,
+    decoder_task,
+    feed_forward_rows,
+    layer_row,
+)
+from lingvo_gshard.wings.open_models.families.experts import dropless_experts, shared_rows
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    FULL,
+    Family,
+    attention_of_layers,
+    pattern_of,
+    rotating,
+    run_in_periods,
+    set_pattern,
+    types_of_layers,
+)
+from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
+
+_CHUNKED = "chunked_attention"
+_FUSED = "feed_forward.experts.gate_up_proj"
+_EXPERTS = (
+    layer_row("feed_forward.router.weight", "feed_forward.router.w_gate", "EM->ME"),
+    layer_row(_FUSED, "feed_forward.experts.w_in", "EMH->EMH", joined="H"),
+    layer_row(_FUSED, "feed_forward.experts.w_factor", "EMH->EMH", joined="H"),
+    layer_row("feed_forward.experts.down_proj", "feed_forward.experts.w_out", "EHM->EHM"),
+)
+_DEFAULTS = DECODER_DEFAULTS | {
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 131072,
+    "no_rope_layer_interval": 4,
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = decoder_task(config, BIASES)
+    # No layer of transformers reads them.
+    for name in ("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"):
+        config.get(name, None)
+    decoder, attention = task.decoder, task.decoder.layer.self_attention
+    attention.rotary_pairs = rotary.NEIGHBORS
+    rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
+    if config.get("use_qk_norm", False):
+        norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float), has_scale=False)
+        rotated.set(qk_norm=True, normalizes_rotated=True, query_key_norm=norm)
+    floor, scale = config.get("floor_scale"), config.get("attn_scale", kind=float)
+    if config.get("attn_temperature_tuning", False, object):
+        plain.set(temperature_floor=floor, temperature_scale=float(scale))
+    chunk = config.get("attention_chunk_size", 0)
+    attentions = {
+        f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(chunk=size)
+        for each in (rotated, plain)
+        for kind, size in ((_CHUNKED, chunk), (FULL, 0))
+    }
+    set_pattern(config, decoder, _kinds(config), attentions)
+    _set_experts(config, decoder)
+    run_in_periods(decoder)
+    return task
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns whether each layer rotates, and the type of its attention.
+
+    Raises:
+      UserError: a list has the wrong length, or a type of attention is unknown.
+    """
+    layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
+    usual = [(index + 1) % interval != 0 for index in range(layers)]
+    found = config.get("no_rope_layers", [], list) or usual
+    if len(found) != layers:
+        raise UserError(
+            f"{config.where}: no_rope_layers has {len(found)} entries for {layers} layers"
+        )
+    types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
+    return [
+        f"{'rotated' if rotates else 'plain'} {kind}"
+        for rotates, kind in zip(found, types, strict=True)
+    ]
+
+
+def _set_experts(config: PublishedConfig, decoder: Params) -> None:
+    """Sets the experts of a decoder, and the size of its other layers.
+
+    Raises:
+      UserError: `moe_layers` has other layers than every n-th.
+    """
+    config.expect("num_experts_per_tok", 1)
+    hidden_dim, every = config.get("intermediate_size"), config.get("interleave_moe_layer_step")
+    router = SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False)
+    moe = dropless_experts(router, config.get("num_local_experts"), hidden_dim)
+    moe.set(shared_hidden_dim=hidden_dim, gates_inputs=True)
+    decoder.set(hidden_dim=config.get("intermediate_size_mlp"), moe_every=every, moe=moe)
+    usual = [index for index in range(decoder.num_layers) if is_expert_layer(decoder, index)]
+    found = config.get("moe_layers", usual, list)
+    if found != usual:
+        raise UserError(
+            f"{config.where}: moe_layers is {found}, which is not supported; {usual} was expected, "
+            f"by interleave_moe_layer_step={every}"
+        )
+
+
+def _config(task: Params) -> dict[str, Any]:
+    decoder, pattern = task.decoder, pattern_of(task.decoder)
+    layers, moe = attention_of_layers(decoder), decoder.moe
+    warm = next((each for each in pattern if each.temperature_floor), None)
+    tuned = {}
+    if warm:
+        tuned = {"floor_scale": warm.temperature_floor, "attn_scale": warm.temperature_scale}
+    return {
+        **decoder_config(task, BIASES),
+        "use_qk_norm": rotating(decoder).qk_norm,
+        "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
+        "layer_types": [_CHUNKED if each.chunk else FULL for each in layers],
+        "attention_chunk_size": max(each.chunk for each in pattern) or None,
+        "attn_temperature_tuning": warm is not None,
+        **tuned,
+        "interleave_moe_layer_step": decoder.moe_every,
+        "intermediate_size": moe.hidden_dim,
+        "intermediate_size_mlp": decoder.hidden_dim,
+        "num_local_experts": moe.num_experts,
+    }
+
+
+FAMILY = Family(
+    model_type="llama4_text",
+    architecture="Llama4ForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *ATTENTION_BIASES,
+        *NORMS,
+        *feed_forward_rows("feed_forward"),
+        *_EXPERTS,
+        *shared_rows("feed_forward.shared_expert"),
+    ),
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+)

@@ -1,0 +1,160 @@
+"""MiMo-V2-Flash: windows with sinks and twice the key heads, values of their own size, experts.
+
+https://github.com/XiaomiMiMo/MiMo-V2-Flash
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import (
+    DECODER,
+    layer_row,
+    plain_config,
+    plain_task,
+)
+from lingvo_gshard.wings.open_models.families.experts import (
+    EXPERT_ALIASES,
+    SHARED_EXPERT,
+    expert_rows,
+    sigmoid_config,
+    sigmoid_experts,
+)
+from lingvo_gshard.wings.open_models.families.family import (
+    FULL,
+    SLIDING,
+    Family,
+    Setting,
+    pattern_of,
+    run_in_periods,
+    set_pattern,
+    sliding_window,
+    types_of_layers,
+    windows_config,
+)
+from lingvo_gshard.wings.open_models.families.rope import ropes_by_type, ropes_config, set_rope
+
+_BASES = {FULL: 5e6, SLIDING: 10000.0}
+_FRACTION = 0.334
+_DENSE, _SPARSE = "dense", "sparse"
+_SINKS = layer_row("self_attn.attention_sink_bias", "self_attention.sinks", "N->N")
+_SETTINGS = (
+    Setting("attention_bias", ("attention.use_bias",), False),
+    Setting("attention_value_scale", ("attention.value_scale",), 1.0),
+    Setting("v_head_dim", ("attention.value_dim",)),
+)
+_DEFAULTS = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attention_value_scale": 0.707,
+    "head_dim": 192,
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 2048,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 1.0,
+    "sliding_window": 129,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "v_head_dim": 128,
+    "vocab_size": 152576,
+}
+
+
+def _task(config: PublishedConfig) -> Params:
+    config.expect("hidden_act", "silu")
+    task = plain_task(config, *_SETTINGS)
+    decoder = task.decoder
+    types = types_of_layers(
+        config, [SLIDING if i and (i + 1) % 6 else FULL for i in range(decoder.num_layers)]
+    )
+    set_pattern(config, decoder, types, _attentions(config, task))
+    decoder.set(dense_first=_dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
+    run_in_periods(decoder)
+    return task
+
+
+def _attentions(config: PublishedConfig, task: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention.
+
+    Raises:
+      UserError: the rotated part of a head has an odd number of dimensions.
+    """
+    attention, head_dim = task.decoder.layer.self_attention, config.get("head_dim")
+    # This key of published files does not count the position itself.
+    size = config.get("sliding_window_size", None, int) or sliding_window(config)
+    near = attention.copy().set(
+        window=size, use_sinks=True, num_key_value_heads=2 * attention.num_key_value_heads
+    )
+    attentions = {FULL: attention.copy(), SLIDING: near}
+    for kind, rope in ropes_by_type(config, _BASES).items():
+        fraction = rope.get("partial_rotary_factor", _FRACTION)
+        rotated = int(head_dim * fraction)
+        if rotated % 2:
+            raise UserError(
+                f"{config.where}: partial_rotary_factor={fraction} of head_dim={head_dim} is "
+                f"{rotated} dimensions; an even number was expected"
+            )
+        set_rope(config, attentions[kind], rope | {"partial_rotary_factor": rotated / head_dim})
+    return attentions
+
+
+def _dense_layers(config: PublishedConfig) -> int:
+    """Returns the number of layers before the first one with experts.
+
+    Raises:
+      UserError: a later layer has no experts, or no layer has.
+    """
+    layers = config.get("num_hidden_layers")
+    types = config.get("mlp_layer_types", [_DENSE] + [_SPARSE] * (layers - 1), list)
+    first = types.index(_SPARSE) if _SPARSE in types else layers
+    if first == layers or types != [_DENSE] * first + [_SPARSE] * (layers - first):
+        raise UserError(
+            f"{config.where}: mlp_layer_types is {types}; {layers} entries were expected, "
+            f"{_DENSE!r} for the first layers and {_SPARSE!r} for the others"
+        )
+    return first
+
+
+def _config(task: Params) -> dict[str, Any]:
+    decoder, pattern = task.decoder, pattern_of(task.decoder)
+    windows = [each for each in pattern if each.window]
+    heads = {each.num_key_value_heads // (2 if each.window else 1) for each in pattern}
+    experts = sigmoid_config(decoder)
+    for name in ("first_k_dense_replace", "n_shared_experts"):
+        del experts[name]
+    dense = decoder.dense_first
+    return {
+        **plain_config(task, *_SETTINGS),
+        **ropes_config(pattern, _BASES),
+        **experts,
+        "hidden_act": "silu",
+        "layer_types": windows_config(decoder)["layer_types"],
+        "mlp_layer_types": [_DENSE] * dense + [_SPARSE] * (decoder.num_layers - dense),
+        "num_key_value_heads": heads.pop(),
+        "sliding_window": windows[0].window + 1 if windows else 129,
+    }
+
+
+FAMILY = Family(
+    model_type="mimo_v2_flash",
+    architecture="MiMoV2FlashForCausalLM",
+    table=(*DECODER, _SINKS, *expert_rows("mlp"), SHARED_EXPERT[-1]),
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+    aliases={"num_local_experts": EXPERT_ALIASES["num_local_experts"]},
+    read_left_out=lambda config: ("model.mtp.",),
+    read_positions=lambda config: (config.get("max_position_embeddings"), False),
+)

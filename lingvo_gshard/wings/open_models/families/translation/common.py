@@ -1,0 +1,218 @@
+"""The common part of the families of encoder-decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.experts import loss_coefficient, loss_weight
+from lingvo_gshard.wings.open_models.table import TensorPattern
+from lingvo_gshard.wings.preparation.published_inputs import PublishedTranslationInput
+
+# Published activation -> ours.
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+# Settings of decoding, which other parts of a run read, and keys that have no effect.
+_UNREAD = (
+    "_num_labels",
+    "add_cross_attention",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "suppress_tokens",
+    "num_beams",
+    "max_length",
+    "early_stopping",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "gradient_checkpointing",
+    "init_std",
+    "initializer_factor",
+    "classifier_dropout",
+    "classif_dropout",
+    "tokenizer_class",
+    "num_hidden_layers",
+    "output_past",
+    "prefix",
+)
+
+
+def translation_input(length: int) -> Params:
+    """Returns the input of an encoder-decoder."""
+    return PublishedTranslationInput.params().set(
+        source_length=length, target_length=length, batch_rows=8
+    )
+
+
+def activation_of(config: PublishedConfig, name: str, published: str) -> str:
+    """Returns our name of an activation.
+
+    Args:
+      config: the config, for messages.
+      name: the config's key for the activation, for messages.
+      published: the activation's published name.
+
+    Raises:
+      UserError: there is no such activation here.
+    """
+    if published not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise UserError(
+            f"{config.where}: {name} is {config.get(name, None)!r}, which is not supported; one of "
+            f"{known} was expected"
+        )
+    return _ACTIVATIONS[published]
+
+
+def published_activation(activation: str) -> str:
+    """Returns the published name of an activation.
+
+    Raises:
+      StopIteration: no published model has it.
+    """
+    return next(name for name, ours in _ACTIVATIONS.items() if ours == activation)
+
+
+def stacks_of(layers: Sequence[int], **settings: Any) -> tuple[Params, Params]:
+    """Returns the Params of the encoder and of the decoder.
+
+    Args:
+      layers: number of layers of each.
+      **settings: what both have in common.
+    """
+    encoder = TransformerStack.params().set(moe_every=0, **settings)
+    decoder = encoder.copy().set(is_decoder=True)
+    for stack, count in zip((encoder, decoder), layers, strict=True):
+        stack.num_layers = count
+        set_experts(stack)
+    return encoder, decoder
+
+
+def set_experts(stack: Params, every: int = 0, offset: int = 0) -> None:
+    """Sets which layers of a stack have experts, and how the layers are run."""
+    stack.set(moe_every=every, moe_offset=offset)
+    is_even = stack.num_layers % max(every, 1) == 0
+    stack.execution = (Repeat if is_even else Sequential).params()
+
+
+def add_experts(
+    config: PublishedConfig, stack: Params, router: Params, every: int, offset: int = 0, k: int = 1
+) -> None:
+    """Gives layers of a stack experts that drop no token, with the activation of other layers.
+
+    Args:
+      config: the config.
+      stack: Params of the stack.
+      router: Params of the router, which get the weights of its losses.
+      every: the period of the layers with experts.
+      offset: see `TransformerStack`.
+      k: experts of a token if each choice counts as a whole token in the published loss, else 1.
+    """
+    stack.moe = MixtureOfExperts.params().set(
+        num_experts=config.get("num_experts"),
+        router=router.copy(),
+        dispatch=DroplessDispatch.params(),
+    )
+    stack.moe.experts.activation = stack.layer.feed_forward.activation
+    set_experts(stack, every, offset)
+    stack.moe.router.set(
+        auxiliary_loss_weight=loss_weight(config.get("router_aux_loss_coef", 0.001), stack, k),
+        z_loss_weight=loss_weight(config.get("router_z_loss_coef", 0.001), stack),
+    )
+
+
+def experts_config(stack: Params, k: int = 1) -> dict[str, Any]:
+    """Returns what `add_experts` reads, and keys with one value, from the Params of a stack."""
+    router = stack.moe.router
+    return {
+        "num_experts": stack.moe.num_experts,
+        "router_bias": router.use_bias,
+        "router_dtype": "float32",
+        "router_aux_loss_coef": loss_coefficient(router.auxiliary_loss_weight, stack, k),
+        "router_z_loss_coef": loss_coefficient(router.z_loss_weight, stack),
+    }
+
+
+def routed_rows(
+    published: str, ours: str, products: Iterable[tuple[str, str, str]]
+) -> list[TensorPattern]:
+    """Returns the rows of a router and of the experts, which are published one by one.
+
+    Args:
+      published: what comes before the names of the tensors.
+      ours: path of our feed-forward layer.
+      products: published names, our names and arrangements of the weights of an expert.
+    """
+    router = f"{published}.router.classifier"
+    return [
+        TensorPattern(f"{router}.weight", f"{ours}.router.w_gate", "EM->ME"),
+        TensorPattern(f"{router}.bias", f"{ours}.router.b_gate", "E->E"),
+        *(
+            TensorPattern(
+                f"{published}.experts.expert_{{expert}}.{name}", f"{ours}.experts.{own}", arranged
+            )
+            for name, own, arranged in products
+        ),
+    ]
+
+
+def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params:
+    """Returns a translation task with one vocabulary. Both sides and the softmax share a table."""
+    for name in _UNREAD:
+        config.get(name, None)
+    config.expect("is_decoder", False)
+    size = config.get("vocab_size")
+    return TranslationTask.params().set(
+        model_dim=config.get("d_model"),
+        source_vocabulary_size=size,
+        target_vocabulary_size=size,
+        encoder=encoder,
+        decoder=decoder,
+        share_embeddings=True,
+        label_smoothing=0.0,
+    )
+
+
+def attention_rows(
+    published: str, ours: str, names: Sequence[str], has_bias: bool
+) -> list[TensorPattern]:
+    """Returns the rows of an attention.
+
+    Args:
+      published: what comes before the names of its tensors.
+      ours: path of our attention.
+      names: published names of the products of queries, keys, values and the output.
+      has_bias: whether the products have biases.
+    """
+    parts = ("query", "key", "value", "out")
+    rows = []
+    for name, part in zip(names, parts, strict=True):
+        is_out = part == "out"
+        weight = "M(ND)->NDM" if is_out else "(ND)M->MND"
+        rows.append(TensorPattern(f"{published}.{name}.weight", f"{ours}.w_{part}", weight))
+        if has_bias:
+            bias = "M->M" if is_out else "(ND)->ND"
+            rows.append(TensorPattern(f"{published}.{name}.bias", f"{ours}.b_{part}", bias))
+    return rows
+
+
+def sides() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields each stack's name, and its attentions."""
+    yield "encoder", ("self",)
+    yield "decoder", ("self", "cross")

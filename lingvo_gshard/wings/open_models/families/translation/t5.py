@@ -1,0 +1,287 @@
+"""T5 (arXiv 1910.10683) and T5 1.1, with gated activations and a softmax of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.family import Family
+from lingvo_gshard.wings.open_models.families.translation.common import (
+    activation_of,
+    attention_rows,
+    published_activation,
+    sides,
+    stacks_of,
+    task_of,
+    translation_input,
+)
+from lingvo_gshard.wings.open_models.table import Table, TensorPattern
+
+# Positions of the texts that T5 was trained on. Relative positions set no limit.
+_POSITIONS = 512
+_GATED = {"gelu_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu", "relu": "reglu"}
+# The shared table's other names.
+T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+    ("shared.weight",),
+)
+_ATTENTIONS = {"self": "SelfAttention", "cross": "EncDecAttention"}
+
+# Defaults of the classes of transformers for the keys that `t5_task` reads.
+T5_DEFAULTS: dict[str, Any] = {
+    "d_ff": 2048,
+    "d_kv": 64,
+    "d_model": 512,
+    "dropout_rate": 0.1,
+    "is_decoder": False,
+    "layer_norm_epsilon": 1e-6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "num_layers": 6,
+    "relative_attention_max_distance": 128,
+    "relative_attention_num_buckets": 32,
+    "vocab_size": 32128,
+}
+T5_ALIASES = {
+    "head_dim": "d_kv",
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+}
+_DEFAULTS = T5_DEFAULTS | {"feed_forward_proj": "relu"}
+_MT5_DEFAULTS = _DEFAULTS | {
+    "d_ff": 1024,
+    "feed_forward_proj": "gated-gelu",
+    "num_heads": 6,
+    "num_layers": 8,
+    "tie_word_embeddings": True,
+    "vocab_size": 250112,
+}
+
+
+_UMT5_DEFAULTS = {
+    key: value for key, value in _MT5_DEFAULTS.items() if key != "tie_word_embeddings"
+}
+_BIAS = "SelfAttention.relative_attention_bias.weight"
+
+
+def t5_rows(feed_forward: str, shares_bias: bool = True) -> Table:
+    """Returns the rows of T5.
+
+    Args:
+      feed_forward: published name of the feed-forward layer.
+      shares_bias: whether the layers of a stack share the bias of relative positions.
+    """
+    rows = [
+        TensorPattern("shared.weight", "target_embedding.table", "VM->VM"),
+        TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
+    ]
+    for stack, attentions in sides():
+        block, layer = f"{stack}.block.{{layer}}.layer", f"{stack}.{{layer}}"
+        if shares_bias:
+            bias, ours = f"{stack}.block.0.layer.0.{_BIAS}", f"{stack}.shared_relative_bias.table"
+        else:
+            bias, ours = f"{block}.0.{_BIAS}", f"{layer}.self_attention.relative_bias"
+        rows.append(TensorPattern(bias, ours, "bN->bN"))
+        rows.append(
+            TensorPattern(f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale", "M->M")
+        )
+        for place, name in enumerate(attentions):
+            published = f"{block}.{place}.{_ATTENTIONS[name]}"
+            rows += attention_rows(published, f"{layer}.{name}_attention", "qkvo", False)
+        names = [*(f"{name}_attention" for name in attentions), "feed_forward"]
+        for place, name in enumerate(names):
+            norm = f"{block}.{place}.layer_norm.weight"
+            rows.append(TensorPattern(norm, f"{layer}.{name}_norm.scale", "M->M"))
+        dense, ours = f"{block}.{len(attentions)}.{feed_forward}", f"{layer}.feed_forward"
+        rows += [
+            TensorPattern(
+                f"{dense}.wi.weight", f"{ours}.w_in", "HM->MH", not_beside=f"{ours}.w_factor"
+            ),
+            TensorPattern(
+                f"{dense}.wi_0.weight", f"{ours}.w_in", "HM->MH", beside=f"{ours}.w_factor"
+            ),
+            TensorPattern(f"{dense}.wi_1.weight", f"{ours}.w_factor", "HM->MH"),
+            TensorPattern(f"{dense}.wo.weight", f"{ours}.w_out", "MH->HM"),
+        ]
+    return tuple(rows)
+
+
+def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: bool) -> Params:
+    """Returns a T5.
+
+    Args:
+      config: the values of a `config.json`.
+      activation: our name of the activation.
+      is_scaled: whether the decoder's output is divided by sqrt(M) before the softmax.
+      is_tied: whether the softmax shares the table.
+
+    Raises:
+      UserError: only `num_hidden_layers` says how many layers the encoder has.
+    """
+    if "num_hidden_layers" in config.values and "num_layers" not in config.values:
+        raise UserError(
+            f"{config.where} has num_hidden_layers without num_layers, so that encoder and decoder "
+            "differ in transformers; name it num_layers"
+        )
+    layers, rate = config.get("num_layers"), config.get("dropout_rate", 0.0)
+    encoder, decoder = stacks_of(
+        (layers, config.get("num_decoder_layers", layers)),
+        num_heads=config.get("num_heads"),
+        hidden_dim=config.get("d_ff"),
+        input_dropout_rate=rate,
+        residual_dropout_rate=rate,
+        attention_dropout_rate=rate,
+    )
+    for stack in (encoder, decoder):
+        layer = stack.layer
+        layer.norm = RMSNorm.params().set(epsilon=config.get("layer_norm_epsilon", kind=float))
+        for attention in (layer.self_attention, layer.cross_attention):
+            attention.set(head_dim=config.get("d_kv"), query_scale=1.0)
+        layer.feed_forward.set(activation=activation, use_bias=False)
+        stack.shared_relative_bias.set(
+            buckets=config.get("relative_attention_num_buckets"),
+            max_distance=config.get("relative_attention_max_distance"),
+        )
+    task = task_of(config, encoder, decoder)
+    return task.set(
+        add_positions=False,
+        embedding_scale=1.0,
+        tie_softmax=is_tied,
+        logit_scale=task.model_dim**-0.5 if is_scaled else 1.0,
+    )
+
+
+def t5_config(task: Params) -> dict[str, Any]:
+    """Returns what `t5_task` reads, from the Params of a task."""
+    encoder = task.encoder
+    attention, bias = encoder.layer.self_attention, encoder.shared_relative_bias
+    return {
+        "vocab_size": task.target_vocabulary_size,
+        "d_model": task.model_dim,
+        "d_kv": attention.head_dim or task.model_dim // encoder.num_heads,
+        "d_ff": encoder.hidden_dim,
+        "num_layers": encoder.num_layers,
+        "num_decoder_layers": task.decoder.num_layers,
+        "num_heads": encoder.num_heads,
+        "relative_attention_num_buckets": bias.buckets or 32,
+        "relative_attention_max_distance": bias.max_distance,
+        "dropout_rate": encoder.residual_dropout_rate,
+        "layer_norm_epsilon": encoder.layer.norm.epsilon,
+    }
+
+
+def t5_positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns the positions of T5's training texts, and True since T5 may read longer texts."""
+    return config.get("n_positions", _POSITIONS), True
+
+
+def _umt5_task(config: PublishedConfig) -> Params:
+    task = _task(config)
+    for stack in (task.encoder, task.decoder):
+        shared = stack.shared_relative_bias
+        stack.layer.self_attention.set(
+            relative_buckets=shared.buckets, relative_max_distance=shared.max_distance
+        )
+        shared.buckets = 0
+    return task
+
+
+def _umt5_config(task: Params) -> dict[str, Any]:
+    attention = task.encoder.layer.self_attention
+    return {
+        **_config(task),
+        "relative_attention_num_buckets": attention.relative_buckets,
+        "relative_attention_max_distance": attention.relative_max_distance,
+    }
+
+
+def _task(config: PublishedConfig) -> Params:
+    # transformers 5 writes the second key, and always True for the first one.
+    is_tied = config.get("tie_word_embeddings", True)
+    is_tied = config.get("scale_decoder_outputs", is_tied) and is_tied
+    return t5_task(config, _activation(config), is_scaled=is_tied, is_tied=is_tied)
+
+
+def _mt5_task(config: PublishedConfig) -> Params:
+    is_tied = config.get("tie_word_embeddings", True)
+    return t5_task(config, _activation(config), is_scaled=False, is_tied=is_tied)
+
+
+def _activation(config: PublishedConfig) -> str:
+    """Returns our name of the activation.
+
+    Raises:
+      UserError: it is unknown, or two keys say different things.
+    """
+    published = config.get("feed_forward_proj", kind=str)
+    gate, _, name = published.rpartition("-")
+    # The name that T5 1.1 gave it.
+    name = "gelu_new" if published == "gated-gelu" else name
+    # transformers prefers these keys if a file has them.
+    config.expect("dense_act_fn", name)
+    config.expect("is_gated_act", gate == "gated")
+    activation = activation_of(config, "feed_forward_proj", name)
+    if gate:
+        activation = _GATED.get(activation, "") if gate == "gated" else ""
+        if not activation:
+            raise UserError(
+                f"{config.where}: feed_forward_proj is {published!r}, which is not supported; "
+                "'relu' or 'gated-gelu' was expected"
+            )
+    return activation
+
+
+def _config(task: Params) -> dict[str, Any]:
+    activation = task.encoder.layer.feed_forward.activation
+    plain = next((plain for plain, gated in _GATED.items() if gated == activation), None)
+    if plain:
+        name = "gated-gelu" if plain == "gelu_tanh" else f"gated-{published_activation(plain)}"
+    else:
+        name = published_activation(activation)
+    return {
+        **t5_config(task),
+        "feed_forward_proj": name,
+        "tie_word_embeddings": task.tie_softmax,
+    }
+
+
+FAMILY = Family(
+    model_type="t5",
+    architecture="T5ForConditionalGeneration",
+    table=t5_rows("DenseReluDense"),
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+    aliases=T5_ALIASES,
+    # Older files have a bias that no layer reads.
+    read_left_out=lambda config: (
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
+    ),
+    input_of=translation_input,
+    read_positions=t5_positions,
+    copies=T5_COPIES,
+)
+# T5 1.1 for 101 languages (arXiv 2010.11934). Its logits are never scaled.
+MT5 = dataclasses.replace(
+    FAMILY,
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    read_task=_mt5_task,
+    defaults=_MT5_DEFAULTS,
+)
+# mT5 with a bias of relative positions in each layer (arXiv 2304.09151).
+UMT5 = dataclasses.replace(
+    FAMILY,
+    model_type="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    table=t5_rows("DenseReluDense", shares_bias=False),
+    read_task=_umt5_task,
+    config_of=_umt5_config,
+    defaults=_UMT5_DEFAULTS,
+    read_left_out=lambda config: (),
+)

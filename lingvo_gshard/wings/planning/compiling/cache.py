@@ -1,0 +1,226 @@
+"""Programs compiled for a topology, and the cache that keeps them on disk for later plans.
+
+A file holds a SHA-256 of its content and the compressed content. The cache writes files atomically,
+and checks a file before use. The cache removes a file that is damaged or has another format; the
+program is then compiled again.
+
+libtpu writes a file after each stage. The optimized and scheduled program comes with XLA's buffer
+assignment. libtpu reads the buffer assignment to decide whether the program fits the chip, and
+writes the file of the next stage only if the program fits. That next stage generates code, which
+takes most of the time and changes neither the program nor the buffer assignment.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import zlib
+from typing import Any
+
+import msgspec
+
+from lingvo_gshard.core.context import Scope
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
+from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.hlo.host_transfers import HOST_SPACE
+from lingvo_gshard.wings.hlo.messages import HloProto
+
+# Files used longest ago are removed when all together have more bytes.
+MOST_BYTES = 2 * 2**30
+# Programs that compile faster are not worth a file.
+_LEAST_SECONDS = 1.0
+_SUFFIX = ".compiled"
+# Nothing else in the directory is touched.
+_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
+
+
+@dataclasses.dataclass
+class CompilationCache:
+    """Compiled programs in a directory. Errors of the disk never reach the caller.
+
+    Attributes:
+      directory: where the files are. It is made when the first one is written.
+      most_bytes: the largest size of all files together.
+      read: number of programs that were found.
+      compiled: number of programs that were not found.
+      damaged: how many of these had a file that was damaged.
+    """
+
+    directory: pathlib.Path
+    most_bytes: int = MOST_BYTES
+    read: int = 0
+    compiled: int = 0
+    damaged: int = 0
+
+    def get(self, key: str) -> OptimizedHlo | None:
+        """Returns a compiled program and counts the request; None if there is no usable file.
+
+        Args:
+          key: 64 hexadecimal digits that stand for all that the compilation depends on.
+        """
+        path = self._path(key)
+        found = None
+        try:
+            packed = zlib.decompress(checked_content(objects.read_bytes(path)))
+            found = msgspec.msgpack.decode(packed, type=OptimizedHlo)
+            os.utime(path)
+        except (ValueError, zlib.error):
+            self.damaged += 1
+            with contextlib.suppress(OSError):
+                path.unlink()
+        except OSError:  # Nothing there, or unreadable.
+            pass
+        self.read += found is not None
+        self.compiled += found is None
+        return found
+
+    def put(self, key: str, program: OptimizedHlo) -> None:
+        """Writes what `get` returns, and removes the files used longest ago if there are too many.
+
+        Programs that were compiled in less than a second are left out.
+        """
+        if program.seconds < _LEAST_SECONDS:
+            return
+        packed = zlib.compress(msgspec.msgpack.encode(program), 1)
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(str(self._path(key)), with_digest(packed))
+            self._prune(self._path(key))
+
+    def _path(self, key: str) -> pathlib.Path:
+        return self.directory / f"{key}{_SUFFIX}"
+
+    def _prune(self, newest: pathlib.Path) -> None:
+        """Removes files used longest ago until the rest is small enough. The newest one stays."""
+        files = [p for p in self.directory.iterdir() if _NAME.fullmatch(p.name) and p != newest]
+        total = newest.stat().st_size
+        for path in sorted(files, key=last_used, reverse=True):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+                if total > self.most_bytes:
+                    path.unlink()
+
+
+class OptimizedHlo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """The optimized HLO of a program that was compiled for a topology, and its memory.
+
+    The cache's files have these fields.
+
+    Attributes:
+      proto: the program of one device, a serialized HloModuleProto.
+      memory: bytes per device by class, as runtime.program.memory_bytes returns them.
+      seconds: compile time.
+      full_replications: tensors that the partitioner replicates in full to reshard them.
+      refused: whether the chip's own compiler reported that the program does not fit, so that it
+        was compiled for another chip with more memory.
+      note: an explanation for the user if the program was refused; else empty.
+      has_code: whether the compiler generated the device's code. If not, `memory` has no bytes of
+        code, and `seconds` lacks the time to generate it.
+    """
+
+    proto: bytes
+    memory: dict[str, int]
+    seconds: float
+    full_replications: list[hlo.FullReplication]
+    refused: bool = False
+    note: str = ""
+    has_code: bool = True
+
+    @functools.cached_property
+    def module(self) -> hlo.Module:
+        """The program of one device."""
+        return hlo.Module.from_bytes(self.proto)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the planner's compilations.
+
+    Attributes:
+      cache: keeps compiled programs for later plans; None compiles every program.
+      generates_code: whether libtpu generates a device's code. A plan reads the optimized program
+        and its memory, which are ready before.
+    """
+
+    cache: CompilationCache | None = None
+    generates_code: bool = False
+
+
+_settings = Scope("settings", Settings())
+
+
+def current_settings() -> Settings:
+    """Returns the settings that hold here."""
+    return _settings.get()
+
+
+def using_settings(settings: Settings) -> contextlib.AbstractContextManager[Settings]:
+    """Has plans inside a `with` block compile with these settings."""
+    return _settings.use(settings)
+
+
+_BUFFERS = "*.after_optimizations.hlo.pb"
+# libtpu writes this file when the program and its buffers are complete and fit.
+_ACCEPTED = "*.after_optimizations_after_buffer_assignment.hlo.pb"
+# XLA's memory space of a TPU's high-bandwidth memory. Others are memories within a core.
+_HBM = 0
+
+
+def options(directory: str) -> dict[str, Any]:
+    """Returns the compiler's options that write these files to a directory."""
+    return {
+        "xla_dump_to": directory,
+        "xla_dump_hlo_as_proto": True,
+        "xla_dump_hlo_as_text": False,
+    }
+
+
+def is_accepted(directory: str) -> bool:
+    """Returns whether the compiler has finished the program and its buffers, and they fit."""
+    return any(pathlib.Path(directory).glob(_ACCEPTED))
+
+
+def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
+    """Returns the program of one device, a serialized HloModuleProto, and its memory.
+
+    An executable's own report of memory (`memory_bytes`) counts the gaps between temporaries twice.
+    libtpu compares the sum of the buffers with a device's memory, and reports this sum when it
+    refuses a program.
+
+    Args:
+      directory: the compiler's files; `is_accepted`.
+      code: bytes of the device's code.
+
+    Returns:
+      the program, and the bytes of arguments, outputs, temporaries, code and their peak, and in
+      the memory of the host.
+    """
+    (path,) = pathlib.Path(directory).glob(_BUFFERS)
+    proto = HloProto.FromString(objects.read_bytes(path))
+    sizes = collections.Counter({"arguments": 0, "outputs": 0, "temporaries": 0, "code": code})
+    host = 0
+    for buffer in proto.buffer_assignment.buffer_allocations:
+        if buffer.color == _HBM:
+            sizes[_kind(buffer)] += buffer.size
+        elif buffer.color == HOST_SPACE:
+            host += buffer.size
+    memory = {**sizes, "peak": sizes.total(), "host": host}
+    return proto.hlo_module.SerializeToString(), memory
+
+
+def _kind(buffer: Any) -> str:
+    """Returns the class of a buffer. An output in an argument's memory counts as an argument.
+
+    Args:
+      buffer: a BufferAllocationProto.
+    """
+    if buffer.is_entry_computation_parameter:
+        return "arguments"
+    return "outputs" if buffer.maybe_live_out else "temporaries"

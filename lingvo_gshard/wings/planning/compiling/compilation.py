@@ -1,0 +1,328 @@
+"""Compiles programs for a topology that this machine does not have."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.runtime import compile_options, standard_error
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.training.run.run_records import installed_versions
+from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo, current_settings
+from lingvo_gshard.wings.planning.compiling.tpu_process import EFFORT, TpuProcess
+from lingvo_gshard.wings.planning.machines import chips, compilers, cuda, topologies
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+
+_FEWER_OPTIONS = (
+    "libtpu failed a check of its own with asynchronous reduce-scatters: this step is compiled "
+    "without them, here and in a training"
+)
+# Raise this number when the content of the cache's files changes its meaning.
+_FORMAT = 1
+_PACKAGES = ("jax", "jaxlib")
+
+
+def key_of(
+    program: Program,
+    topology: Topology,
+    generates_code: bool,
+    options: Mapping[str, str] | None = None,
+) -> str:
+    """Returns the key of a compilation, 64 hexadecimal digits.
+
+    Args:
+      program: the program to compile.
+      topology: the topology to compile for. The key has the topology's name, which determines
+        shape and chips.
+      generates_code: whether code is generated in any case.
+      options: compiler options, added to the topology's own.
+    """
+    packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
+    content = msgspec.json.encode(
+        {
+            "format": _FORMAT,
+            "program": program.digest,
+            "topology": topology.name,
+            "compiler": topology.compiler,
+            "options": {**topology.compiler_options, **(options or {})},
+            "versions": installed_versions(packages),
+            "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", compilers.OPTIONS)],
+            "effort": [getattr(jax.config, name) for name in EFFORT],
+            "usable_bytes": topology.chip.usable_bytes,
+            "generates_code": generates_code,
+        },
+        order="deterministic",
+    )
+    return hashlib.sha256(content).hexdigest()
+
+
+# Every line contains this text: all compiler output is hidden.
+_EVERYTHING = ("",)
+# TPU compilers refuse a program in two forms. Both state the sum of arguments, outputs and
+# temporaries.
+_NEEDED = re.compile(
+    r"(?:Used |temporaries \()(?P<bytes>[\d.]+)(?P<unit>[KMGT]?)(?:\)| of)", re.IGNORECASE
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# The chips with the most memory that libtpu compiles for. The second has two devices per chip.
+_LARGEST_CHIPS = ("v5p", "tpu7x")
+# A user who waits longer for a substitute for the chip's compiler is told what would help.
+_PATIENCE_SECONDS = 10.0
+
+
+class TooLargeError(UserError):
+    """A program needs far more memory than a device has, so that there is no plan of it."""
+
+
+def compile_for(
+    program: Program,
+    topology: Topology,
+    progress: Progress = SILENT,
+    options: Mapping[str, str] | None = None,
+) -> OptimizedHlo:
+    """Compiles a program with the topology's compiler.
+
+    A program that does not fit the chip's memory is compiled for a chip with more memory, so that
+    it can be planned all the same. The memory in the result is still what the chip's own compiler
+    states.
+
+    Args:
+      program: the program to compile.
+      topology: the topology to compile it for.
+      progress: is told each stage as it begins.
+      options: compiler options, added to the topology's own.
+
+    Raises:
+      UserError: if the mesh and the topology differ in the number of devices, if the compiler
+        rejects the program, or if the program fits no chip.
+    """
+    check_mesh(program.mesh, topology)
+    chosen = current_settings()
+    if chosen.cache is None:
+        return _compile_anew(program, topology, progress, options)
+    key = key_of(program, topology, chosen.generates_code, options)
+    found = chosen.cache.get(key)
+    if found is not None:
+        progress.begin("found the compiled program in the cache")
+        return found
+    compiled = _compile_anew(program, topology, progress, options)
+    chosen.cache.put(key, compiled)
+    return compiled
+
+
+def _compile_anew(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+) -> OptimizedHlo:
+    """Compiles a program that is not in the cache."""
+    progress.begin(f"compiling for {topology.name}")
+    started = time.monotonic()
+    try:
+        return _compile(program, topology, started, progress, options)
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+    if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
+        raise UserError(
+            f"`topology={topology.name}`: its compiler rejects {program.name}: {message}"
+        )
+    return _compile_for_larger(program, topology, message, started, progress, options)
+
+
+def _compile(
+    program: Program,
+    topology: Topology,
+    started: float,
+    progress: Progress,
+    options: Mapping[str, str] | None = None,
+) -> OptimizedHlo:
+    """Compiles a program, with other options where those given are known to fail.
+
+    The compile time counts from the time `started`.
+    """
+    given = dict(options or {})
+    try:
+        return _compile_with(given, program, topology, started, progress)
+    except jax.errors.JaxRuntimeError as error:
+        compile_options.check_refusal(str(error), given)
+        others = _other_options(str(error), given, topology)
+        if others is None:
+            raise
+    options, note = others
+    return _noted(_compile(program, topology, started, progress, options), note)
+
+
+def _other_options(
+    message: str, options: dict[str, str], topology: Topology
+) -> tuple[dict[str, str], str] | None:
+    """Returns options to try after a compiler's error, and what a plan says of them; or None."""
+    fewer = compile_options.after_failure(message, options)
+    if fewer is not None:
+        return fewer, _FEWER_OPTIONS
+    without_triton = {**options, **cuda.WITHOUT_TRITON}
+    if topology.compiler == "gpu" and without_triton != options:
+        # Autotuning would have found that a tiling of Triton's cannot be compiled.
+        return without_triton, cuda.NO_TRITON_NOTE
+    return None
+
+
+def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
+    """Returns a compiled program with one more note."""
+    return msgspec.structs.replace(compiled, note=". ".join(filter(None, (note, compiled.note))))
+
+
+def _compile_with(
+    options: dict[str, str],
+    program: Program,
+    topology: Topology,
+    started: float,
+    progress: Progress,
+) -> OptimizedHlo:
+    """Compiles a program with these options, added to the topology's own."""
+    if topology.compiler == "tpu":
+        compiled = _compile_for_tpu(program, topology, progress, options)
+        return msgspec.structs.replace(compiled, seconds=time.monotonic() - started)
+    with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
+        options = {**topology.compiler_options, **options}
+        executable = Executable(program, topology.compile_devices(), options)
+    seconds = time.monotonic() - started
+    return OptimizedHlo(
+        proto=executable.hlo_proto(),
+        memory=executable.memory(),
+        seconds=seconds,
+        full_replications=executable.full_replications(),
+    )
+
+
+@contextlib.contextmanager
+def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
+    """Says after a while that the chip's own compiler, which is not installed, would be faster."""
+    if topology.compiler == topology.kind:
+        yield
+        return
+    timer = threading.Timer(_PATIENCE_SECONDS, progress.begin, [compilers.waiting(topology.chip)])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _compile_for_tpu(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+) -> OptimizedHlo:
+    def on_code() -> None:
+        progress.begin("generating code")
+
+    with TpuProcess(topology) as process:
+        return process.compile(program, current_settings().generates_code, on_code, options)
+
+
+def check_mesh(mesh: Mesh, topology: Topology) -> None:
+    """Checks that a mesh fits a topology: its number of devices, and its axes over slices.
+
+    Raises:
+      UserError: if the numbers of devices differ, slices do not divide the leading axes, or the
+        mesh has its own device order over several slices; names `mesh` and `topology`.
+    """
+    if mesh.size != topology.devices:
+        raise UserError(
+            f"`mesh={mesh}` has {mesh.size:,} devices, but `topology={topology.name}` has "
+            f"{topology.devices:,}; expected axes whose sizes multiply to that, such as "
+            f"data={topology.devices}"
+        )
+    if topology.slices > 1 and mesh.device_order != "contiguous":
+        raise UserError(
+            f"`device_order={mesh.device_order}`: `topology={topology.name}` has "
+            f"{topology.slices} slices, whose devices keep their order; expected contiguous"
+        )
+    mesh.across_slices(topology.slices)
+
+
+def _compile_for_larger(
+    program: Program,
+    topology: Topology,
+    message: str,
+    started: float,
+    progress: Progress,
+    options: Mapping[str, str] | None,
+) -> OptimizedHlo:
+    """Compiles a program for a chip with more memory; `message` is the first compiler's refusal."""
+    larger = _larger_topology(topology)
+    if larger is None:
+        raise TooLargeError(_too_large(program, topology, message))
+    progress.begin(f"the program does not fit: compiling for {larger.name}, which has more memory")
+    try:
+        compiled = _compile(program, larger, started, progress, options)
+    except jax.errors.JaxRuntimeError as error:
+        raise TooLargeError(
+            f"{_too_large(program, topology, message)} Not even {larger.chip.name} has enough: "
+            f"{_first_line(str(error))}"
+        ) from None
+    memory = dict(compiled.memory)
+    memory["temporaries"] = _temporaries(message, memory)
+    memory["peak"] = sum(memory[name] for name in ("arguments", "outputs", "temporaries", "code"))
+    note = (
+        f"The step does not fit. Its operations and times are those of the program compiled for "
+        f"{larger.chip.name}, which has more memory. The compiler for {topology.chip.name} "
+        f"reported: {_first_line(message)}"
+    )
+    return _noted(msgspec.structs.replace(compiled, memory=memory, refused=True), note)
+
+
+def _too_large(program: Program, topology: Topology, message: str) -> str:
+    return (
+        f"`topology={topology.name}`: {program.name} needs far more memory than a device has; use "
+        "more devices, or a `strategy` that splits more. The compiler reported: "
+        f"{_first_line(message)}"
+    )
+
+
+def _temporaries(message: str, memory: dict[str, int]) -> int:
+    """The bytes of temporaries according to a compiler's refusal."""
+    found = _NEEDED.search(message)
+    if found is None:
+        return memory["temporaries"]
+    total = int(float(found["bytes"]) * _UNITS[found["unit"].upper()])
+    return max(total - memory["arguments"] - memory["outputs"], 0)
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0]
+
+
+def _larger_topology(topology: Topology) -> Topology | None:
+    """Slices with as many devices and more memory, as close to a cube as possible."""
+    for key in _LARGEST_CHIPS:
+        chip = chips.get(key)
+        if chip.usable_bytes <= topology.chip.usable_bytes:
+            continue
+        count, remainder = divmod(topology.devices // topology.slices, chip.partitions)
+        for shape in [] if remainder else _shapes(count):
+            try:
+                return topologies.get(f"{key}:{shape}*{topology.slices}")
+            except ValueError:
+                continue
+    return None
+
+
+def _shapes(count: int) -> list[str]:
+    """All shapes of `count` chips in three dimensions, the most even first."""
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    shapes = [
+        (a, b, count // (a * b))
+        for a, b in itertools.product(divisors, divisors)
+        if count % (a * b) == 0
+    ]
+    return ["x".join(map(str, shape)) for shape in sorted(shapes, key=lambda s: (max(s), s))]

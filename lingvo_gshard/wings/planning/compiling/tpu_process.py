@@ -1,0 +1,136 @@
+"""Compiles for TPUs in a process of its own, which ends when the data for the plan are there.
+
+libtpu spends nine tenths of its time on generating code for each operation, after the program is
+optimized, scheduled and assigned to memory. A plan needs no code, but libtpu has no option to stop
+before this stage. So the process is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.runtime.child_process import start_module
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.wings.hlo import names
+from lingvo_gshard.wings.planning.compiling import cache
+from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo
+from lingvo_gshard.wings.planning.compiling.tpu_worker import Answer, Request
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+
+_MODULE = "lingvo_gshard.wings.planning.compiling.tpu_worker"
+_POLL_SECONDS = 0.05
+# absl begins a line about a failed check so: "F1126 00:18:02.493076".
+_FATAL = re.compile(r"F\d{4} ")
+# Code takes 1% to 2% of a device. A program that leaves less than this share of the memory is
+# compiled to the end, so that the verdict is the compiler's own.
+_SHARE_FOR_CODE = 0.05
+# Settings of jax that change what is compiled.
+EFFORT = ("jax_exec_time_optimization_effort", "jax_memory_fitting_effort")
+
+
+class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
+    """A process that compiles one program for a topology. Used as a context manager."""
+
+    def __init__(self, topology: Topology):
+        """Starts the process, which loads libtpu.
+
+        Args:
+          topology: the slices of TPUs to compile for.
+        """
+        self._topology = topology
+        self._directory = tempfile.TemporaryDirectory(prefix="lingvo_gshard-")
+        self._log = tempfile.TemporaryFile()
+        self._process = start_module(_MODULE, topology.name, stderr=self._log)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process and removes its files."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+        self._directory.cleanup()
+
+    def compile(
+        self,
+        program: Program,
+        generates_code: bool,
+        on_code: Callable[[], None],
+        options: Mapping[str, str] | None = None,
+    ) -> OptimizedHlo:
+        """Compiles a program as far as a plan needs it.
+
+        Args:
+          program: the program.
+          generates_code: whether to generate the device's code in any case. Else it is generated
+            only if the program nearly fills the memory.
+          on_code: called before code is generated.
+          options: options of libtpu.
+
+        Raises:
+          jax.errors.JaxRuntimeError: the compiler refused the program, or its process ended.
+        """
+        started = time.monotonic()
+        self._send(program, dict(options or {}))
+        proto, memory = b"", {}
+        while self._process.poll() is None:
+            if cache.is_accepted(self._directory.name):
+                proto, memory = cache.read(self._directory.name, code=0)
+                break
+            time.sleep(_POLL_SECONDS)
+        limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
+        has_code = not memory or generates_code or memory["peak"] > limit
+        if has_code:
+            if memory:
+                on_code()
+            answer = self._answer()
+            proto, memory = cache.read(self._directory.name, answer.code)
+        return OptimizedHlo(
+            proto=proto,
+            memory=memory,
+            seconds=time.monotonic() - started,
+            full_replications=names.full_replications(self._output()),
+            has_code=has_code,
+        )
+
+    def _send(self, program: Program, options: dict[str, str]) -> None:
+        effort = {name: getattr(jax.config, name) for name in EFFORT}
+        request = Request(pickle.dumps(program), self._directory.name, effort, options)
+        content = msgspec.msgpack.encode(request)
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(b"%d\n" % len(content) + content)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._answer()
+
+    def _answer(self) -> Answer:
+        """Waits for the end of the compilation. Raises JaxRuntimeError if it failed."""
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        answer = msgspec.json.decode(line, type=Answer) if line else Answer(self._last_words())
+        if answer.error:
+            raise jax.errors.JaxRuntimeError(answer.error)
+        return answer
+
+    def _last_words(self) -> str:
+        """Describes how the process ended without an answer."""
+        code = self._process.wait()
+        lines = self._output().strip().splitlines() or ["no output"]
+        # A check of libtpu that fails writes its reason first, then stacks.
+        reason = next((line for line in lines if _FATAL.match(line)), lines[-1])
+        return f"libtpu's process ended with exit code {code}: {reason}"
+
+    def _output(self) -> str:
+        """Returns what the process has written to standard error."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")

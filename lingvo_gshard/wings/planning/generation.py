@@ -1,0 +1,438 @@
+"""Plans generation: one decoding step of all rows, and the prefill of the texts that enter.
+
+Both are the programs that `gshard-generate` and `gshard-serve` run (inference/programs), compiled
+for the topology as a training step is. A step of decoding reads every weight and every key and
+value once, so the memory's bandwidth bounds it unless there are many rows.
+
+Decoding programs have no loop over layers, since every layer has arrays of its own. Their compile
+time grows with depth. Layers of one kind are equal, so each adds the same operations and bytes: a
+plan is linear in the number of layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.runtime.program.program import Program, bytes_of
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.training.experiments import (
+    check_overrides,
+    make_trainer,
+    requested_partitioner,
+)
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
+from lingvo_gshard.wings.inference.loading import facts_of
+from lingvo_gshard.wings.inference.programs.executables import ADMIT, STEPS, ProgramKey
+from lingvo_gshard.wings.inference.programs.maker import (
+    ProgramMaker,
+    decoding_partitioning,
+    row_parts,
+)
+from lingvo_gshard.wings.planning import memory, planner, roofline
+from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan.plan import (
+    CollectiveRow,
+    LayerRow,
+    ParameterCounts,
+    Plan,
+    Record,
+    TemporaryRow,
+)
+from lingvo_gshard.wings.planning.planned_program import PlannedProgram
+from lingvo_gshard.wings.planning.roofline import Budget
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+# Numbers that say which operations a row is about, or what one array is.
+_KEPT: dict[type, tuple[str, ...]] = {
+    CollectiveRow: ("bytes",),
+    LayerRow: ("times",),
+    TemporaryRow: ("bytes",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Depths:
+    """The depths to plan in place of a model's own.
+
+    Attributes:
+      shallow: number of layers of the first model: those at the start that differ, and one period.
+      deeper: the same with two periods.
+      layers: the model's own number of layers.
+    """
+
+    shallow: int
+    deeper: int
+    layers: int
+
+    @classmethod
+    def of(cls, decoder: Params) -> Depths | None:
+        """Returns the depths for a stack; None if it has no more layers than two periods.
+
+        Args:
+          decoder: Params of a TransformerStack.
+        """
+        layers = decoder.num_layers
+        period = math.lcm(max(decoder.moe_every, 1), len(decoder.attention_pattern) or 1)
+        first = max(decoder.dense_first, decoder.sequential_first)
+        # Layers stand in the same places of their period as in the whole model.
+        deeper = first + (layers - first) % period + 2 * period
+        return cls(deeper - period, deeper, layers) if deeper < layers else None
+
+    @property
+    def steps(self) -> float:
+        """The number of layers beyond the first depth, in differences of the two depths."""
+        return (self.layers - self.shallow) / (self.deeper - self.shallow)
+
+    def extrapolated(self, first: Plan, second: Plan) -> Plan:
+        """Returns the plan of all layers, extrapolated from the plans of the two depths."""
+        found = _extrapolated(first, second, self.steps)
+        memory = found.bytes_per_device
+        return msgspec.structs.replace(
+            found,
+            fits=memory.peak <= memory.capacity,
+            collectives=_with_shares(found.collectives),
+            compile_seconds=first.compile_seconds + second.compile_seconds,
+            steps_per_second=1 / found.seconds_per_step,
+            steps_per_second_bound=1 / found.seconds_per_step_bound,
+            tokens_per_second=(found.tokens_per_step or 0) / found.seconds_per_step,
+            mfu=_utilization(second) * found.flops.useful / found.seconds_per_step,
+            notes=[
+                f"extrapolated to {self.layers} layers from programs of {self.shallow} and of "
+                f"{self.deeper} layers",
+                *second.notes,
+            ],
+        )
+
+
+def _utilization(plan: Plan) -> float:
+    """Returns the MFU of one useful operation per second."""
+    return (plan.mfu or 0.0) * plan.seconds_per_step / max(plan.flops.useful, 1)
+
+
+def _extrapolated(first: _Record, second: _Record, steps: float) -> _Record:
+    """Extrapolates the numbers of a record: first + steps * (second - first)."""
+    kept = _KEPT.get(type(second), ())
+    changes = {
+        name: _value(getattr(first, name), getattr(second, name), steps)
+        for name in second.__struct_fields__
+        if name not in kept
+    }
+    return msgspec.structs.replace(second, **changes)
+
+
+def _value(first: Any, second: Any, steps: float) -> Any:
+    if isinstance(second, bool) or type(first) is not type(second):
+        return second
+    if isinstance(second, int):
+        return round(first + steps * (second - first))
+    if isinstance(second, float):
+        return first + steps * (second - first)
+    if isinstance(second, msgspec.Struct):
+        return _extrapolated(first, second, steps)
+    if isinstance(second, list) and second and isinstance(second[0], msgspec.Struct):
+        return _rows(first, second, steps)
+    return second
+
+
+def _rows(first: list[Any], second: list[Any], steps: float) -> list[Any]:
+    """Returns the rows of the second list, each extrapolated from the same row of the first."""
+    before = {_identity(row): row for row in first}
+    return [
+        _extrapolated(before.get(_identity(row), _without_calls(row)), row, steps) for row in second
+    ]
+
+
+def _identity(row: msgspec.Struct) -> tuple:
+    """Returns what rows about the same operations share: their texts, and numbers of `_KEPT`."""
+    kept = _KEPT.get(type(row), ())
+    values = {name: getattr(row, name) for name in row.__struct_fields__}
+    return tuple(v for name, v in values.items() if isinstance(v, str) or name in kept)
+
+
+def _without_calls(row: msgspec.Struct) -> msgspec.Struct:
+    """Returns a row of operations that a program lacks."""
+    kept = _KEPT.get(type(row), ())
+    values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in kept}
+    zeros = {name: type(v)(0) for name, v in values.items() if isinstance(v, int | float)}
+    return msgspec.structs.replace(row, **zeros)
+
+
+def _with_shares(rows: list[CollectiveRow]) -> list[CollectiveRow]:
+    """Returns rows with their parts of the bound of all of them."""
+    total = sum(row.seconds_bound for row in rows)
+    return [
+        msgspec.structs.replace(row, share=row.seconds_bound / total if total else 0.0)
+        for row in rows
+    ]
+
+
+# The limits of a program, by the field of a layer's row that has the seconds.
+_BOUNDS = {
+    "memory_seconds": "memory bandwidth",
+    "compute_seconds": "arithmetic",
+    "communication_seconds": "communication",
+}
+
+
+class GenerationPlan(Record, frozen=True, kw_only=True):
+    """The plan of generation on a machine: memory, time and cost.
+
+    Attributes:
+      batch: texts that are decoded together.
+      length: positions that each text's keys and values are kept for.
+      prompt: positions of the prompt of a text that enters.
+      steps: tokens that one call of the decoding program adds to each text.
+      fits: whether all planned programs fit in the memory of each device.
+      cache_bytes: keys and values on one device.
+      cache_bytes_per_text: keys and values of one text, on all devices together.
+      step: a call of the decoding program, for texts that fill their `length` positions.
+      bounded_by: what decoding spends most of its time on.
+      prefill: the pass over the prompts of the texts that enter together; None if not planned.
+      generated: cost of a million generated tokens, prompts left out.
+      prompted: cost of a million tokens of prompts; None if not planned.
+    """
+
+    batch: int
+    length: int
+    prompt: int
+    steps: int
+    fits: bool
+    cache_bytes: int
+    cache_bytes_per_text: int
+    step: Plan
+    bounded_by: str
+    prefill: Plan | None
+    generated: Budget
+    prompted: Budget | None
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds between two tokens of a text."""
+        return self.step.seconds_per_step / self.steps
+
+
+def bounded_by(plan: Plan) -> str:
+    """Returns the resource that bounds most of a program's time, such as "memory bandwidth"."""
+    seconds = {name: sum(getattr(row, name) for row in plan.layers) for name in _BOUNDS}
+    return _BOUNDS[max(seconds, key=lambda name: seconds[name])]
+
+
+# The beginnings of the paths of a program's arrays.
+_WEIGHTS, _CACHES = "weights.", "state.caches"
+_GREEDY = SearchKind()
+# A plan states the cost of generating this many tokens.
+_MILLION = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationOptions(Options):
+    """Options for the texts to generate.
+
+    Attributes:
+      has_prefill: whether to plan the prefill, too.
+    """
+
+    batch: int = option(1, "Texts decoded together, on all devices.", minimum=1)
+    prompt: int = option(
+        0,
+        "Positions of the prompt of the texts that enter; 0: half of those of a text, which are "
+        "those of a row of the input.",
+        minimum=0,
+    )
+    has_prefill: bool = True
+    every_layer: bool = option(
+        False,
+        "Compiles all layers. Else deep models are extrapolated from two shallow ones, in a "
+        "fraction of the time.",
+    )
+
+
+def plan_generation(
+    experiment: Params,
+    topology: Topology,
+    options: PlanOptions,
+    generation: GenerationOptions,
+    progress: Progress = SILENT,
+) -> GenerationPlan:
+    """Returns the plan of generating with an experiment's language model on a topology.
+
+    Args:
+      experiment: the experiment's Params. Weights have the types of `step.precision`; a text has as
+        many positions as a row of the input.
+      topology: the machine.
+      options: how the programs are split and compiled.
+      generation: what is generated.
+      progress: is told each stage as it begins.
+
+    Raises:
+      UserError: the task decodes no text of its own, the batch or the prompt does not fit, or a
+        training step could not be planned either.
+    """
+    partitioning = planned_partitioning(experiment, topology, options)
+    check_overrides(partitioning, make_trainer(experiment))
+    # Tracing takes long, so a missing compiler is reported first.
+    topology.compile_devices()
+    depths = None if generation.every_layer else Depths.of(experiment.task.decoder)
+    partitioner = requested_partitioner(experiment, options.partitioner)
+
+    def plan_depth(layers: int) -> GenerationPlan:
+        shallow = experiment.copy()
+        shallow.task.decoder.num_layers = layers
+        programs = _Programs(shallow, partitioning, partitioner, generation, topology)
+        return programs.plan(topology, progress)
+
+    if depths is None:
+        return plan_depth(experiment.task.decoder.num_layers)
+    first, second = map(plan_depth, (depths.shallow, depths.deeper))
+    step = depths.extrapolated(first.step, second.step)
+    prefill = second.prefill
+    if first.prefill and second.prefill:
+        prefill = depths.extrapolated(first.prefill, second.prefill)
+    caches = {
+        name: round(
+            getattr(first, name) + depths.steps * (getattr(second, name) - getattr(first, name))
+        )
+        for name in ("cache_bytes", "cache_bytes_per_text")
+    }
+    known = {name: getattr(second, name) for name in ("batch", "length", "prompt", "steps")}
+    return _plan_of(step, prefill, topology, **known, **caches)
+
+
+def _plan_of(step: Plan, prefill: Plan | None, topology: Topology, **known: int) -> GenerationPlan:
+    """Returns the plan of generation from the plans of the two programs, and its other numbers."""
+    return GenerationPlan(
+        fits=step.fits and (prefill is None or prefill.fits),
+        step=step,
+        bounded_by=bounded_by(step),
+        prefill=prefill,
+        generated=_cost(step, topology),
+        prompted=None if prefill is None else _cost(prefill, topology),
+        **known,
+    )
+
+
+def _cost(plan: Plan, topology: Topology) -> roofline.Budget:
+    """Returns the cost of a million tokens."""
+    assert plan.tokens_per_step
+    return roofline.budget(_MILLION, plan.seconds_per_step / plan.tokens_per_step, topology)
+
+
+class _Programs:
+    """Lowers and plans the programs of generation of one model."""
+
+    def __init__(
+        self,
+        experiment: Params,
+        partitioning: Partitioning,
+        partitioner: str,
+        generation: GenerationOptions,
+        topology: Topology,
+    ):
+        """Prepares to lower.
+
+        Raises:
+          UserError: the task decodes no text of its own, or the batch or the prompt does not fit.
+        """
+        task = make_trainer(experiment).task
+        # The ids before and after a text are data; no tokenizer is needed to plan.
+        facts = facts_of(task, experiment.input)
+        assert isinstance(task, TokenTask)
+        if facts.has_source:
+            raise UserError(
+                f"`generate` plans language models, and {type(task).__name__}, the task of "
+                f"{experiment.name}, translates a source"
+            )
+        self._parts = row_parts(partitioning)
+        self._prompt = _checked_prompt(generation, facts.most_positions, self._parts)
+        self._batch, self._has_prefill = generation.batch, generation.has_prefill
+        self._task, self._facts = task, facts
+        self._partitioning = decoding_partitioning(partitioning)
+        platform = platform_of(topology.compile_devices()[0])
+        self._maker = ProgramMaker(task, facts, partitioning, partitioner, platform=platform)
+
+    def plan(self, topology: Topology, progress: Progress) -> GenerationPlan:
+        """Returns the plan of the programs."""
+        length = self._facts.most_positions
+        shape = StateShape(self._batch, length)
+        progress.begin("tracing and lowering a step of decoding")
+        program = self._maker.make(ProgramKey(STEPS, _GREEDY, shape))
+        tokens = self._batch * self._facts.most_steps
+        step = self._plan(program, tokens, length, topology, progress)
+        prefill = None
+        if self._has_prefill:
+            progress.begin("tracing and lowering the prefill")
+            # As many as the devices compute at once, so that none repeats another's work.
+            texts = self._parts if self._batch % self._parts == 0 else 1
+            entering = self._maker.make(
+                ProgramKey(ADMIT, _GREEDY, shape, texts, given=self._prompt)
+            )
+            tokens = texts * self._prompt
+            prefill = self._plan(entering, tokens, self._prompt, topology, progress)
+        caches = [array for array in program.inputs if array.path.startswith(_CACHES)]
+        whole = sum(math.prod(array.shape) * array.struct.dtype.itemsize for array in caches)
+        return _plan_of(
+            step,
+            prefill,
+            topology,
+            batch=self._batch,
+            length=length,
+            prompt=self._prompt,
+            steps=self._facts.most_steps,
+            cache_bytes=sum(bytes_of(array, program.mesh) for array in caches),
+            cache_bytes_per_text=whole // self._batch,
+        )
+
+    def _plan(
+        self, program: Program, tokens: int, length: int, topology: Topology, progress: Progress
+    ) -> Plan:
+        """Returns the plan of a program of `tokens` tokens that attend to `length` positions."""
+        scopes = {scope_name(path) for path in self._task.layer_paths()}
+        is_weight = [array.path.startswith(_WEIGHTS) for array in program.inputs]
+        # Attention counts full rows, so every token of a row costs the same.
+        row = flops(self._task, TokenShape(rows=1, length=length))
+        planned = PlannedProgram(
+            program=program,
+            name=program.name,
+            classes=tuple(memory.WEIGHTS if own else memory.INPUTS for own in is_weight),
+            layers=frozenset(scopes - {""}),
+            tensors=(),
+            parameters=ParameterCounts(
+                total=sum(
+                    math.prod(array.shape)
+                    for array, own in zip(program.inputs, is_weight, strict=True)
+                    if own
+                ),
+                active=active_parameters(self._task),
+            ),
+            useful_flops=row * tokens // length,
+            tokens=tokens,
+        )
+        return planner.plan_program(planned, self._partitioning, topology, progress=progress)
+
+
+def _checked_prompt(generation: GenerationOptions, length: int, parts: int) -> int:
+    """Returns the positions of a prompt. Raises ValueError if the options are impossible."""
+    if generation.batch > 1 and generation.batch % parts:
+        raise UserError(
+            f"`batch={generation.batch}`: the mesh decodes {parts} batches at once; expected 1 or "
+            f"a multiple of {parts}"
+        )
+    prompt = generation.prompt or max(length // 2, 1)
+    if prompt > length:
+        raise UserError(f"`prompt={prompt:,}` is more than the {length:,} positions of a text")
+    return prompt

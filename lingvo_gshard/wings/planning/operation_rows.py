@@ -1,0 +1,234 @@
+"""Adds up the timed operations of a compiled step into the rows of a plan.
+
+products              matrix products of experts, feed-forward layers and the softmax
+attention             all of attention layers, their projections included
+routing and dispatch  routers, and what brings tokens to experts and back
+collectives           communication between devices, whichever layer causes it
+host transfers        copies between the memories of a device and its host
+optimizer             the update of weights and optimizer state
+other computation     norms, activations, embeddings, the loss
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
+from lingvo_gshard.core.tracing.source_lines import GraphLines
+from lingvo_gshard.layers.attention.attention import Attention
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.layer import MixtureOfExperts
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.wings.hlo.operations import Operation
+from lingvo_gshard.wings.planning.plan.plan import (
+    ACROSS_SLICES,
+    CollectiveRow,
+    FlopCounts,
+    HostTransferRow,
+    LayerRow,
+    WorkKindRow,
+)
+from lingvo_gshard.wings.planning.roofline import TimedOperation
+
+PRODUCTS = "products"
+ATTENTION = "attention"
+ROUTING = "routing and dispatch"
+COLLECTIVES = "collectives"
+HOST_TRANSFERS = "host transfers"
+OPTIMIZER = "optimizer"
+OTHER = "other computation"
+KINDS = (PRODUCTS, ATTENTION, ROUTING, COLLECTIVES, HOST_TRANSFERS, OPTIMIZER, OTHER)
+
+# Class of a layer -> the kind of all work in the layer. With None, the operation decides the kind.
+_OF_CLASSES = {Attention: ATTENTION, Router: ROUTING, MixtureOfExperts: ROUTING, Experts: None}
+
+
+def kinds_of_layers(layer: Layer) -> dict[str, str | None]:
+    """Returns the name scopes of layers that have a kind of their own, with that kind."""
+    found = {}
+    for cls, kind in _OF_CLASSES.items():
+        if isinstance(layer, cls):
+            found[scope_name(layer.path)] = kind
+    for child in layer.child_layers():
+        found |= kinds_of_layers(child)
+    return found
+
+
+def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
+    """Returns the kind of an operation, one of `KINDS`.
+
+    Args:
+      operation: the operation.
+      layers: what `kinds_of_layers` returns; {} if the layers are unknown.
+    """
+    if operation.collective:
+        return COLLECTIVES
+    if operation.host:
+        return HOST_TRANSFERS
+    if operation.phase == OPTIMIZER_SCOPE:
+        return OPTIMIZER
+    scopes = operation.layer.split("/")
+    for length in range(len(scopes), 0, -1):
+        scope = "/".join(scopes[:length])
+        if scope in layers:
+            if layers[scope]:
+                return str(layers[scope])
+            break
+    if operation.dispatch:
+        return ROUTING
+    return PRODUCTS if operation.matmul_flops else OTHER
+
+
+def flop_counts(
+    timed: Sequence[TimedOperation], useful_flops: int | None, devices: int
+) -> FlopCounts:
+    """Returns the arithmetic of one device in one step.
+
+    Args:
+      timed: the operations of the step.
+      useful_flops: useful operations of all devices; None if the program is not a training step.
+      devices: number of devices.
+    """
+    counts = collections.Counter()
+    for operation in (t.operation for t in timed):
+        amount = operation.matmul_flops * operation.times
+        counts["executed"] += amount
+        if operation.dispatch:
+            counts["dispatch"] += amount
+        elif operation.phase == "rematerialized":
+            counts["rematerialized"] += amount
+    rest = counts["executed"] - counts["dispatch"] - counts["rematerialized"]
+    useful = rest if useful_flops is None else useful_flops // devices
+    return FlopCounts(
+        useful=useful,
+        executed=counts["executed"],
+        rematerialized=counts["rematerialized"],
+        dispatch=counts["dispatch"],
+        padding=max(rest - useful, 0),
+    )
+
+
+def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:
+    """Returns sums over calls by the name of the field."""
+    return {name: sum(getattr(each, name) for each in calls) for name in fields}
+
+
+class _Collectives(NamedTuple):
+    """The fields that the calls of a `CollectiveRow` have in common."""
+
+    kind: str
+    axis: str
+    layer: str
+    phase: str
+    dtype: str
+    bytes: int
+    line: str
+
+
+def collective_rows(
+    timed: Sequence[TimedOperation], lines: GraphLines | None = None
+) -> list[CollectiveRow]:
+    """Returns a row for each kind, axis, layer, phase, dtype, size and line.
+
+    The rows with the most exposed time come first.
+
+    Args:
+      timed: the operations of the step.
+      lines: the lines of code that made the operations; None if they are unknown.
+    """
+    groups: dict[_Collectives, list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        operation, call = each.operation, each.operation.collective
+        if call is not None:
+            axis = ",".join(call.axes) or "all"
+            kind = call.kind + (ACROSS_SLICES if call.slices > 1 else "")
+            line = lines.line(operation.op_name) if lines else ""
+            where = operation.layer, operation.phase
+            groups[_Collectives(kind, axis, *where, call.dtype, call.bytes, line)].append(each)
+    total = sum(each.communication_seconds for each in timed)
+    rows = []
+    for key, calls in groups.items():
+        bound = sum(each.communication_seconds for each in calls)
+        row = CollectiveRow(
+            **key._asdict(),
+            **_sums(calls, "seconds", "hidden_seconds"),
+            count=sum(each.operation.times for each in calls),
+            seconds_bound=bound,
+            share=bound / total if total else 0.0,
+        )
+        rows.append(row)
+    return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
+
+
+def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
+    """Returns a row for each direction, layer and phase, those with the most exposed time first."""
+    groups: dict[tuple[bool, str, str], list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        operation = each.operation
+        if operation.host is not None:
+            groups[operation.host.to_host, operation.layer, operation.phase].append(each)
+    rows = [
+        HostTransferRow(
+            to_host=to_host,
+            layer=layer,
+            phase=phase,
+            bytes=sum(
+                host.bytes * each.operation.times
+                for each in transfers
+                if (host := each.operation.host)
+            ),
+            count=sum(each.operation.times for each in transfers),
+            seconds_bound=sum(each.host_seconds for each in transfers),
+            **_sums(transfers, "seconds", "hidden_seconds"),
+        )
+        for (to_host, layer, phase), transfers in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
+
+
+_BOUNDS = ("compute_seconds", "memory_seconds", "communication_seconds", "seconds_bound")
+
+
+def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
+    """Returns a row for each layer, phase and loop count, in the order of its first operation."""
+    groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        operation = each.operation
+        groups[operation.layer, operation.phase, operation.times].append(each)
+    return [
+        LayerRow(
+            layer=layer,
+            phase=phase,
+            times=times,
+            flops=sum(each.operation.matmul_flops * times for each in group),
+            bytes=sum(each.operation.bytes * times for each in group),
+            **_sums(group, *_BOUNDS, "seconds"),
+        )
+        for (layer, phase, times), group in groups.items()
+    ]
+
+
+def kind_rows(
+    timed: Sequence[TimedOperation], layers: Mapping[str, str | None]
+) -> list[WorkKindRow]:
+    """Returns a row for each kind of work that the step has, in the order of `kinds.KINDS`.
+
+    Args:
+      timed: the operations of the step.
+      layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
+    """
+    groups: dict[str, list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        groups[kind_of(each.operation, layers)].append(each)
+    return [
+        WorkKindRow(
+            kind=kind,
+            flops=sum(e.operation.matmul_flops * e.operation.times for e in groups[kind]),
+            **_sums(groups[kind], "seconds_bound", "seconds"),
+        )
+        for kind in KINDS
+        if kind in groups
+    ]

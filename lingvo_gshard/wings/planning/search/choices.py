@@ -1,0 +1,193 @@
+"""Candidates of a search: a mesh, sharding tables, and hyperparameters of the training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import msgspec
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.config.gin_binding import gin_name
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
+from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.wings.planning.plan.plan import Record
+
+# These compute the same function, so a search may replace one by the other.
+DISPATCHES = (GatherDispatch, EinsumDispatch)
+_MICRO_BATCHES, _PRECISION = "step.micro_batches", "step.precision"
+_OFFLOAD_MOMENTS, _INTERLEAVED = "step.offload_moments", "interleaved"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoicePaths:
+    """The hyperparameters of an experiment that a candidate's choices set.
+
+    Attributes:
+      rematerialize: paths of the hyperparameters that are rematerialization policies.
+      dispatch: paths of the dispatches that a search may replace.
+      compile_options: changes to the compiler's options that all candidates have.
+      offloads_moments: whether the experiment itself keeps the optimizer's moments in the memory
+        of the host.
+      interleaved: paths of the hyperparameters that are numbers of interleaved parts of a batch.
+    """
+
+    rematerialize: tuple[str, ...] = ()
+    dispatch: tuple[str, ...] = ()
+    compile_options: tuple[str, ...] = ()
+    offloads_moments: bool = False
+    interleaved: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, experiment: Params) -> ChoicePaths:
+        """Returns the paths of an experiment."""
+        dispatches = [path for path, node in experiment.nodes() if node.cls in DISPATCHES]
+        interleaved = [
+            f"{path}.{_INTERLEAVED}"
+            for path, node in experiment.nodes()
+            if node.cls in (Sequential, Repeat)
+        ]
+        policies = [
+            path for path, _ in experiment.leaves() if path.rpartition(".")[2] == "rematerialize"
+        ]
+        return cls(
+            tuple(policies),
+            tuple(dispatches),
+            experiment.sharding.compile_options,
+            experiment.get(_OFFLOAD_MOMENTS),
+            tuple(interleaved),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """A choice of the tensors that a step keeps for later, and of their memory.
+
+    Attributes:
+      policy: rematerialization policy.
+      offloads_moments: whether the optimizer's moments are kept in the memory of the host.
+    """
+
+    policy: str = remat_policy.NONE
+    offloads_moments: bool = False
+
+    @property
+    def on_device(self) -> Saving:
+        """The saving that keeps the same tensors on the device."""
+        return Saving(remat_policy.on_device(self.policy))
+
+
+SAVE_ALL = Saving()
+
+
+class Candidate(Record, frozen=True):
+    """A way to run a training step.
+
+    Attributes:
+      mesh: axes and sizes.
+      strategy: sharding table, or name of a strategy.
+      overrides: (pattern of layer paths, table) for layers that are sharded differently.
+      rematerialize: rematerialization policy.
+      micro_batches: number of micro-batches of a step; 0 keeps the experiment's.
+      precision: types of weights and activations, as `step.precision`; "" keeps the experiment's.
+      dispatch: name of one of `DISPATCHES`; "" keeps the experiment's.
+      compile_options: further changes to the compiler's options.
+      offload_moments: whether the optimizer's moments are kept in the memory of the host.
+      interleaved: number of interleaved parts of a batch; 0 keeps the experiment's.
+    """
+
+    mesh: str
+    strategy: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    rematerialize: str = remat_policy.NONE
+    micro_batches: int = 0
+    precision: str = ""
+    dispatch: str = ""
+    compile_options: tuple[str, ...] = ()
+    offload_moments: bool = False
+    interleaved: int = 0
+
+    def settings(self, paths: ChoicePaths = ChoicePaths()) -> list[str]:
+        """Returns the settings that select the candidate: options, and Params as in a gin file.
+
+        Args:
+          paths: the hyperparameters that the candidate sets.
+        """
+        settings = [f"mesh={self.mesh}", f"strategy={self.strategy}"]
+        if self.compile_options:
+            options = (*paths.compile_options, *self.compile_options)
+            settings += [f"compile_options={each}" for each in options]
+        if self.overrides:
+            settings.append(f"sharding.overrides = {dict(self.overrides)!r}")
+        values = self._values(paths).items()
+        return settings + [f"{gin_name(path)} = {_gin(value)}" for path, value in values]
+
+    def params(self, experiment: Params, paths: ChoicePaths = ChoicePaths()) -> Params:
+        """Returns a copy of an experiment's Params with all choices of the candidate.
+
+        Args:
+          experiment: the experiment.
+          paths: the hyperparameters that the candidate sets.
+        """
+        changed = experiment.copy()
+        changed.sharding.set(mesh=self.mesh, strategy=self.strategy, overrides=dict(self.overrides))
+        changed.sharding.compile_options = (*paths.compile_options, *self.compile_options)
+        for path, value in self._values(paths).items():
+            changed.set_path(path, value.params() if isinstance(value, type) else value)
+        return changed
+
+    def _values(self, paths: ChoicePaths) -> dict[str, Any]:
+        """Returns the values of hyperparameters, by path; a class stands for its Params."""
+        values: dict[str, Any] = dict.fromkeys(paths.rematerialize, self.rematerialize)
+        if self.micro_batches:
+            values[_MICRO_BATCHES] = self.micro_batches
+        if self.precision:
+            values[_PRECISION] = self.precision
+        if self.offload_moments != paths.offloads_moments:
+            values[_OFFLOAD_MOMENTS] = self.offload_moments
+        if self.interleaved:
+            values |= dict.fromkeys(paths.interleaved, self.interleaved)
+        if self.dispatch:
+            (dispatch,) = (cls for cls in DISPATCHES if cls.__name__ == self.dispatch)
+            values |= dict.fromkeys(paths.dispatch, dispatch)
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A change of a candidate whose effect only a compilation tells.
+
+    Attributes:
+      dispatch: as in `Candidate`; "" changes no dispatch.
+      compile_options: further changes to the compiler's options.
+      interleaved: as in `Candidate`; 0 changes nothing.
+    """
+
+    dispatch: str = ""
+    compile_options: tuple[str, ...] = ()
+    interleaved: int = 0
+
+    def __str__(self) -> str:
+        """Returns the change in words."""
+        options = [f"`compile_options={each}`" for each in self.compile_options]
+        parts = [f"{self.interleaved} interleaved parts"] if self.interleaved else []
+        return " ".join([self.dispatch, *parts, *options]).strip()
+
+    def applied(self, candidate: Candidate) -> Candidate:
+        """Returns a candidate with this change."""
+        return msgspec.structs.replace(
+            candidate,
+            dispatch=self.dispatch or candidate.dispatch,
+            compile_options=(*candidate.compile_options, *self.compile_options),
+            interleaved=self.interleaved or candidate.interleaved,
+        )
+
+
+def _gin(value: Any) -> str:
+    """Returns a value as gin writes it."""
+    if isinstance(value, type):
+        return f"@{value.__module__}.{value.__qualname__}"
+    return repr(value) if isinstance(value, bool) else json.dumps(value)

@@ -1,0 +1,312 @@
+"""Searches for the mesh, strategy and rematerialization policy of an experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.runtime.compile_options import ALL_TO_ALLS, PARALLEL, option_variants
+from lingvo_gshard.runtime.program.step_programs import BatchSpecs
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.experiments import (
+    batch_specs,
+    make_trainer,
+    requested_compile_options,
+    requested_partitioner,
+)
+from lingvo_gshard.training.step import precision
+from lingvo_gshard.wings.hlo.operations import Collective, Operation
+from lingvo_gshard.wings.planning import planner, roofline
+from lingvo_gshard.wings.planning.machines import efficiencies, interconnect
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.roofline import Budget
+from lingvo_gshard.wings.planning.search.candidates import TracedStep
+from lingvo_gshard.wings.planning.search.choices import (
+    DISPATCHES,
+    Candidate,
+    ChoicePaths,
+    Saving,
+    Variant,
+)
+from lingvo_gshard.wings.planning.search.costs import Rates
+from lingvo_gshard.wings.planning.search.results import (
+    CompileCandidate,
+    CompiledCost,
+    RatedCandidate,
+    SearchResult,
+)
+from lingvo_gshard.wings.planning.search.search import search
+from lingvo_gshard.wings.planning.search.tracing import trace
+
+# Goals of a search.
+TIME, COST = "time", "cost"
+_BILLION = 1e9
+# Numbers of micro-batches that a search tries.
+_MICRO_BATCHES = (1, 2, 4, 8)
+# Number of interleaved parts of a batch that a search tries.
+_INTERLEAVED = 2
+# Hyperparameter of tasks: the number of positions whose logits are computed at once.
+_LOGITS = "logits_positions"
+_ALL_POSITIONS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions(Options):
+    """Options of a search."""
+
+    search_compilations: int = option(
+        4,
+        "Number of candidates that a search compiles before it decides, the best by the cost model "
+        "first; the best of them is then compiled with variants. 0 decides by the cost model "
+        "alone.",
+        minimum=0,
+    )
+    search_for: str = option(
+        TIME,
+        "Of several machines, the one that takes the least time for a step, or that costs the "
+        "least by its list price.",
+        choices=(TIME, COST),
+    )
+    search_precision: tuple[str, ...] = option(
+        (),
+        "Precision that a search may choose, such as bfloat16; may be repeated. It changes what is "
+        "learned, so by default the search keeps step.precision.",
+        choices=tuple(precision.precision_names()),
+    )
+
+
+def candidate_compiler(
+    experiment: Params,
+    paths: ChoicePaths,
+    batch: BatchSpecs,
+    topology: Topology,
+    plans: dict[Candidate, Plan],
+    progress: Progress = SILENT,
+) -> CompileCandidate:
+    """Returns a function that compiles a candidate's training step for a topology.
+
+    Args:
+      experiment: the experiment.
+      paths: the hyperparameters that a candidate's choices set.
+      batch: shape and dtype of each array of a batch.
+      topology: the machine.
+      plans: collects the plan of each compiled candidate.
+      progress: is told each stage as it begins.
+    """
+
+    def compile_candidate(candidate: Candidate) -> CompiledCost:
+        params = candidate.params(experiment, paths)
+        sharding = params.sharding
+        partitioning = Partitioning.make(sharding.mesh, sharding.strategy, sharding.overrides)
+        plan = planner.plan_step(
+            make_trainer(params),
+            batch,
+            partitioning,
+            topology,
+            experiment.name,
+            sharding.partitioner,
+            progress=progress,
+            compile_options=sharding.compile_options,
+        )
+        plans[candidate] = msgspec.structs.replace(plan, params=params.to_text())
+        return CompiledCost(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
+
+    return compile_candidate
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+# FLOPs of a matrix product that reaches the highest measured efficiency.
+_LARGE = 1e13
+
+
+def rates_of(topology: Topology) -> Rates:
+    """Returns the estimated rates of one device of a topology."""
+    chip = topology.chip
+    share = efficiencies.matmul_efficiency(chip, _LARGE).value
+
+    @functools.cache
+    def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
+        size = mesh.parts(axes)
+        slices = interconnect.spanned_slices(axes, topology, mesh)
+        call = Collective(kind, axes, size, "float32", bytes, slices=slices)
+        operation = Operation("searched", kind, "", "other", collective=call)
+        (timed,) = roofline.time_operations([operation], topology, mesh)
+        return timed.seconds
+
+    return Rates(
+        flops_per_second={dtype: share * chip.peak(dtype) for dtype in _DTYPES},
+        bytes_per_second=efficiencies.memory_efficiency(chip).value * chip.memory_bandwidth,
+        capacity=chip.usable_bytes,
+        collective_seconds=collective_seconds,
+        host_bytes_per_second=chip.host_bandwidth,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentSearch:
+    """The result of a search for an experiment.
+
+    Attributes:
+      experiment: the experiment, before the search.
+      topology: the machine.
+      result: all candidates with their costs.
+      plan: plan of the best candidate; None if none was compiled or none fits.
+      paths: the hyperparameters that a candidate's choices set.
+      tokens: target positions of a batch.
+    """
+
+    experiment: Params
+    topology: Topology
+    result: SearchResult
+    plan: Plan | None
+    paths: ChoicePaths
+    tokens: int
+
+    @property
+    def billion_tokens(self) -> Budget | None:
+        """The time and price of training on a billion tokens; None if no candidate fits."""
+        if self.result.best is None:
+            return None
+        return roofline.budget(_BILLION, self.result.best.seconds / self.tokens, self.topology)
+
+    def settings(self, row: RatedCandidate) -> list[str]:
+        """Returns the settings that select a candidate."""
+        return row.candidate.settings(self.paths)
+
+    def params(self, row: RatedCandidate) -> Params:
+        """Returns the experiment's Params with all choices of a candidate."""
+        return row.candidate.params(self.experiment, self.paths)
+
+
+def search_experiment(
+    experiment: Params,
+    topology: Topology,
+    options: SearchOptions = SearchOptions(),
+    progress: Progress = SILENT,
+    partitioner: str | None = None,
+    compile_options: Sequence[str] = (),
+) -> ExperimentSearch:
+    """Returns the fastest way to run an experiment's training step.
+
+    Args:
+      experiment: Params; their own mesh, strategy, rematerialization policies, place of the
+        moments and number of micro-batches are ignored.
+      topology: the machine.
+      options: options of the search.
+      progress: is told each event of the search, and each stage of a compilation.
+      partitioner: "gspmd" or "shardy"; None: the experiment's.
+      compile_options: changes to the compiler's options, as `plan_step` takes them; (): the
+        experiment's.
+    """
+    experiment = experiment.copy()
+    experiment.sharding.set(
+        # The search proposes meshes for the order of the list of devices.
+        device_order="contiguous",
+        partitioner=requested_partitioner(experiment, partitioner),
+        compile_options=requested_compile_options(experiment, compile_options),
+    )
+    paths, batch = ChoicePaths.of(experiment), batch_specs(experiment)
+    progress.say("tracing the model")
+    steps = list(_traced_steps(experiment, paths, batch, options.search_precision))
+    plans: dict[Candidate, Plan] = {}
+    compile_candidate, variants = None, []
+    if options.search_compilations:
+        compile_candidate = candidate_compiler(experiment, paths, batch, topology, plans, progress)
+        variants = _variants(experiment, paths, steps[0], topology, batch)
+    result = search(
+        steps[0],
+        topology.devices,
+        rates_of(topology),
+        compile_candidate,
+        compile_best=options.search_compilations,
+        savings=_savings(paths, topology),
+        torus=_torus(topology),
+        progress=progress,
+        others=steps[1:],
+        variants=variants,
+    )
+    plan = plans.get(result.best.candidate) if result.best else None
+    tokens = make_trainer(experiment).task.target_tokens(batch)
+    return ExperimentSearch(experiment, topology, result, plan, paths, tokens)
+
+
+def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
+    """Returns what to try: in the memory of the host only where its bandwidth is known."""
+    is_offloaded = (False, True) if topology.chip.host_bandwidth else (False,)
+    policies = remat_policy.POLICIES if is_offloaded[-1] else remat_policy.ON_DEVICE
+    if not paths.rematerialize:
+        policies = (remat_policy.NONE,)
+    return [Saving(policy, moments) for moments in is_offloaded for policy in policies]
+
+
+def _traced_steps(
+    experiment: Params, paths: ChoicePaths, batch: BatchSpecs, precisions: Sequence[str]
+) -> Iterator[TracedStep]:
+    """Yields the step with each precision and number of micro-batches, traced for the cost model.
+
+    Raises:
+      UserError: a precision is unknown.
+    """
+    for types in dict.fromkeys(precisions) or [""]:
+        for micro_batches in _micro_batches(batch):
+            chosen = Candidate("", "", (), remat_policy.NONE, micro_batches, types)
+            changed = chosen.params(experiment, paths)
+            if _LOGITS in changed.task:
+                # The model reads the letters of products. Chunks of logits lack the rows' letter.
+                changed.task.set(**{_LOGITS: _ALL_POSITIONS})
+            yield trace(make_trainer(changed), batch, micro_batches, types)
+
+
+def _micro_batches(batch: BatchSpecs) -> list[int]:
+    """Returns the numbers of micro-batches to try, which divide the rows of a batch."""
+    rows = [known_sizes(spec.shape)[0] for spec in batch.values()]
+    return [m for m in _MICRO_BATCHES if all(size % m == 0 for size in rows)]
+
+
+def _variants(
+    experiment: Params,
+    paths: ChoicePaths,
+    step: TracedStep,
+    topology: Topology,
+    batch: BatchSpecs,
+) -> list[Variant]:
+    """Returns the changes to compile the best candidate with."""
+    has_experts = any("E" in spec.layout for spec in step.weights)
+    found = []
+    if has_experts and paths.dispatch:
+        used = {experiment.get(path).cls for path in paths.dispatch}
+        found += [Variant(dispatch=cls.__name__) for cls in DISPATCHES if used != {cls}]
+    device = topology.compile_devices()[0]
+    options = option_variants(device, experiment.sharding.compile_options)
+    exchanges = options.pop(ALL_TO_ALLS, ())
+    if has_experts and exchanges:
+        found.append(Variant(compile_options=exchanges))
+    if has_experts:
+        # Ragged exchanges in several streams are not safe; see the option's reason.
+        options.pop(PARALLEL, ())
+    found += [Variant(compile_options=each) for each in options.values()]
+    if paths.interleaved and _INTERLEAVED in _micro_batches(batch):
+        # The parts hide each other's collectives only if these are asynchronous.
+        found.append(Variant(interleaved=_INTERLEAVED, compile_options=exchanges))
+    return found
+
+
+def _torus(topology: Topology) -> tuple[int, ...]:
+    """Returns the interconnect's shape in devices.
+
+    Slices are the major dimension of the shape, the devices of one chip the minor dimension.
+    """
+    if topology.kind != "tpu":
+        return ()
+    sizes = (topology.slices, *topology.shape, topology.chip.partitions)
+    return sizes[topology.slices == 1 : None if topology.chip.partitions > 1 else -1]

@@ -1,0 +1,94 @@
+"""SearchRecord: the result of a search, as data for reports and trainings."""
+
+from __future__ import annotations
+
+from lingvo_gshard.wings.planning.plan.plan import Plan, Record
+from lingvo_gshard.wings.planning.roofline import Budget
+from lingvo_gshard.wings.planning.search.choices import Candidate
+from lingvo_gshard.wings.planning.search.explanation import Alternative
+from lingvo_gshard.wings.planning.search.results import CompiledCost
+
+FORMAT = 1
+
+
+class CostRecord(Record, frozen=True, kw_only=True):
+    """The cost model's estimate for a candidate.
+
+    Attributes:
+      seconds: time of one step.
+      peak: peak bytes of one device.
+    """
+
+    seconds: float
+    peak: int
+
+
+class CandidateRecord(Candidate, frozen=True, kw_only=True):
+    """A candidate with its costs.
+
+    Attributes:
+      name: name of the strategy; empty for candidates that the search made.
+      flags: command-line flags that select the candidate.
+      model: the cost model's estimate.
+      compiled: the compiler's figures; None if it was not compiled.
+      problem: why it could not be compiled; empty if it could.
+    """
+
+    name: str
+    flags: list[str]
+    model: CostRecord
+    compiled: CompiledCost | None
+    problem: str
+
+
+class MachineRecord(Record, frozen=True, kw_only=True):
+    """The best candidate of a machine.
+
+    Attributes:
+      topology: the machine.
+      mesh: axes and sizes; empty if no candidate fits.
+      strategy: table of letters and axes.
+      seconds: time of one step; None if no candidate fits.
+      billion_tokens: time and price of training on a billion tokens; None if no candidate fits.
+    """
+
+    topology: str
+    mesh: str
+    strategy: str
+    seconds: float | None
+    billion_tokens: Budget | None
+
+
+class SearchRecord(Record, frozen=True, kw_only=True):
+    """The result of a search.
+
+    Attributes:
+      search_format: version of the file format.
+      name: the experiment.
+      topology: the machine.
+      best: the fastest candidate that fits; None if none fits.
+      front: candidates that no other one beats in both time and memory, fastest first.
+      candidates: all candidates that the search made.
+      explanation: what the step would cost with other values of each choice.
+      baselines: named strategies, for comparison.
+      billion_tokens: time and price of training on a billion tokens; None if none fits.
+      machines: the machines that were searched, the best first.
+      capacity: bytes of a device that a program may use.
+      plan: plan of the best candidate; None if it was not compiled.
+      params: the experiment's Params with all choices of the best candidate, as in a run's
+        params.txt; empty if none fits.
+    """
+
+    search_format: int = FORMAT
+    name: str
+    topology: str
+    best: CandidateRecord | None
+    front: list[CandidateRecord]
+    explanation: list[Alternative]
+    candidates: list[CandidateRecord]
+    baselines: list[CandidateRecord]
+    billion_tokens: Budget | None
+    machines: list[MachineRecord]
+    capacity: int
+    plan: Plan | None
+    params: str

@@ -1,0 +1,94 @@
+"""SearchResult: candidates with their costs, by the cost model and by compilation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from lingvo_gshard.wings.planning.search.choices import Candidate
+from lingvo_gshard.wings.planning.search.costs import Cost
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledCost:
+    """Cost of a compiled candidate.
+
+    Attributes:
+      fits: whether the step fits in the memory of each device.
+      peak: peak bytes of one device.
+      seconds: estimated time of one step.
+    """
+
+    fits: bool
+    peak: int
+    seconds: float
+
+
+# Compiles a candidate. Raises ValueError with the reason if that is impossible.
+CompileCandidate = Callable[[Candidate], CompiledCost]
+
+
+@dataclasses.dataclass(frozen=True)
+class RatedCandidate:
+    """A candidate with its costs.
+
+    Attributes:
+      candidate: the candidate.
+      cost: estimate of the cost model.
+      name: name of the strategy; empty for candidates that the search made.
+      compiled: cost by compilation; None if it was not compiled.
+      problem: why it could not be compiled; empty if it could.
+    """
+
+    candidate: Candidate
+    cost: Cost
+    name: str = ""
+    compiled: CompiledCost | None = None
+    problem: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Returns the time of a step: the compiled step's, or else the cost model's estimate."""
+        return self.compiled.seconds if self.compiled else self.cost.seconds
+
+    @property
+    def peak(self) -> int:
+        """Returns the peak bytes: the compiled step's, or else the cost model's estimate."""
+        return self.compiled.peak if self.compiled else self.cost.peak
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    Attributes:
+      best: the fastest candidate that fits; None if none fits.
+      front: Pareto front of time and memory, fastest first. If any candidate was compiled, only
+        compiled candidates are on it.
+      rows: all candidates, fastest by the cost model first.
+      baselines: named strategies, for comparison.
+      capacity: bytes of a device that a program may use.
+    """
+
+    best: RatedCandidate | None
+    front: tuple[RatedCandidate, ...]
+    rows: tuple[RatedCandidate, ...]
+    baselines: tuple[RatedCandidate, ...]
+    capacity: int
+
+    def fits(self, row: RatedCandidate) -> bool:
+        """Returns whether a candidate fits, by the compiler or else by the cost model."""
+        return row.compiled.fits if row.compiled else row.cost.peak <= self.capacity
+
+    def preference(self, row: RatedCandidate) -> tuple:
+        """Returns a key that sorts compiled candidates first, then those that fit, then by time."""
+        return bool(row.problem), row.compiled is None, not self.fits(row), row.seconds
+
+
+def front(rows: Iterable[RatedCandidate]) -> tuple[RatedCandidate, ...]:
+    """Returns the Pareto front of time and memory, fastest first."""
+    pareto: list[RatedCandidate] = []
+    for row in sorted(rows, key=lambda r: (r.seconds, r.peak)):
+        if not pareto or row.peak < pareto[-1].peak:
+            pareto.append(row)
+    return tuple(pareto)

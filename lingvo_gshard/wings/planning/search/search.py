@@ -1,0 +1,450 @@
+"""Searches meshes, shardings, rematerialization policies and micro-batches for the fastest step.
+
+A cost model rates all candidates, and the best are compiled to decide. The best of these is then
+compiled with other values of the choices that the cost model cannot rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.letters import ROWS
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.wings.planning.search.candidates import (
+    AxisRole,
+    LayerGroups,
+    ShardingOption,
+    TracedStep,
+    candidate,
+    factorizations,
+    group,
+    sharding_options,
+)
+from lingvo_gshard.wings.planning.search.choices import Candidate, Saving, Variant
+from lingvo_gshard.wings.planning.search.cost_model import CostModel
+from lingvo_gshard.wings.planning.search.costs import Cost, Rates
+from lingvo_gshard.wings.planning.search.ilp import OptionCost, PairCosts, pareto_optimal, solve
+from lingvo_gshard.wings.planning.search.results import (
+    CompileCandidate,
+    RatedCandidate,
+    SearchResult,
+    front,
+)
+
+_LETTERS = "abc"
+
+
+def mesh_shapes(
+    devices: int, torus: tuple[int, ...] = (), most_axes: int = 3
+) -> list[tuple[int, ...]]:
+    """Returns mesh shapes of up to `most_axes` axes, fewest axes first.
+
+    Three axes are listed only in descending order of size: the sharding options already permute
+    their use, and the devices of the last axis are neighbors, so it is best the smallest.
+
+    Args:
+      devices: number of devices, the product of every shape.
+      torus: shape of the interconnect. Axes then align with its dimensions.
+      most_axes: maximum number of axes.
+    """
+    shapes: list[tuple[int, ...]] = []
+    for axes in range(1, most_axes + 1):
+        for sizes in factorizations(devices, axes):
+            is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
+            if devices > 1 and is_ordered and _follows(sizes, torus):
+                shapes.append(sizes)
+    return shapes
+
+
+def unnamed_mesh(sizes: tuple[int, ...]) -> Mesh:
+    """Returns a mesh of these sizes with placeholder names."""
+    return Mesh(tuple(zip(_LETTERS, sizes, strict=False)))
+
+
+def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
+    """Returns whether every axis divides a dimension of the torus or spans whole dimensions."""
+    if math.prod(torus) != math.prod(sizes):
+        return True
+    ends = [math.prod(torus[i:]) for i in range(len(torus))]
+    starts = [math.prod(sizes[i:]) for i in range(len(sizes))]
+    return all(a % b == 0 or b % a == 0 for a in ends for b in starts)
+
+
+# Shares of the device's memory that the cost model may fill. The first share leaves room for
+# elementwise operations, which the model ignores. The other shares give the rest of the Pareto
+# front.
+_SHARES = (0.9, 0.65, 0.45, 0.3, 0.2)
+# Capacity, relative to the device's, that no program exceeds.
+_PLENTY = 1000
+# Candidates whose times differ by less than this ratio count as equally fast, since the cost model
+# is not more accurate. The simpler candidate is then preferred.
+_CLOSE = 1.03
+# Of two candidates whose times and bytes differ by less than this ratio, only one is compiled. A
+# variant of the best candidate must be faster by more.
+_SAME = 1.01
+# Named strategies that the cost model cannot rate: it knows neither sharded positions nor stages.
+_UNRATED = ("sequence", "context", "pipeline")
+
+
+def search(
+    step: TracedStep,
+    devices: int,
+    rates: Rates,
+    compile_candidate: CompileCandidate | None = None,
+    compile_best: int = 4,
+    savings: Sequence[Saving] = tuple(map(Saving, remat_policy.ON_DEVICE)),
+    torus: tuple[int, ...] = (),
+    most_axes: int = 3,
+    progress: Progress = SILENT,
+    others: Sequence[TracedStep] = (),
+    variants: Sequence[Variant] = (),
+) -> SearchResult:
+    """Returns the fastest ways to run a traced step that fit in memory.
+
+    Args:
+      step: the traced step.
+      devices: number of devices.
+      rates: speed of the devices.
+      compile_candidate: compiles the best candidates to decide among them. None decides by the cost
+        model alone.
+      compile_best: number of candidates to compile, beside the best named strategy. If one needs
+        more memory than the model estimated, the next ones are chosen smaller.
+      savings: what to try: rematerialization policies and places of the moments.
+      torus: shape of the interconnect in devices; empty if it is no torus.
+      most_axes: maximum number of mesh axes.
+      progress: is told each event of the search.
+      others: the same step with other numbers of micro-batches or another precision.
+      variants: changes that the cost model cannot rate. The best candidate is compiled with each.
+    """
+    steps = (step, *others)
+    meshes = [unnamed_mesh(x) for x in mesh_shapes(devices, torus, most_axes) or [(devices,)]]
+    groups = [group(each) for each in steps]
+    searches = [
+        _MeshSearch(each, layer_groups, mesh, rates)
+        for each, layer_groups in zip(steps, groups, strict=True)
+        for mesh in meshes
+    ]
+    ordered = _simplest_first(_rate(searches, savings, progress))
+    named = list(_baselines(steps, groups, devices, rates, savings))
+    capacity = rates.capacity
+    if compile_candidate is not None:
+        ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
+        named = _compile_best_named(named, compile_candidate, capacity, progress)
+        best, tried = _with_variants([*ordered, *named], compile_candidate, variants, progress)
+        ordered += tried
+    else:
+        best = next((row for row in ordered if _fits(row, capacity)), None)
+    compiled = [row for row in (*ordered, *named) if row.compiled]
+    considered = compiled if compile_candidate else ordered
+    return SearchResult(best, front(considered), tuple(ordered), tuple(named), capacity)
+
+
+def _rate(
+    searches: Sequence[_MeshSearch], savings: Sequence[Saving], progress: Progress
+) -> list[RatedCandidate]:
+    """Returns the best candidates of all meshes, or the smallest ones if none fits."""
+    rows: dict[Candidate, RatedCandidate] = {}
+    for mesh_search in searches:
+        for row in mesh_search.rows(savings):
+            rows.setdefault(row.candidate, row)
+        progress.say(f"{len(rows)} candidates, up to {mesh_search}")
+    if not rows:
+        progress.say("no candidate fits by the cost model; looking for the smallest")
+        for mesh_search in searches:
+            rows.update({row.candidate: row for row in mesh_search.smallest(savings)})
+    return list(rows.values())
+
+
+class _MeshSearch:
+    """The search on one mesh: the options of each group and their costs."""
+
+    def __init__(self, step: TracedStep, layer_groups: LayerGroups, mesh: Mesh, rates: Rates):
+        self._step, self._layer_groups, self._mesh = step, layer_groups, mesh
+        self._capacity = rates.capacity - step.inputs // mesh.size
+        self._fitting: dict[Saving, bool] = {}
+        self._model = CostModel(mesh, rates, micro_batches=step.micro_batches)
+        self._options = [sharding_options(mesh, g.letters) for g in layer_groups.groups]
+        self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
+        self._boundaries = [[o.rows(mesh) for o in options] for options in self._options]
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self._mesh.shape))
+        return f"meshes of {shape} with {self._step.micro_batches} micro-batches"
+
+    def rows(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
+        """Returns the fastest candidate for each saving and each share of the memory.
+
+        Where the fastest of all shardings fits, copies to the memory of the host only take time.
+        """
+        candidates = []
+        for saving in savings:
+            if saving != saving.on_device and self._fits_at_once(saving.on_device):
+                continue
+            model = self._model.under(saving)
+            for chosen in self._chosen(self._costs(model), self._pairs(model)):
+                candidates.append(self._row(chosen, model))
+        return candidates
+
+    def _fits_at_once(self, saving: Saving) -> bool:
+        """Returns whether the fastest sharding of all fits."""
+        if saving not in self._fitting:
+            model = self._model.under(saving)
+            kept, reduced = self._reduced(self._costs(model))
+            numbers = solve(reduced, self._pairs(model), self._capacity * _PLENTY)
+            assert numbers is not None, "nothing exceeds this capacity"
+            peak = self._row(_numbered(kept, numbers), model).cost.peak
+            self._fitting[saving] = peak <= self._capacity * _SHARES[0]
+        return self._fitting[saving]
+
+    def smallest(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
+        """Returns the candidate with the least memory for each saving."""
+        candidates = []
+        for saving in savings:
+            model = self._model.under(saving)
+            sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
+            candidates.append(
+                self._row(tuple(of_group.index(min(of_group)) for of_group in sizes), model)
+            )
+        return candidates
+
+    def _costs(self, model: CostModel) -> list[list[Cost]]:
+        return [
+            [model.group_cost(g, strategy) for strategy in of_group]
+            for g, of_group in zip(self._layer_groups.groups, self._strategies, strict=True)
+        ]
+
+    def _chosen(self, costs: list[list[Cost]], pairs: PairCosts) -> list[tuple[int, ...]]:
+        kept, reduced = self._reduced(costs)
+        distinct: dict[tuple[int, ...], None] = {}
+        for share in _SHARES:
+            numbers = solve(reduced, pairs, self._capacity * share)
+            if numbers is None:
+                break
+            distinct[_numbered(kept, numbers)] = None
+        return [chosen for chosen in distinct if not self._has_mergeable_axes(chosen)]
+
+    def _reduced(self, costs: list[list[Cost]]) -> tuple[list[list[int]], list[list[OptionCost]]]:
+        """Returns the numbers of the options that no other one beats, and their costs."""
+        choices = [
+            [
+                OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
+                for cost, boundary in zip(of_group, boundaries, strict=True)
+            ]
+            for of_group, boundaries in zip(costs, self._boundaries, strict=True)
+        ]
+        kept = [pareto_optimal(of_group) for of_group in choices]
+        return kept, [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
+
+    def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
+        """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
+        roles_of_axes = list(
+            zip(
+                *[of_group[i].roles for of_group, i in zip(self._options, chosen, strict=True)],
+                strict=True,
+            )
+        )
+        return any(a == b for a, b in itertools.pairwise(roles_of_axes))
+
+    def _pairs(self, model: CostModel) -> PairCosts:
+        """Returns the time to reshard the batch between groups."""
+        pairs: dict = {}
+        for (source, target), flows in self._layer_groups.between.items():
+            boundaries = {
+                boundary: _batch_strategy(boundary, self._mesh)
+                for boundary in self._boundaries[source]
+            }
+            pairs[source, target] = {
+                (one, other): sum(
+                    model.flow_cost(f, boundaries[one], _batch_strategy(other, self._mesh)).seconds
+                    for f in flows
+                )
+                for one in boundaries
+                for other in dict.fromkeys(self._boundaries[target])
+                if one != other
+            }
+        return pairs
+
+    def _row(self, chosen: tuple[int, ...], model: CostModel) -> RatedCandidate:
+        options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
+        tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
+        chosen_candidate = candidate(
+            self._layer_groups, options, self._mesh, model.saving, self._step
+        )
+        return RatedCandidate(chosen_candidate, model.cost(self._layer_groups, tables))
+
+
+def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of options by their numbers among those that were kept."""
+    return tuple(k[n] for k, n in zip(kept, numbers, strict=True))
+
+
+def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
+    """Returns a strategy that shards the batch over these axes and nothing else."""
+    role = AxisRole(ROWS)
+    return ShardingOption(tuple(role if a in axes else AxisRole() for a in mesh.names)).strategy(
+        mesh
+    )
+
+
+def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
+    """Returns the candidates by seconds, the simplest of about equally fast ones first."""
+    pending = sorted(rows, key=lambda row: row.seconds)
+    ordered: list[RatedCandidate] = []
+    while pending:
+        limit = pending[0].seconds * _CLOSE
+        close = [row for row in pending if row.seconds <= limit]
+        ordered += sorted(close, key=_complexity)
+        pending = pending[len(close) :]
+    return ordered
+
+
+def _complexity(row: RatedCandidate) -> tuple:
+    c = row.candidate
+    axes, is_recomputed = c.mesh.count("="), c.rematerialize != remat_policy.NONE
+    hosted = remat_policy.is_offloaded(c.rematerialize) + c.offload_moments
+    size = len(c.strategy), row.cost.peak
+    return len(c.overrides), axes, hosted, is_recomputed, c.micro_batches, *size
+
+
+def _fits(row: RatedCandidate, capacity: int) -> bool:
+    return row.compiled.fits if row.compiled else row.cost.peak <= capacity * _SHARES[0]
+
+
+def _compile(
+    rows: list[RatedCandidate],
+    compile_candidate: CompileCandidate,
+    most: int,
+    capacity: int,
+    progress: Progress,
+) -> list[RatedCandidate]:
+    """Returns the candidates, the most promising ones with compiled costs."""
+    rows = list(rows)
+    # Largest ratio so far of compiled to estimated memory.
+    excess = 1.0
+    for _ in range(most):
+        compiled_rows = [row for row in rows if row.compiled or row.problem]
+        open_rows = [
+            i for i, row in enumerate(rows) if not any(_is_alike(row, t) for t in compiled_rows)
+        ]
+        fitting = [i for i in open_rows if rows[i].cost.peak * excess <= capacity]
+        if not open_rows:
+            break
+        smallest = min(open_rows, key=lambda i: rows[i].cost.peak)
+        number = fitting[0] if fitting else smallest
+        row = rows[number]
+        progress.say(f"compiling `mesh={row.candidate.mesh}` `strategy={row.candidate.strategy}`")
+        row = rows[number] = _compiled(row, compile_candidate)
+        if row.compiled:
+            excess = max(excess, row.compiled.peak / max(row.cost.peak, 1))
+    return rows
+
+
+def _compiled(row: RatedCandidate, compile_candidate: CompileCandidate) -> RatedCandidate:
+    """Returns a candidate with its compiled cost, or with the reason why there is none."""
+    try:
+        return dataclasses.replace(row, compiled=compile_candidate(row.candidate))
+    except UserError as error:
+        return dataclasses.replace(row, problem=str(error))
+
+
+def _compile_best_named(
+    named: Sequence[RatedCandidate],
+    compile_candidate: CompileCandidate,
+    capacity: int,
+    progress: Progress,
+) -> list[RatedCandidate]:
+    """Returns the named strategies, the one that the cost model rates best with compiled costs."""
+    fitting = [row for row in named if _fits(row, capacity)]
+    if not fitting:
+        return list(named)
+    best = min(fitting, key=lambda row: row.seconds)
+    progress.say(f"compiling the best named strategy, {best.name}")
+    compiled = _compiled(best, compile_candidate)
+    return [compiled if row is best else row for row in named]
+
+
+def _with_variants(
+    rows: Sequence[RatedCandidate],
+    compile_candidate: CompileCandidate,
+    variants: Sequence[Variant],
+    progress: Progress,
+) -> tuple[RatedCandidate | None, list[RatedCandidate]]:
+    """Compiles the best compiled candidate with each variant. Keeps those that make it faster.
+
+    The cost model rates a variant like the candidate without it.
+
+    Returns:
+      The best candidate, None if no compiled one fits, and all variants.
+    """
+    fitting = [row for row in rows if row.compiled and row.compiled.fits]
+    if not fitting:
+        return None, []
+    best, found = min(fitting, key=lambda row: row.seconds), []
+    for variant in variants:
+        progress.say(f"compiling the best candidate with {variant}")
+        changed = dataclasses.replace(
+            best, candidate=variant.applied(best.candidate), compiled=None
+        )
+        row = _compiled(changed, compile_candidate)
+        found.append(row)
+        if row.compiled and row.compiled.fits and row.seconds * _SAME < best.seconds:
+            best = row
+    return best, found
+
+
+def _is_alike(one: RatedCandidate, other: RatedCandidate) -> bool:
+    """Returns whether the model rates two candidates as too similar to compile both."""
+    pairs = ((one.cost.seconds, other.cost.seconds), (one.cost.peak, other.cost.peak))
+    return all(max(pair) <= min(pair) * _SAME for pair in pairs)
+
+
+def _baselines(
+    steps: Sequence[TracedStep],
+    groups: Sequence[LayerGroups],
+    devices: int,
+    rates: Rates,
+    savings: Sequence[Saving],
+) -> Iterable[RatedCandidate]:
+    """Yields the named strategies that the cost model can rate, each over all devices.
+
+    Each has the saving and the micro-batches that are the fastest that fit, else the smallest.
+    """
+    for name in strategies.base_names():
+        if name in _UNRATED:
+            continue
+        axis = "model" if name == "tensor" else "data"
+        mesh = Mesh(((axis, devices),))
+        try:
+            strategy = strategies.get(name, mesh)
+        except UserError:
+            # It needs several axes.
+            continue
+        rows = []
+        for step, layer_groups in zip(steps, groups, strict=True):
+            model = CostModel(mesh, rates, micro_batches=step.micro_batches)
+            for saving in savings:
+                tables = [strategy] * len(layer_groups.groups)
+                cost = model.under(saving).cost(layer_groups, tables)
+                chosen = Candidate(
+                    str(mesh),
+                    name,
+                    (),
+                    saving.policy,
+                    step.micro_batches,
+                    step.precision,
+                    offload_moments=saving.offloads_moments,
+                )
+                rows.append(RatedCandidate(chosen, cost, name))
+        fitting = [row for row in rows if _fits(row, rates.capacity)]
+        if fitting:
+            yield min(fitting, key=lambda row: row.seconds)
+        else:
+            yield min(rows, key=lambda row: row.peak)

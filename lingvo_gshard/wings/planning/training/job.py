@@ -1,0 +1,217 @@
+"""A training job: a plan's step, repeated on a machine that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.training import formulas
+from lingvo_gshard.wings.planning.training.formulas import FailureRate, Interruptions
+from lingvo_gshard.wings.planning.training.goodput_record import Assumption
+
+# The rate of Llama 3's storage, divided by the hosts of 16,384 GPUs.
+HOST_RATE = 2e12 / 2048
+_HOST_RATE_SOURCE = (
+    "of each host: the sustained 2 TB/s of Llama 3's storage, for 2,048 hosts (Dubey et al. 2024, "
+    "section 3.3.1, https://arxiv.org/abs/2407.21783)"
+)
+RESTART = 600.0
+_RESTART_SOURCE = (
+    "finding the failure and diagnosing it took MegaScale less than 10 minutes on average (Jiang "
+    "et al. 2024, section 6.3, https://arxiv.org/abs/2402.15627)"
+)
+# The sum of the defaults of lost_seconds and regather_seconds, and 15 seconds to start workers.
+AGENTS_RESTART = 20.0 + 10.0 + 15.0
+_AGENTS_RESTART_SOURCE = (
+    "gshard-launch: 20 s until a host counts as lost, 10 s until the others go on without it, and "
+    "15 s, assumed, until workers have started"
+)
+AGENTS_COMPILE = 60.0
+_AGENTS_COMPILE_SOURCE = "assumed: tracing and lowering; the compiled program comes from the cache"
+PARTNER_RATE = 10e9
+_PARTNER_SOURCE = "assumed: a host copies its part of a snapshot to another host at 10 GB/s"
+COPY_RATE = 10e9
+_COPY_SOURCE = "assumed: copying a device's state to its host at 10 GB/s; writing goes on behind"
+_COMPILE_SOURCE = (
+    "compiling, as long as for this plan, and 12 times as long if it has no code; a compilation "
+    "cache shortens it"
+)
+# Time of a whole compilation by libtpu over the time until code is generated: 6 for a small
+# loop of layers, 20 for the paper's model of 600 billion weights.
+_WITH_CODE = 12.0
+_MOST_RUNS = 1_000_000
+_HOUR = 3600
+_DAY = 24 * _HOUR
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """Options of a training that a plan does not know. None takes the default.
+
+    Attributes:
+      tokens: tokens to train on.
+      failures: a published rate's name or mean chip-hours between failures, as `failures.get`.
+      checkpoint_rate: bytes per second that one host writes and reads.
+      checkpoint_stall: seconds that training waits for a checkpoint.
+      checkpoint_interval: seconds of work between two checkpoints. None takes the best.
+      restart: seconds from a failure until processes run again, before they compile and restore.
+      compile_seconds: seconds of tracing and compiling after each restart.
+      agents: whether agents start workers again, which restore snapshots in memory. Times of
+        checkpoints then mean times of snapshots.
+      runs: number of simulated runs.
+      seed: of the simulation.
+    """
+
+    tokens: float
+    failures: str | None = None
+    checkpoint_rate: float | None = None
+    checkpoint_stall: float | None = None
+    checkpoint_interval: float | None = None
+    restart: float | None = None
+    compile_seconds: float | None = None
+    agents: bool = False
+    runs: int = 4000
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All numbers of a training. Times are in seconds.
+
+    Attributes:
+      topology: the machine.
+      steps: number of steps.
+      step: time of a step.
+      state_bytes: weights and moments of the whole model.
+      failure_rate: how often chips fail.
+      host_rate: bytes per second that one host writes and reads.
+      stall: time that training waits for a checkpoint.
+      detect: time from a failure until processes run again.
+      compile: time of compiling after a restart.
+      restore: time of restoring the state after it; None reads it as fast as it is written.
+    """
+
+    topology: Topology
+    steps: float
+    step: float
+    state_bytes: int
+    failure_rate: FailureRate
+    host_rate: float
+    stall: float
+    detect: float
+    compile: float
+    restore: float | None = None
+
+    @property
+    def work(self) -> float:
+        """The time of all steps."""
+        return self.steps * self.step
+
+    @property
+    def costs(self) -> Interruptions:
+        """The cost of failures and checkpoints."""
+        transfer = self.state_bytes / (self.host_rate * self.topology.hosts)
+        return Interruptions(
+            between_failures=self.failure_rate.chip_hours * _HOUR / self.topology.chips,
+            stall=self.stall,
+            write=transfer,
+            restart=self.detect + self.compile + _or(self.restore, transfer),
+        )
+
+    def best_interval(self) -> float:
+        """Returns the best interval between checkpoints, in whole steps and within the training."""
+        best = formulas.best_interval(self.costs, self.step)
+        return min(max(1, round(best / self.step)) * self.step, self.work)
+
+    def days(self, seconds: float) -> float:
+        """Returns seconds in days."""
+        return seconds / _DAY
+
+    def price(self, seconds: float) -> float | None:
+        """Returns the list price of all chips for so many seconds; None if none is published."""
+        price = self.topology.chip.price
+        return None if price is None else seconds / _HOUR * self.topology.chips * price.amount
+
+
+def make_job(plan: Plan, options: JobOptions) -> Job:
+    """Returns the job that repeats a plan's step for so many tokens.
+
+    Raises:
+      UserError: the plan has no tokens or no time, or an option is not a positive number; names
+        the option.
+    """
+    check(options)
+    if not plan.tokens_per_step or not plan.seconds_per_step:
+        raise UserError(
+            f"`goodput`: the plan of {plan.name} has no "
+            f"{'time' if plan.tokens_per_step else 'tokens'} of a step; expected the plan of a "
+            "training step"
+        )
+    topology = topologies.get(plan.topology)
+    memory = plan.bytes_per_device
+    own = memory.weights + memory.moments
+    rate = formulas.get(options.failures) if options.failures else formulas.default(topology)
+    seconds = plan.compile_seconds * (1.0 if plan.has_code else _WITH_CODE)
+    return Job(
+        topology=topology,
+        steps=math.ceil(options.tokens / plan.tokens_per_step),
+        step=plan.seconds_per_step,
+        state_bytes=sum(row.bytes for row in plan.tensors) or own * plan.devices,
+        failure_rate=rate,
+        host_rate=_or(options.checkpoint_rate, PARTNER_RATE if options.agents else HOST_RATE),
+        stall=_or(options.checkpoint_stall, own / COPY_RATE),
+        detect=_or(options.restart, AGENTS_RESTART if options.agents else RESTART),
+        compile=_or(options.compile_seconds, AGENTS_COMPILE if options.agents else seconds),
+        # A snapshot is in the memory of the host that restores it.
+        restore=own / COPY_RATE if options.agents else None,
+    )
+
+
+def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
+    """Returns the numbers of a job that no compiler can tell, each with its option and source."""
+
+    def row(name: str, value: float, unit: str, flag: str, default: str) -> Assumption:
+        given = getattr(options, flag)
+        return Assumption(name, value, unit, flag, default if given is None else f"`{flag}`")
+
+    rate = job.failure_rate
+    write, start, compile_ = _HOST_RATE_SOURCE, _RESTART_SOURCE, _COMPILE_SOURCE
+    if options.agents:
+        write, start, compile_ = _PARTNER_SOURCE, _AGENTS_RESTART_SOURCE, _AGENTS_COMPILE_SOURCE
+    return [
+        Assumption(
+            "between two failures of a chip", rate.chip_hours, "chip-hours", "failures", rate.source
+        ),
+        row("write and read rate", job.host_rate, "bytes/s", "checkpoint_rate", write),
+        row("wait for a checkpoint", job.stall, "seconds", "checkpoint_stall", _COPY_SOURCE),
+        row("start after a failure", job.detect, "seconds", "restart", start),
+        row("compile after it", job.compile, "seconds", "compile_seconds", compile_),
+    ]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def check(options: JobOptions) -> None:
+    """Raises UserError if an option is not a number in its range; names the option."""
+    if options.failures is not None:
+        formulas.get(options.failures)
+    for name, example in (
+        ("tokens", "1e12"),
+        ("checkpoint_rate", "1e9 bytes per second"),
+        ("checkpoint_interval", "1800 seconds"),
+    ):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"`{name}={value}`: expected more than 0, such as {example}")
+    for name in ("checkpoint_stall", "restart", "compile_seconds"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise UserError(f"`{name}={value}`: expected seconds, 0 or more")
+    if not 1 <= options.runs <= _MOST_RUNS:
+        raise UserError(f"`simulated_runs={options.runs}`: expected 1 to {_MOST_RUNS:,}")

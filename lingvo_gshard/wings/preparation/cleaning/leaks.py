@@ -1,0 +1,206 @@
+"""Leaks: rows of dev and test whose texts also occur in training, found in two passes.
+
+Pass one collects hashes of what dev and test have: folded sources, and word 4-grams of folded
+targets. Pass two looks through training for them. Both passes can work on parts of the rows in any
+order, since their results are merged as sets. Memory grows with dev and test, but not with
+training: 8 bytes for each hash, and 1 byte in each process.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.held_out import LEAKS, fold
+from lingvo_gshard.data.sources.report import CleaningReport, Limit
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.stages import DOCUMENTS, STAGES
+from lingvo_gshard.wings.preparation.cleaning import all_rules
+from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner, RowRules
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import TextHashes, are_in
+
+EMPTY = "empty"
+SHORT = "too short"
+LONG = "too long"
+
+
+class DocumentCleaner(BaseCleaner):
+    """Normalizes the lines of documents; drops short, long and repeated documents.
+
+    Repeated blank lines become one, and those at the ends are removed.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("min_characters", 1, "Smallest number of characters of a document.", minimum=1)
+        p.define(
+            "max_characters",
+            0,
+            "Largest number of characters of a document; 0: no limit.",
+            minimum=0,
+        )
+        p.define("language", "", "Code of the documents' language; '': that of each row.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        lengths = _lengths(self.p.min_characters, self.p.max_characters)
+        self._rules = [lengths, *all_rules.of_documents(self.p)]
+
+    def rules(self, split: str, report: CleaningReport) -> RowRules:
+        """Returns what cleans the documents of a split one by one, and counts in the report."""
+        normal = self._normalizer_to(report)
+
+        def normal_row(row: Row) -> Row:
+            return row._replace(target=_joined(map(normal, row.target.split("\n"))))
+
+        if split != "train":
+            return RowRules(report, normal_row, [_lengths(1, 0)], None)
+        most = self.p.max_characters
+        limit = Limit("input.cleaning.max_characters", "characters", most, collections.Counter())
+        return RowRules(report, normal_row, self._rules, limit if most else None)
+
+
+STAGES.register(DOCUMENTS)(DocumentCleaner)
+
+
+def _lengths(least: int, most: int) -> all_rules.Rule:
+    def reason(row: Row) -> str:
+        length = len(row.target)
+        if not length:
+            return EMPTY
+        if length < least:
+            return SHORT
+        return LONG if most and length > most else ""
+
+    return reason
+
+
+def _joined(lines: Iterable[str]) -> str:
+    """Joins lines to one text with no two blank lines in a row and none at the ends."""
+    kept: list[str] = []
+    for line in lines:
+        if line or (kept and kept[-1]):
+            kept.append(line)
+    return "\n".join(kept).rstrip("\n")
+
+
+SOURCE_IN_TRAIN = "held out, but its source is in train"
+TARGET_OVERLAPS = "held out, but half of its target's 4-grams are in train"
+
+_GRAM = 4
+_ROWS_AT_A_TIME = 4096
+
+
+class Wanted:
+    """The hashes of sources and of 4-grams of dev and test, to be looked for in training.
+
+    Attributes:
+      hashes: uint64 [W], sorted, without repetitions.
+    """
+
+    def __init__(self, hashes: np.ndarray):
+        self.hashes = hashes
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Wanted:
+        """Returns the hashes of rows of dev and test."""
+        found = [np.zeros(0, np.uint64)]
+        for part in _parts(rows):
+            found += [np.unique(_source_hashes(part)), np.unique(_Grams(part).hashes)]
+        return cls(np.unique(np.concatenate(found)))
+
+    @classmethod
+    def merged(cls, parts: Iterable[Wanted]) -> Wanted:
+        """Returns the hashes of several parts of the rows."""
+        return cls(np.unique(np.concatenate([np.zeros(0, np.uint64), *(p.hashes for p in parts)])))
+
+
+class SeenInTrain:
+    """The wanted hashes that training has.
+
+    Attributes:
+      wanted: the hashes.
+      is_seen: bool [W], whether training has each.
+    """
+
+    def __init__(self, wanted: Wanted, is_seen: np.ndarray | None = None):
+        self.wanted = wanted
+        self.is_seen = np.zeros(len(wanted.hashes), bool) if is_seen is None else is_seen
+
+    def look_through(self, rows: Sequence[Row]) -> None:
+        """Notes which of the hashes occur in rows of training. Thousands at a time are fastest."""
+        for part in _parts(rows):
+            for hashes in (_source_hashes(part), _Grams(part).hashes):
+                known = hashes[are_in(self.wanted.hashes, hashes)]
+                self.is_seen[np.searchsorted(self.wanted.hashes, known)] = True
+
+    def reasons(self, rows: Sequence[Row]) -> list[str]:
+        """Returns why each row of dev or test is dropped; "" if it does not leak."""
+        reasons = []
+        for part in _parts(rows):
+            grams = _Grams(part)
+            overlaps = grams.overlap(self._has(grams.hashes))
+            sources = self._has(_source_hashes(part))
+            reasons += [
+                SOURCE_IN_TRAIN if row.source and has_source else TARGET_OVERLAPS if overlap else ""
+                for row, has_source, overlap in zip(part, sources, overlaps, strict=True)
+            ]
+        return reasons
+
+    def _has(self, hashes: np.ndarray) -> np.ndarray:
+        """Returns whether training has each of some wanted hashes."""
+        return self.is_seen[np.searchsorted(self.wanted.hashes, hashes)]
+
+
+@LEAKS.register("seen_in_train")
+def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
+    """Returns why each row of dev and test is dropped; "" if it does not leak."""
+    seen = SeenInTrain(Wanted.of(held_out))
+    seen.look_through(train)
+    return seen.reasons(held_out)
+
+
+class _Grams:
+    """The different word 4-grams of the folded targets of rows.
+
+    Attributes:
+      hashes: uint64 [H], the hashes of the 4-grams of each row, without repetitions in a row.
+    """
+
+    def __init__(self, rows: Sequence[Row]):
+        texts = TextHashes([f"{fold(row.target)} " for row in rows])
+        # Words end before a space. A folded text has no other spaces, unless it has no word.
+        ends = np.flatnonzero(texts.codes == ord(" "))
+        begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+        self._rows = len(rows)
+        row = np.searchsorted(texts.starts, ends, "right") - 1
+        is_whole = row[_GRAM - 1 :] == row[: max(len(row) - _GRAM + 1, 0)]
+        first = np.flatnonzero(is_whole)
+        hashes = texts.of(begins[first], ends[first + _GRAM - 1])
+        pairs = np.unique(np.stack([row[first].astype(np.uint64), hashes]), axis=1)
+        self._row, self.hashes = pairs[0].astype(np.int64), pairs[1]
+
+    def overlap(self, is_common: np.ndarray) -> np.ndarray:
+        """Returns whether half or more of each row's 4-grams are common, bool [rows].
+
+        Args:
+          is_common: bool [H].
+        """
+        total = np.bincount(self._row, minlength=self._rows)
+        common = np.bincount(self._row[is_common], minlength=self._rows)
+        return (total > 0) & (2 * common >= total)
+
+
+def _source_hashes(rows: Sequence[Row]) -> np.ndarray:
+    # Line ends are in no folded text, so hashes of sources and of 4-grams are of different texts.
+    return TextHashes([f"{row.language}\n{fold(row.source)}\n" for row in rows]).whole()
+
+
+def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
+    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+        yield rows[begin : begin + _ROWS_AT_A_TIME]

@@ -1,0 +1,379 @@
+"""Prepares data: runs the stages in order, and goes on where an earlier run was killed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.stores import is_bucket, store_of
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data.sources.readers import ON_BAD_ROW
+from lingvo_gshard.wings.preparation import (
+    duplicates,
+    parts,
+    preparation,
+    read_rows,
+    row_files,
+    split_copies,
+    train_vocabulary,
+)
+from lingvo_gshard.wings.preparation.beam import BeamPool
+from lingvo_gshard.wings.preparation.inspector import Inspector
+from lingvo_gshard.wings.preparation.job import Job, Task, WorkDirectory, check_same
+from lingvo_gshard.wings.preparation.part_readers import Part, PartOptions
+from lingvo_gshard.wings.preparation.pool import Pool
+from lingvo_gshard.wings.preparation.preparation import describe
+from lingvo_gshard.wings.preparation.prepared import manifest as manifests
+from lingvo_gshard.wings.preparation.prepared.manifest import Manifest
+from lingvo_gshard.wings.preparation.row_files import Done, Tally
+from lingvo_gshard.wings.preparation.shards import TokenizeBucket, TokensRecord, shards_of
+from lingvo_gshard.wings.preparation.sources import Source, Survey
+
+WORK = ".work"
+ON_COPIES = ("count", "refuse")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions:
+    """Options for the preparation of data. No option but `params` changes the result.
+
+    Attributes:
+      params: Params of the `Preparation`; None: the defaults.
+      workers: number of processes; 0: one for each core.
+      on_bad_row: what to do with damaged files and bad rows: "refuse" raises an error with file and
+        line, "skip" leaves them out and counts them.
+      on_copies: what to do if rows of dev or test that are given stand in another split: "count"
+        tells how many do, "refuse" raises an error.
+      work: local directory of unfinished work; "": `.work` in the output.
+      beam: options of Apache Beam's pipelines, such as "--runner=FlinkRunner", which then do the
+        work; None: processes of this machine do it.
+    """
+
+    params: Params | None = None
+    workers: int = 0
+    on_bad_row: str = "refuse"
+    on_copies: str = "count"
+    work: str = ""
+    beam: tuple[str, ...] | None = None
+
+
+def prepare(
+    output: str | os.PathLike,
+    sources: Sequence[Source | str],
+    options: PrepareOptions | None = None,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Prepares the rows of raw files for training: cleans, divides, tokenizes and shards them.
+
+    A run that was killed goes on where it was. The files depend on the sources and `options.params`
+    alone. A directory that has been prepared from the same sources and settings is left as it is.
+
+    Args:
+      output: directory to write, local or in a bucket (gs://, s3://).
+      sources: what to read; text is parsed as in `Source.parse`.
+      options: how to prepare.
+      progress: is told how far preparation is.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      UserError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
+        wrong; the directory holds data or work of other settings.
+    """
+    options = options or PrepareOptions()
+    parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
+    if not parsed:
+        raise UserError("`source` is missing: name at least one file to prepare")
+    contents = {source.content: source.path for source in parsed}
+    if len(contents) > 1:
+        text, pairs = contents[manifests.TEXT], contents[manifests.PAIRS]
+        raise UserError(
+            f"`source={text}` is text and `source={pairs}` sentence pairs; prepare them one by one"
+        )
+    if options.on_bad_row not in ON_BAD_ROW:
+        hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
+        raise UserError(f"`on_bad_row={options.on_bad_row}` is unknown. {hint}")
+    if options.on_copies not in ON_COPIES:
+        hint = names.nearest(options.on_copies, ON_COPIES)
+        raise UserError(f"`on_copies={options.on_copies}` is unknown. {hint}")
+    params = preparation.Preparation(options.params or preparation.Preparation.params()).p
+    if is_bucket(output) and not options.work:
+        raise UserError(
+            f"`output={output}` is in a bucket: `work` must name a local directory for unfinished "
+            "work"
+        )
+    job = Job(
+        params=params,
+        sources=parsed,
+        output=os.fspath(output),
+        work=WorkDirectory(options.work or pathlib.Path(output) / WORK),
+        reading=PartOptions(options.on_bad_row, params.max_line_bytes),
+    )
+    # A missing file leaves no trace of the attempt.
+    files, notes = parts.find_files(parsed)
+    with job.work.claimed(), _pool(job, options) as pool:
+        return _Run(job, pool, progress, options.on_copies == "refuse").run(files, notes)
+
+
+def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
+    """Returns the pool that runs the tasks."""
+    if options.beam is not None:
+        return BeamPool(job, options.beam)
+    return Pool(job, options.workers or os.cpu_count() or 1)
+
+
+class _Run:
+    """One run of a preparation."""
+
+    def __init__(self, job: Job, pool: Pool | BeamPool, progress: Progress, refuses_copies: bool):
+        self._job, self._pool, self._progress = job, pool, progress
+        self._refuses_copies = refuses_copies
+        self._tally = Tally()
+        self._inspector = Inspector(job, self._tally)
+
+    def run(self, files: Sequence[parts.Files], file_notes: list[str]) -> Manifest:
+        """Does what is left to do.
+
+        Args:
+          files: the files of all sources.
+          file_notes: lines about files that are not read.
+        """
+        settings = preparation.to_settings(self._job.params, self._job.sources)
+        surveys = self._survey(files)
+        if objects.exists(f"{self._job.output}/{manifests.FILE}"):
+            return self._finished(settings, surveys)
+        self._job.work.check_settings(settings | _digests(surveys))
+        equal = self._inspector.without_unequal(files, surveys)
+        part_list = list(parts.parts_of(equal, surveys, self._job.sources))
+        buckets = self._unique(part_list, self._read(part_list, surveys))
+        self._inspector.check_languages(buckets)
+        self._find_near_copies(buckets)
+        self._find_leaks(buckets)
+        paths = tuple(part.spans[0].path for part in part_list)
+        copies = self._count_copies(buckets, paths)
+        vocabulary = self._vocabulary(buckets)
+        tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
+        shards = self._shards(tokens, vocabulary.id_bytes)
+        manifest = describe(self._job, self._tally, settings, files, surveys, shards, vocabulary)
+        manifest = msgspec.structs.replace(manifest, file_notes=file_notes, copies=copies)
+        manifests.write(manifest, self._job.local_output)
+        self._job.deliver(manifests.FILE)
+        self._job.work.remove()
+        return manifest
+
+    def _finished(self, settings: dict[str, Any], surveys: dict[str, Survey]) -> Manifest:
+        """Returns the manifest that is there; ValueError if it is of other settings or sources."""
+        if store := store_of(self._job.output):
+            objects.make_folder(self._job.local_output)
+            path = f"{self._job.local_output}/{manifests.FILE}"
+            store.download(f"{self._job.output}/{manifests.FILE}", path)
+        found = manifests.read(self._job.local_output)
+        digests = {
+            f"file {file.path}": file.sha256 for source in found.sources for file in source.files
+        }
+        self._job.work.remove()
+        check_same(settings | _digests(surveys), found.settings | digests, self._job.output)
+        if self._refuses_copies:
+            self._inspector.refuse_copies(found.copies)
+        return found
+
+    def _do(self, stage: str, unit: str, tasks: Sequence[Task], kind: type) -> list[Any]:
+        """Returns the records of tasks, in their order. Tasks that are done do not run again."""
+        records = {task.name: self._job.work.record(task.name, kind) for task in tasks}
+        left = [task for task in tasks if records[task.name] is None]
+        if not left:
+            return [records[task.name] for task in tasks]
+        self._progress.begin(stage, unit)
+        total = max(1, sum(task.rows for task in left))
+        done = [0, 0.0]
+
+        def report(rows: int, work: float) -> None:
+            done[0] += rows
+            done[1] += work
+            self._progress.update(done[0], min(1.0, done[1] / total))
+
+        for task, record in self._pool.run(left, kind, report):
+            # As it will be read if the run is killed: a whole number may become a float there.
+            records[task.name] = msgspec.json.decode(msgspec.json.encode(record), type=kind)
+        return [records[task.name] for task in tasks]
+
+    def _survey(self, files: Sequence[parts.Files]) -> dict[str, Survey]:
+        paths = dict.fromkeys((path, entry.source) for entry in files for path in entry.paths)
+        tasks = [
+            parts.SurveyFile(path, self._job.sources[source], objects.size_of(path) or 0)
+            for path, source in paths
+        ]
+        found = self._do("Surveying the files", "bytes", tasks, Survey)
+        return {survey.path: survey for survey in found}
+
+    def _read(
+        self, part_list: Sequence[Part], surveys: dict[str, Survey]
+    ) -> list[read_rows.PartRecord]:
+        self._inspector.check_before_reading(surveys)
+        tasks = [read_rows.ReadPart(part) for part in part_list]
+        records = self._do("Reading and cleaning", "rows", tasks, read_rows.PartRecord)
+        records = self._inspector.without_changed(part_list, records, surveys)
+        for record in records:
+            self._tally.add(record.tally)
+        self._inspector.check_sources(part_list, records)
+        return records
+
+    def _unique(
+        self, part_list: Sequence[Part], records: Sequence[read_rows.PartRecord]
+    ) -> list[duplicates.BucketRecord]:
+        files = tuple(
+            duplicates.PartFiles(
+                part.number,
+                self._job.sources[part.source].name,
+                not self._job.sources[part.source].split,
+                part.spans[0].path,
+                record.chunks,
+            )
+            for part, record in zip(part_list, records, strict=True)
+        )
+        sizes = np.zeros(row_files.RANGES, np.int64)
+        for record in records:
+            sizes += record.range_bytes
+        total_rows = sum(record.rows for record in records)
+        tasks = [
+            duplicates.UniqueRows(
+                number,
+                begin,
+                end,
+                files,
+                int(total_rows * sizes[begin:end].sum() / max(1, sizes.sum())),
+            )
+            for number, (begin, end) in enumerate(_ranges(sizes, self._job.params.bucket_bytes))
+        ]
+        found = self._do("Removing duplicates", "rows", tasks, duplicates.BucketRecord)
+        self._job.work.remove_files(read_rows.STAGE)
+        for record in found:
+            self._tally.add(record.tally)
+        return found
+
+    def _find_near_copies(self, buckets: Sequence[duplicates.BucketRecord]) -> None:
+        if not self._job.cleaner.near_duplicates.is_on:
+            return
+        stage, kind = "Looking for near duplicates", Done
+        train = list(enumerate(_groups_of_train(buckets)))
+        ranges = duplicates.ranges_of(self._job, len(buckets))
+        mean = sum(group.rows for _, groups in train for group in groups) // ranges + 1
+        sizes = ranges, len(buckets), mean
+        keys = [duplicates.KeyBucket(*numbered) for numbered in train]
+        self._do(stage, "rows", keys, kind)
+        common = [duplicates.CommonKeys(number, *sizes) for number in range(ranges)]
+        self._do(stage, "rows", common, kind)
+        candidates = [duplicates.CollectCandidates(*numbered, ranges) for numbered in train]
+        self._do(stage, "rows", candidates, kind)
+        compared = [duplicates.CompareCandidates(n, *sizes) for n in range(ranges)]
+        self._do(stage, "rows", compared, kind)
+
+    def _find_leaks(self, buckets: Sequence[duplicates.BucketRecord]) -> None:
+        held_out = tuple(tuple(filter(duplicates.can_leak, bucket.groups)) for bucket in buckets)
+        if not any(held_out):
+            return
+        stage, kind = "Looking for leaks", Done
+        self._do(stage, "rows", [duplicates.CollectWanted(held_out)], kind)
+        train = _groups_of_train(buckets)
+        tasks = [duplicates.LookThrough(*numbered) for numbered in enumerate(train)]
+        self._do(stage, "rows", tasks, kind)
+        self._do(stage, "", [duplicates.MergeSeen(len(buckets))], kind)
+
+    def _count_copies(
+        self, buckets: Sequence[duplicates.BucketRecord], paths: tuple[str, ...]
+    ) -> list[manifests.SplitCopies]:
+        """Counts rows of given splits that another split has; UserError if they are refused."""
+        given = tuple(tuple(filter(split_copies.is_given, bucket.groups)) for bucket in buckets)
+        if not any(given):
+            return []
+        stage, kind = "Comparing the splits", Done
+        self._do(stage, "rows", [split_copies.CollectGiven(given)], kind)
+        train = _groups_of_train(buckets)
+        tasks = [split_copies.LookForCopies(*numbered) for numbered in enumerate(train)]
+        self._do(stage, "rows", tasks, kind)
+        task = split_copies.CountCopies(given, paths)
+        (record,) = self._do(stage, "", [task], split_copies.CopiesRecord)
+        if self._refuses_copies:
+            self._inspector.refuse_copies(record.copies)
+        return record.copies
+
+    def _vocabulary(
+        self, buckets: Sequence[duplicates.BucketRecord]
+    ) -> train_vocabulary.VocabularyRecord:
+        task = train_vocabulary.TrainVocabulary(_groups_of_train(buckets))
+        (record,) = self._do(
+            "Training the vocabulary", "", [task], train_vocabulary.VocabularyRecord
+        )
+        return record
+
+    def _tokens(
+        self,
+        buckets: Sequence[duplicates.BucketRecord],
+        id_bytes: int,
+        paths: tuple[str, ...],
+    ) -> list[TokensRecord]:
+        tasks = [
+            TokenizeBucket(number, tuple(bucket.groups), id_bytes, paths, len(buckets))
+            for number, bucket in enumerate(buckets)
+        ]
+        found = self._do("Tokenizing", "rows", tasks, TokensRecord)
+        stages = duplicates.NEAR_STAGE, duplicates.LEAK_STAGE, split_copies.STAGE
+        for stage in (row_files.UNIQUE_STAGE, *stages):
+            self._job.work.remove_files(stage)
+        for record in found:
+            self._tally.add(record.tally)
+        return found
+
+    def _shards(self, tokens: Sequence[TokensRecord], id_bytes: int) -> list[manifests.Shard]:
+        together = collections.defaultdict(list)
+        for bucket, record in enumerate(tokens):
+            for group in record.groups:
+                together[group.split, group.language, group.source].append((bucket, group))
+        tasks = [
+            task
+            for _, groups in sorted(together.items())
+            if any(group.rows for _, group in groups)
+            for task in shards_of(groups, self._job.params.shard_rows, id_bytes)
+        ]
+        return self._do("Writing shards", "rows", tasks, manifests.Shard)
+
+
+def _groups_of_train(
+    buckets: Sequence[duplicates.BucketRecord],
+) -> tuple[tuple[row_files.Group, ...], ...]:
+    """Returns the groups of training rows of each bucket."""
+    return tuple(
+        tuple(group for group in bucket.groups if group.split == "train") for bucket in buckets
+    )
+
+
+def _digests(surveys: dict[str, Survey]) -> dict[str, str]:
+    return {f"file {path}": found.sha256 for path, found in surveys.items()}
+
+
+def _ranges(sizes: np.ndarray, most: int) -> list[tuple[int, int]]:
+    """Returns (begin, end) of the ranges of digests of each bucket.
+
+    Args:
+      sizes: bytes of each range.
+      most: bytes of a bucket, unless a single range has more.
+    """
+    buckets, begin, held = [], 0, 0
+    for index, size in enumerate(np.asarray(sizes).tolist()):
+        if held and held + size > most:
+            buckets.append((begin, index))
+            begin, held = index, 0
+        held += size
+    return [*buckets, (begin, len(sizes))]

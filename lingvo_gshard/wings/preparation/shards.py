@@ -1,0 +1,267 @@
+"""Tokenizes the rows of a bucket."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data.vocabularies.files import load_pair
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.wings.preparation import duplicates
+from lingvo_gshard.wings.preparation.job import Job
+from lingvo_gshard.wings.preparation.prepared.manifest import Shard
+from lingvo_gshard.wings.preparation.prepared.shard_writer import (
+    PAIRS_PER_GROUP,
+    TEXTS_PER_GROUP,
+    ShardWriter,
+)
+from lingvo_gshard.wings.preparation.row_files import (
+    BucketTask,
+    Example,
+    Group,
+    GroupPlace,
+    KeptRow,
+    Tally,
+    read_group,
+)
+
+TOKEN_STAGE = "5-tokens"
+_ROWS_AT_A_TIME = 4096
+
+
+class TokensRecord(msgspec.Struct):
+    """The tokenized rows of a bucket.
+
+    Attributes:
+      groups: the rows.
+      tally: the near duplicates, and the rows that were held out and leak.
+    """
+
+    groups: list[GroupPlace]
+    tally: Tally
+
+
+def tokens_file(bucket: int) -> str:
+    """Returns the name of a bucket's tokens in the work directory."""
+    return f"{TOKEN_STAGE}/{bucket:06d}.tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizeBucket(BucketTask):
+    """Tokenizes one bucket.
+
+    Attributes:
+      id_bytes: bytes of an integer of a record.
+      paths: the raw file of each part, for examples of rows left out.
+      buckets: number of buckets.
+    """
+
+    id_bytes: int
+    paths: tuple[str, ...]
+    buckets: int
+
+    files = f"{TOKEN_STAGE}/"
+
+    def run(self, job: Job, progress: Progress) -> TokensRecord:
+        """Writes the tokens. Returns where each group begins, and counts of rows left out."""
+        sides = load_pair(job.local_output)
+        record, done = TokensRecord([], Tally()), 0
+        is_held_out = any(duplicates.can_leak(group) for group in self.groups)
+        leaks, copies = duplicates.Leaks(job) if is_held_out else None, None
+        if job.cleaner.near_duplicates.is_on:
+            copies = duplicates.NearCopies(job, self.bucket, self.buckets)
+        with job.work.writing(tokens_file(self.bucket)) as file:
+            for group in self.groups:
+                rows = read_group(job, self.bucket, group)
+                if leaks and duplicates.can_leak(group):
+                    rows = self._kept(group, rows, leaks.reasons(group, rows), record.tally)
+                if copies and group.split == "train":
+                    rows = self._kept(group, rows, copies.reasons(rows), record.tally)
+                record.groups.append(
+                    GroupPlace(
+                        split=group.split,
+                        language=group.language,
+                        source=group.source,
+                        rows=len(rows),
+                        begin=file.tell(),
+                    )
+                )
+                encoded = []
+                for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+                    batch = rows[begin : begin + _ROWS_AT_A_TIME]
+                    encoded.append(_encode(batch, *sides))
+                    done += len(batch)
+                    progress.update(done, done / max(1, self.rows))
+                _write(file, encoded, self.id_bytes)
+        return record
+
+    def _kept(
+        self, group: Group, rows: Sequence[KeptRow], reasons: Sequence[str], tally: Tally
+    ) -> list[KeptRow]:
+        """Returns the rows of a group without a reason to leave them out, and counts the others."""
+        for row, reason in zip(rows, reasons, strict=True):
+            if reason:
+                # A row that was held out is told by its target, which all languages share.
+                text = row.source if group.split == "train" else ""
+                example = Example.of_row(
+                    row.part, self.paths[row.part], row.line, text or row.target
+                )
+                tally.leave_out(reason, group.language, example)
+        return [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+
+
+def _encode(
+    rows: list[KeptRow], source: Vocabulary, target: Vocabulary
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lengths of rows, with columns for source and target, and all of their records.
+
+    A record is as `data.prepared.manifest` describes it.
+    """
+    targets = target.encode_batch([row.target for row in rows], num_threads=1)
+    has_source = any(row.source for row in rows)
+    sources = [[]] * len(rows)
+    if has_source:
+        sources = source.encode_batch([row.source for row in rows], num_threads=1)
+    start, end = list(source.source_start), [source.eos_id] if has_source else []
+    first, last = list(target.target_start[1:]), [target.eos_id]
+    sources = [[*start, *ids, *end] for ids in sources]
+    targets = [[*first, *ids, *last] for ids in targets]
+    lengths = np.array([list(map(len, sources)), list(map(len, targets))], "<u4").T
+    parts = zip(([len(ids)] for ids in sources), sources, targets, strict=True)
+    flat = itertools.chain.from_iterable(itertools.chain.from_iterable(parts))
+    return lengths, np.fromiter(flat, "<u4", int(lengths.sum()) + len(rows))
+
+
+def _write(file: IO[bytes], encoded: list[tuple[np.ndarray, np.ndarray]], id_bytes: int) -> None:
+    for lengths, _ in encoded:
+        file.write(lengths.tobytes())
+    for _, records in encoded:
+        if len(records) and int(records.max()) >= 1 << (8 * id_bytes):
+            raise UserError(
+                f"A row has {int(records.max()):,} source tokens; a record holds at most "
+                f"{(1 << (8 * id_bytes)) - 1:,}. Lower cleaning.max_characters"
+            )
+        file.write(records.astype(f"<u{id_bytes}").tobytes())
+
+
+SHARD_STAGE = "6-shards"
+_ROWS_BETWEEN_UPDATES = 4096
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Rows of a shard that are in one bucket.
+
+    Attributes:
+      bucket: number of the bucket.
+      group: the group that they belong to.
+      first: number of the first row within the group.
+      rows: number of rows.
+    """
+
+    bucket: int
+    group: GroupPlace
+    first: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteShard:
+    """Writes one shard.
+
+    Attributes:
+      number: number of the shard among the shards with its split, language and source.
+      count: number of these shards.
+      segments: the rows.
+      id_bytes: bytes of an integer of a record.
+    """
+
+    number: int
+    count: int
+    segments: tuple[Segment, ...]
+    id_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        group = self.segments[0].group
+        names = f"{group.split}-{group.language}-{group.source}"
+        return f"{SHARD_STAGE}/{names}-{self.number:05d}-of-{self.count:05d}"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(segment.rows for segment in self.segments)
+
+    def run(self, job: Job, progress: Progress) -> Shard:
+        """Writes the shard and returns its entry of the manifest."""
+        group, total, done = self.segments[0].group, self.rows, 0
+        with ShardWriter(
+            job.local_output,
+            group.split,
+            group.language,
+            group.source,
+            number=self.number,
+            count=self.count,
+            rows_per_group=TEXTS_PER_GROUP if job.is_text else PAIRS_PER_GROUP,
+        ) as writer:
+            for segment in self.segments:
+                for record, lengths in _records(job, segment, self.id_bytes):
+                    writer.write_record(record, *lengths)
+                    done += 1
+                    if done % _ROWS_BETWEEN_UPDATES == 0:
+                        progress.update(done, done / total)
+            progress.update(done, 1.0)
+            shard = writer.close()
+        job.deliver(shard.lengths, shard.file)
+        if job.local_output != job.output:
+            for name in (shard.lengths, shard.file):
+                os.unlink(f"{job.local_output}/{name}")
+        return shard
+
+
+def shards_of(
+    groups: list[tuple[int, GroupPlace]], shard_rows: int, id_bytes: int
+) -> Iterator[WriteShard]:
+    """Yields the shards of the groups with the same split, language and source.
+
+    Args:
+      groups: (number of the bucket, group) in the order of the buckets.
+      shard_rows: largest number of rows of a shard.
+      id_bytes: bytes of an integer of a record.
+    """
+    total = sum(group.rows for _, group in groups)
+    count = max(1, -(-total // shard_rows))
+    for number in range(count):
+        begin, end = total * number // count, total * (number + 1) // count
+        segments, before = [], 0
+        for bucket, group in groups:
+            first = max(begin - before, 0)
+            rows = min(end - before, group.rows) - first
+            if rows > 0:
+                segments.append(Segment(bucket, group, first, rows))
+            before += group.rows
+        yield WriteShard(number, count, tuple(segments), id_bytes)
+
+
+def _records(job: Job, segment: Segment, id_bytes: int) -> Iterator[tuple[bytes, list[int]]]:
+    """Yields the records of a segment, each with the lengths of source and target."""
+    group = segment.group
+    with open(job.work.file(tokens_file(segment.bucket)), "rb") as file:
+        file.seek(group.begin)
+        lengths = np.frombuffer(file.read(8 * group.rows), "<u4").reshape(-1, 2).astype(np.int64)
+        ends = np.cumsum(lengths.sum(1) + 1) * id_bytes
+        begins = np.concatenate([[0], ends])
+        last = segment.first + segment.rows
+        file.seek(int(begins[segment.first]), 1)
+        content = file.read(int(begins[last] - begins[segment.first]))
+    places = (begins[segment.first : last + 1] - begins[segment.first]).tolist()
+    for row, pair in enumerate(lengths[segment.first : last].tolist()):
+        yield content[places[row] : places[row + 1]], pair

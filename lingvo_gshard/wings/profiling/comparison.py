@@ -1,0 +1,155 @@
+"""Compares a profile with the plan of the same step, and makes a calibration of their ratio."""
+
+from __future__ import annotations
+
+import collections
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.planning.calibration import Calibration, WorkKindRatio
+from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.operation_rows import KINDS
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.profiling.profile import HOST, PAUSES, Profile, Record
+from lingvo_gshard.wings.profiling.timeline import StepRange
+
+
+class PartComparison(Record, frozen=True, kw_only=True):
+    """Predicted and measured time of a part of a step, or of a layer in one phase.
+
+    Attributes:
+      part: a kind of work, or the name scope of a layer.
+      phase: the layer's phase; "" for a kind.
+      predicted: seconds by the plan.
+      measured: seconds on one device.
+    """
+
+    part: str
+    phase: str
+    predicted: float
+    measured: float
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """Predicted and measured time of a step.
+
+    Attributes:
+      predicted: seconds of a step by the plan, which knows neither pauses nor the host.
+      measured: seconds of a step.
+      kinds: a row for each kind of work.
+      layers: a row for each layer and phase, most measured seconds first.
+    """
+
+    predicted: float
+    measured: float
+    kinds: list[PartComparison]
+    layers: list[PartComparison]
+
+
+def check_comparable(plan: Plan | None, path: str) -> None:
+    """Checks that a plan has the times that a profile is compared with.
+
+    Args:
+      plan: the plan of a file; None if the file is of a search that compiled nothing.
+      path: the file.
+
+    Raises:
+      UserError: names `plan` if the plan lacks times by kind of work.
+    """
+    if plan is None:
+        raise UserError(
+            f"`plan={path}` has no times to compare a profile with, since the search compiled "
+            "nothing. Search with `search_compilations=1` or more"
+        )
+    if not plan.kinds:
+        raise UserError(
+            f"`plan={path}`: the plan does not tell kinds of work apart. Plan again with this "
+            "version"
+        )
+
+
+def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> None:
+    """Checks that a plan is for the devices of the run.
+
+    Args:
+      plan: the plan.
+      path: its file.
+      mesh: axes and sizes of the run's mesh.
+      devices: number of devices of the run.
+      chip: key of the run's chip; "" if it is unknown, which is not checked.
+
+    Raises:
+      UserError: names `plan` and what differs.
+    """
+    planned = topologies.get(plan.topology).chip
+    if chip and chip != planned.key:
+        raise UserError(
+            f"`plan={path}`: a plan for {plan.topology} ({planned.name}), but this run's devices "
+            f"are of the kind {chip}"
+        )
+    if plan.devices != devices or (devices > 1 and plan.mesh != mesh):
+        raise UserError(
+            f"`plan={path}`: a plan for mesh {plan.mesh} of {plan.devices:,} devices, but this run "
+            f"has mesh {mesh} of {devices:,}. Plan again with gshard-plan --mesh={mesh}"
+        )
+
+
+def compare(profile: Profile, plan: Plan) -> Comparison:
+    """Compares predicted with measured times. A part that is only in one has 0 s in the other."""
+    predicted = {row.kind: row.seconds for row in plan.kinds}
+    layers: dict[tuple[str, str], float] = collections.defaultdict(float)
+    for row in plan.layers:
+        layers[row.layer, row.phase] += row.seconds
+    measured = {(row.layer, row.phase): row.seconds for row in profile.layers}
+    rows = [
+        PartComparison(
+            part=layer,
+            phase=phase,
+            predicted=layers[layer, phase],
+            measured=measured.get((layer, phase), 0.0),
+        )
+        for layer, phase in dict.fromkeys([*measured, *layers])
+    ]
+    return Comparison(
+        predicted=plan.seconds_per_step,
+        measured=profile.seconds_per_step,
+        kinds=[
+            PartComparison(
+                part=kind,
+                phase="",
+                predicted=predicted.get(kind, 0.0),
+                measured=profile.seconds_of(kind),
+            )
+            for kind in KINDS
+            if kind in predicted or profile.seconds_of(kind)
+        ],
+        layers=rows,
+    )
+
+
+def calibrate(profile: Profile, plan: Plan) -> Calibration | None:
+    """Returns the calibration that makes the plan's estimates equal to the measured times.
+
+    Returns:
+      None if a calibration corrected the plan already: its ratios say nothing about the chip.
+    """
+    if plan.is_calibrated:
+        return None
+    rows = compare(profile, plan).kinds
+    return Calibration(
+        chip=topologies.get(plan.topology).chip.key,
+        topology=plan.topology,
+        experiment=profile.name,
+        mesh=profile.mesh,
+        steps=str(StepRange(profile.first_step, profile.last_step)),
+        kinds=[
+            WorkKindRatio(
+                kind=row.part,
+                measured=row.measured,
+                predicted=row.predicted,
+                ratio=row.measured / row.predicted,
+            )
+            for row in rows
+            if row.measured and row.predicted
+        ],
+        seconds_outside=profile.seconds_of(PAUSES) + profile.seconds_of(HOST),
+    )

@@ -1,0 +1,172 @@
+"""IndexedAttention: latent attention to the keys that an indexer chooses for each query."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
+from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.rotary import TextPositions
+from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers.products import multiply
+from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.layers import cache_shapes
+from lingvo_gshard.wings.inference.layers.cached import Visible
+from lingvo_gshard.wings.published_layers.latent_attention import (
+    LatentAttention,
+    latent_attention_flops,
+    latent_shapes,
+    restrict_slots,
+)
+
+LOCAL_LETTERS = {"q": "rank of queries"}
+
+
+class IndexedAttention(LatentAttention):
+    """DeepSeek sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1).
+
+    An indexer of few small heads scores each key for each query. A query attends to the
+    `index_topk` keys with the highest scores, and to keys whose scores are equal to the lowest of
+    these. In rows of at most so many positions it attends to all, as LatentAttention does.
+
+    The scores decide which logits are masked. The logits themselves are computed for all keys, so
+    rows of more than `index_topk` positions need the memory and the time of dense attention. The
+    choice has no gradient, so the indexer's weights are frozen.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("index_heads", 0, "Heads of the indexer.", minimum=1)
+        p.define("index_dim", 0, "Size of D of the indexer's queries and keys.", minimum=1)
+        p.define("index_topk", 2048, "Keys that a query attends to.", minimum=1)
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if not p.query_rank:
+            raise UserError(f"{path}.query_rank: 0; the indexer reads the queries' latent vector")
+        if p.kernel.cls is not DenseKernel:
+            raise UserError(
+                f"{path}.kernel: {p.kernel.cls.__name__} cannot mask single keys; DenseKernel was "
+                "expected"
+            )
+        kernel = p.kernel.copy().set(use_fused=False)
+        self._masking_kernel: AttentionKernel = kernel.instantiate(path=f"{path}.kernel")
+        sizes = {"M": p.model_dim, "N": p.index_heads, "D": p.index_dim, "q": p.query_rank}
+        from_rank, from_input = map(initializers.fan_in, (p.query_rank, p.model_dim))
+        self.create_variable("w_index_query", "qND", sizes, from_rank, is_frozen=True)
+        self.create_variable("w_index_key", "MD", sizes, from_input, is_frozen=True)
+        self.create_variable("w_index_head", "MN", sizes, from_input, is_frozen=True)
+        self.create_child("index_norm", LayerNorm.params().set(model_dim=p.index_dim))
+
+    def _restrict(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        low_BLq: tf.Tensor,
+        positions: TextPositions,
+        mask: AttentionMask,
+    ) -> tuple[AttentionKernel, AttentionMask]:
+        length = known_sizes(x_BLM.shape)[1]
+        if length <= self.p.index_topk:
+            return self.kernel, mask
+        index_BLD = self.index_keys(theta, x_BLM, positions)["index"][:, 0]
+        bias_BLK = mask.bias(length, length)[:, 0]
+        chosen_BLK = self.choose(theta, x_BLM, low_BLq, positions, index_BLD, bias_BLK)
+        return self._masking_kernel, dataclasses.replace(mask, bias_B1LK=chosen_BLK[:, None])
+
+    @layer_method
+    def index_keys(
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
+    ) -> dict[str, tf.Tensor]:
+        """Returns the indexer's keys of new tokens for the cache: `index`, [B,1,L,D]."""
+        key_BLD = multiply("BLM,MD->BLD", x_BLM, theta.w_index_key)
+        key_BLD = self.index_norm.fprop(theta.index_norm, key_BLD)
+        return {"index": heads_first(self._turned(key_BLD[:, :, None], positions))}
+
+    @layer_method
+    def choose(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        low_BLq: tf.Tensor,
+        positions: TextPositions,
+        index_BKD: tf.Tensor,
+        bias_BLK: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns the bias [B,L,K] that also masks the keys that the indexer does not choose.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: the tokens that attend.
+          low_BLq: latent vectors of their queries.
+          positions: positions of these tokens.
+          index_BKD: keys of the indexer.
+          bias_BLK: float32 bias of the logits, as without an indexer.
+        """
+        p = self.p
+        query_BLND = multiply("BLq,qND->BLND", low_BLq, theta.w_index_query)
+        query_BLND = tf.cast(self._turned(query_BLND, positions), tf.float32)
+        index_BKD = tf.cast(index_BKD, tf.float32)
+        scores_BNLK = tf.nn.relu(einsum("BLND,BKD->BNLK", query_BLND, index_BKD))
+        head_BLN = tf.cast(multiply("BLM,MN->BLN", x_BLM, theta.w_index_head), tf.float32)
+        scores_BLK = einsum("BLN,BNLK->BLK", head_BLN, scores_BNLK)
+        scores_BLK = scores_BLK / math.sqrt(p.index_heads * p.index_dim) + bias_BLK
+        scores_BLK = tf.stop_gradient(annotate(scores_BLK, "BLK", reserved="N"))
+        lowest_BL1 = tf.math.top_k(scores_BLK, p.index_topk).values[..., -1:]
+        return bias_BLK + tf.where(scores_BLK >= lowest_BL1, 0.0, MASKED)
+
+    def _turned(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
+        """Returns queries or keys of the indexer with as many rotated dimensions as others have."""
+        p = self.p
+        share = p.rotary_dim / p.index_dim
+        return rotary.rotate(x_BLND, positions, share, p.rotary_base, "halves", self.scaling)
+
+
+@flops.register(IndexedAttention)
+def _(layer: IndexedAttention, shape: TokenShape) -> int:
+    """Counts latent attention to all keys, and the indexer."""
+    p = layer.p
+    inner = p.index_heads * p.index_dim
+    weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
+    scores = shape.length * (inner + p.index_heads)
+    return latent_attention_flops(layer, shape) + 2 * shape.tokens * (weights + scores)
+
+
+@cache_shapes.register(IndexedAttention)
+def _(layer: IndexedAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+    """Adds `index`, the keys of the indexer."""
+    return {**latent_shapes(layer, rows, slots), "index": (rows, 1, slots, layer.p.index_dim)}
+
+
+@restrict_slots.register(IndexedAttention)
+def _(
+    layer: IndexedAttention,
+    theta: NestedMap,
+    x_BLM: tf.Tensor,
+    low_BLq: tf.Tensor,
+    positions: TextPositions,
+    visible: Visible,
+    slots: Sequence[tf.Tensor],
+) -> Visible:
+    count = sum(known_sizes(block.shape)[-2] for block in slots)
+    if count <= layer.p.index_topk:
+        return visible
+    index_BKD = tf.reshape(tf.concat(slots, -2), [x_BLM.shape[0], count, layer.p.index_dim])
+    chosen_BLK = layer.choose(theta, x_BLM, low_BLq, positions, index_BKD, visible.bias_BLK)
+    return dataclasses.replace(visible, bias_BLK=chosen_BLK, ring=None, mask=None)

@@ -1,0 +1,478 @@
+"""POST /v1/completions: continues texts, in the format of OpenAI's API.
+
+https://platform.openai.com/docs/api-reference/completions
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.wings.inference import requests as inference
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.wings.inference.requests import (
+    END,
+    LENGTH,
+    STOP,
+    Finished,
+    Hypothesis,
+    NewTokens,
+)
+from lingvo_gshard.wings.inference.scoring import TokenScores
+from lingvo_gshard.wings.inference.text import GrowingText, echo, stop_check
+from lingvo_gshard.wings.serving.admission_queue import Answers
+from lingvo_gshard.wings.serving.bodies import Count, Fraction, Stops, options_error, parse
+from lingvo_gshard.wings.serving.endpoints.events import server_sent, stream
+from lingvo_gshard.wings.serving.endpoints.state import seed_json
+from lingvo_gshard.wings.serving.errors import RequestError, json_response
+from lingvo_gshard.wings.serving.model import ServedModel
+from lingvo_gshard.wings.serving.service import Limits, Service
+
+# OpenAI's API answers every mistake with this status.
+BAD_REQUEST = 400
+_MOST_STOPS = 4
+_USUAL_TOKENS = 16
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`stream_options` of a request."""
+
+    include_usage: bool = False
+
+
+class BaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that requests of OpenAI's API share, and `timeout`."""
+
+    # Fields of the API that this server does not have, with the values that ask for nothing.
+    ABSENT: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "presence_penalty": (None, 0),
+        "frequency_penalty": (None, 0),
+        "logit_bias": (None, {}),
+    }
+
+    model: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Stops | None = None
+    seed: Count | None = None
+    user: str | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+
+    def check(self, model: ServedModel, limits: Limits) -> None:
+        """Raises RequestError for what this server does not have."""
+        model.check_name(self.model)
+        for name, neutral in self.ABSENT.items():
+            if getattr(self, name) not in neutral:
+                raise bad(name, f"{name} is not supported by this server; leave it out")
+        if (self.n or 1) > limits.beam_size:
+            raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
+        if len(listed(self.stop or ())) > _MOST_STOPS:
+            raise bad("stop", f"stop has more than {_MOST_STOPS} texts")
+
+
+class CompletionsBody(BaseBody, kw_only=True):
+    """The fields of OpenAI's API, and `timeout` in seconds."""
+
+    ABSENT = {**BaseBody.ABSENT, "suffix": (None, "")}  # noqa: RUF012
+
+    prompt: str | list[str | Count | list[Count]]
+    max_tokens: Count | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    suffix: str | None = None
+
+    def check(self, model: ServedModel, limits: Limits) -> None:
+        """Raises RequestError for what this server does not have."""
+        super().check(model, limits)
+        if self.max_tokens == 0 and not self.echo:
+            raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")
+        if self.best_of not in (None, self.n or 1):
+            raise bad("best_of", f"best_of is {self.best_of}; only the value of n is supported")
+        if self.logprobs is not None and self.logprobs > self._most_logprobs:
+            raise bad(
+                "logprobs",
+                f"logprobs is {self.logprobs}; this server has the log-probabilities of the chosen "
+                "tokens only: logprobs=0, or 1 with temperature=0",
+            )
+
+    @property
+    def _most_logprobs(self) -> int:
+        """1 if the chosen token is also the likeliest one, or if only given ones count; else 0."""
+        return int(self.temperature == 0 or self.max_tokens == 0)
+
+    def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
+        """Returns a request for each prompt, and how many tokens were added before each one.
+
+        Raises:
+          RequestError: a prompt is too long.
+        """
+        options, most = self._options(model), model.engine.facts.most_positions
+        requests, added = [], []
+        for number, ids in enumerate(self._prompts(model)):
+            given = model.vocabulary.begin(ids)
+            added.append(len(given) - len(ids))
+            count = len(given) - len(model.vocabulary.before)
+            new = 0 if self.max_tokens == 0 else options.most_tokens
+            if count + new > most:
+                raise RequestError(
+                    BAD_REQUEST,
+                    f"prompt {number} has {count} tokens and max_tokens is {new}; this model has "
+                    f"{most} positions for both",
+                    "prompt",
+                    "context_length_exceeded",
+                )
+            requests.append(
+                inference.Request(
+                    given=given,
+                    options=options,
+                    streams=bool(self.stream),
+                    should_stop=stop_check(model.vocabulary, given, options),
+                )
+            )
+        return requests, added
+
+    def _prompts(self, model: ServedModel) -> list[Sequence[int]]:
+        """Returns the tokens of each prompt."""
+        if isinstance(self.prompt, str):
+            return [model.vocabulary.encode(self.prompt)]
+        if not self.prompt:
+            raise bad("prompt", "prompt is an empty list; a text or tokens were expected")
+        if all(isinstance(part, int) for part in self.prompt):
+            return [self._checked(model, [p for p in self.prompt if isinstance(p, int)])]
+        found = []
+        for part in self.prompt:
+            if isinstance(part, int):
+                raise bad("prompt", "prompt mixes tokens with texts or lists of tokens")
+            is_text = isinstance(part, str)
+            found.append(model.vocabulary.encode(part) if is_text else self._checked(model, part))
+        return found
+
+    @staticmethod
+    def _checked(model: ServedModel, ids: list[int]) -> list[int]:
+        size = model.vocabulary.size
+        wrong = next((token for token in ids if token >= size), None)
+        if wrong is not None:
+            raise bad("prompt", f"prompt has the token {wrong}; 0 to {size - 1} was expected")
+        return ids
+
+    def _options(self, model: ServedModel) -> DecodingOptions:
+        most = _USUAL_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
+        return decoding_options(model, self, most)
+
+
+def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> DecodingOptions:
+    """Returns the options that a body asks for.
+
+    Args:
+      model: the model, which has options of its own.
+      body: a CompletionsBody, or one with the same fields of decoding.
+      most_tokens: of an answer; None for what the model says.
+
+    Raises:
+      RequestError: an option is wrong.
+    """
+    given: dict[str, Any] = {"beam_size": 1, "stop": listed(body.stop or ())}
+    chosen = {"most_tokens": most_tokens, "temperature": body.temperature, "top_p": body.top_p}
+    chosen["seed"] = body.seed
+    given |= {name: value for name, value in chosen.items() if value is not None}
+    try:
+        options = model.published.options(DRAWING, given)
+        return dataclasses.replace(options, best=(body.n or 1) if options.draws else 1)
+    except UserError as error:
+        raise options_error(error, BAD_REQUEST) from None
+
+
+def bad(field: str, message: str) -> RequestError:
+    """Returns the error of a request with a wrong field."""
+    return RequestError(BAD_REQUEST, message, field)
+
+
+PATH = "/v1/completions"
+
+
+async def respond(service: Service, request: Request) -> Response:
+    """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
+    service.check_task("language_model", PATH)
+    data = await service.read(request)
+    body = parse(data, CompletionsBody, BAD_REQUEST)
+    deadline = service.deadline(body.timeout)
+    body.check(service.model, service.limits)
+    prepare = functools.partial(Completion, service.model, body)
+    completion = await service.prepare(prepare, deadline, len(data))
+    if body.echo and body.logprobs is not None:
+        service.queue.check_size(len(completion.requests))
+        async with service.until(deadline):
+            completion.scores = [await service.score(each.given) for each in completion.requests]
+    return await answer(service, request, completion, deadline, PATH)
+
+
+async def answer(
+    service: Service, request: Request, completion: Completion, deadline: float, path: str
+) -> Response:
+    """Returns the answer to a completion: at once or streamed.
+
+    Raises:
+      RequestError: there is no room, a text does not fit, or the time is over.
+    """
+    answers = completion.submit(service, request)
+    if completion.streams:
+        return stream(service, path, _events(service, completion, answers, deadline))
+    async with service.until(deadline), answers:
+        return json_response(completion.complete(await answers.results()))
+
+
+# Stands for the text of a request that asks for no new tokens.
+_NOTHING = Hypothesis((), (), 0.0, LENGTH)
+
+
+class Completion:
+    """The parts of the answer to one request.
+
+    Attributes:
+      requests: a request for each prompt.
+      streams: whether the answer is streamed.
+      scores: the scores of each prompt, if they are wanted.
+    """
+
+    # Begins the id of an answer; the kinds of an answer and of a part of one.
+    PREFIX, WHOLE, PART = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: ServedModel, body: Any):
+        """Reads the prompts of a request.
+
+        Args:
+          model: the model.
+          body: a CompletionsBody, or the body that a subclass reads.
+
+        Raises:
+          RequestError: a prompt does not fit the model.
+        """
+        self._model, self._body = model, body
+        self.requests, self._added = body.requests(model)
+        self.streams = bool(body.stream)
+        self.scores: Sequence[TokenScores] = ()
+        # Without a temperature all texts of a prompt are equal, so that one is enough.
+        self._copies = 1 if self.requests[0].options.draws else body.n or 1
+        self._head = {
+            "id": f"{self.PREFIX}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    def complete(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
+        """Returns the whole answer as a JSON value."""
+        choices = [
+            self._choice(number, found)
+            for number, hypotheses in enumerate(results)
+            for found in [*hypotheses] * self._copies
+        ]
+        for index, choice in enumerate(choices):
+            choice["index"] = index
+        head = {**self._head, "object": self.WHOLE}
+        return {**head, "choices": choices, "usage": self.usage(results)}
+
+    def usage(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
+        """Returns the numbers of tokens, without those before all texts."""
+        before = len(self._model.vocabulary.before)
+        given = sum(len(request.given) - before for request in self.requests)
+        new = self._copies * sum(
+            len(found.log_probabilities) for hypotheses in results for found in hypotheses
+        )
+        return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+    def submit(self, service: Service, request: Request) -> Answers:
+        """Has the engine answer the requests, unless they want no new tokens.
+
+        Raises:
+          RequestError: there is no room, or a text does not fit.
+        """
+        if self._body.max_tokens != 0:
+            return service.submit(self.requests, request, BAD_REQUEST)
+        service.queue.check_size(sum(one.options.texts for one in self.requests))
+        answers = Answers([inference.Answer(one) for one in self.requests], request.receive)
+        for number, one in enumerate(self.requests):
+            answers.put(number, Finished((_NOTHING,) * one.options.texts))
+        return answers
+
+    @property
+    def count(self) -> int:
+        """The number of choices for each prompt."""
+        return self.requests[0].options.best * self._copies
+
+    def growing(self) -> list[GrowingText]:
+        """Returns the text of each choice, without any token yet."""
+        return [self._growing(request) for request in self.requests for _ in range(self.count)]
+
+    def first_parts(self) -> Iterator[dict]:
+        """Yields the parts of a streamed answer that need no new token: prompts that are echoed."""
+        if not self._body.echo:
+            return
+        for index in range(len(self.requests) * self.count):
+            request = self.requests[index // self.count]
+            logprobs = self._echoed(index // self.count) if self.scores else None
+            text = echo(self._model.vocabulary, request.given)
+            if text or logprobs:
+                yield self.part(index, text, logprobs=logprobs)
+
+    def part(
+        self,
+        index: int,
+        text: str,
+        reason: str | None = None,
+        logprobs: dict | None = None,
+    ) -> dict:
+        """Returns a part of a streamed answer as a JSON value."""
+        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
+        choice |= seed_json(self.requests[index // self.count])
+        return {**self._head, "object": self.PART, "choices": [choice]}
+
+    def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
+        """Returns the part of a streamed answer for new tokens; None if it has nothing to say.
+
+        Log-probabilities come with their tokens, whose text may come later.
+        """
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs(growing, new.tokens, new.log_probabilities)
+        text = growing.add(new.tokens)
+        return self.part(index, text, logprobs=logprobs) if text or logprobs else None
+
+    def last_part(self, results: Sequence[Sequence[Hypothesis]]) -> dict | None:
+        """Returns the part that counts tokens; None if it was not asked for."""
+        wanted = self._body.stream_options
+        if not wanted or not wanted.include_usage:
+            return None
+        head = {**self._head, "object": self.PART}
+        return {**head, "choices": [], "usage": self.usage(results)}
+
+    def _choice(self, number: int, found: Hypothesis) -> dict:
+        """Returns a choice for the prompt with a number."""
+        vocabulary, request = self._model.vocabulary, self.requests[number]
+        growing, logprobs = self._growing(request), None
+        tokens = found.tokens if found.end is None else (*found.tokens, found.end)
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs(growing, tokens, found.log_probabilities)
+        text = growing.add(tokens, is_last=True)
+        if self._body.echo:
+            before = echo(vocabulary, request.given)
+            text = before + text
+            if logprobs and self.scores:
+                echoed = self._echoed(number)
+                logprobs = {
+                    name: None if first is None else first + logprobs[name]
+                    for name, first in echoed.items()
+                }
+        choice = {"index": 0, "text": text, "finish_reason": finish_reason(found)}
+        return {**choice, "logprobs": logprobs, **seed_json(request)}
+
+    def _growing(self, request: inference.Request) -> GrowingText:
+        """Returns a text that continues the prompt of a request."""
+        vocabulary, options = self._model.vocabulary, request.options
+        return GrowingText(vocabulary, request.given, options.stop, bool(self._body.echo))
+
+    def _logprobs(
+        self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]
+    ) -> dict:
+        """Returns `logprobs` of the next tokens of a text, including the end of the text."""
+        pieces = list(map(self._model.vocabulary.piece, tokens))
+        pairs = zip(pieces, values, strict=True)
+        is_top = self._body.logprobs == 1
+        return {
+            "tokens": pieces,
+            "token_logprobs": list(values),
+            "top_logprobs": [{piece: value} for piece, value in pairs] if is_top else None,
+            "text_offset": growing.offsets(tokens),
+        }
+
+    def _echoed(self, number: int) -> dict:
+        """Returns `logprobs` of the tokens of a prompt, without tokens that the server added.
+
+        The first token of a text has no log-probability.
+        """
+        vocabulary, scores = self._model.vocabulary, self.scores[number]
+        given = self.requests[number].given
+        first = self._added[number]
+        growing = GrowingText(vocabulary)
+        names = [piece_name(vocabulary, token) for token in given]
+        values: list[float | None] = [None, *map(float, scores.log_probabilities)]
+        tops: list[dict[str, float] | None] = [None]
+        for place, (token, value) in enumerate(zip(scores.likeliest, scores.largest, strict=True)):
+            top = {piece_name(vocabulary, int(token)): float(value)}
+            own = scores.log_probabilities[place]
+            tops.append({names[place + 1]: float(own)} | top)
+        return {
+            "tokens": names[first:],
+            "token_logprobs": values[first:],
+            "top_logprobs": tops[first:] if self._body.logprobs else None,
+            "text_offset": growing.offsets(given)[first:],
+        }
+
+
+def piece_name(vocabulary: Vocabulary, token: int) -> str:
+    """Returns the text of a token, or a name for a token that is a part of a character."""
+    piece = vocabulary.piece(token)
+    return f"token_id:{token}" if "\ufffd" in piece or not piece else piece
+
+
+def finish_reason(found: Hypothesis) -> str:
+    """Returns why a text ended, in the API's words."""
+    return "stop" if found.reason in (END, STOP) else "length"
+
+
+async def _events(
+    service: Service, completion: Completion, answers: Answers, deadline: float
+) -> AsyncGenerator[str]:
+    """Yields the server-sent events of a streamed answer."""
+    async with answers:
+        async for part in _parts(service, completion, answers, deadline):
+            yield server_sent(part)
+    yield "data: [DONE]\n\n"
+
+
+async def _parts(
+    service: Service, completion: Completion, answers: Answers, deadline: float
+) -> AsyncIterator[dict]:
+    """Yields the parts of a streamed answer: new text, the reason of each end, and the usage."""
+    growing, count = completion.growing(), completion.count
+    for part in completion.first_parts():
+        yield part
+    results: dict[int, Sequence[Hypothesis]] = {}
+    while len(results) < len(completion.requests):
+        async with service.until(deadline):
+            number, event = await answers.next()
+        first = number * count
+        if isinstance(event, NewTokens):
+            # Without a temperature, the one text that is decoded stands for all choices.
+            own = range(first, first + count)
+            draws = completion.requests[number].options.draws
+            for index in own[event.text : event.text + 1] if draws else own:
+                if part := completion.new_part(index, growing[index], event):
+                    yield part
+        elif isinstance(event, Finished):
+            results[number] = event.hypotheses
+            for index in range(first, first + count):
+                found = event.hypotheses[min(index - first, len(event.hypotheses) - 1)]
+                rest = growing[index].add((), is_last=True)
+                yield completion.part(index, rest, reason=finish_reason(found))
+    last = completion.last_part([results[n] for n in range(len(completion.requests))])
+    if last:
+        yield last

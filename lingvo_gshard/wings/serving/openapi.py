@@ -1,0 +1,150 @@
+"""GET /openapi.json: describes the interface of the server for programs.
+
+The bodies are described from the same types that read them. https://spec.openapis.org/oas/v3.1.0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lingvo_gshard.core.version import VERSION
+from lingvo_gshard.wings.serving.endpoints import chat, completions, generate, translate
+from lingvo_gshard.wings.serving.errors import json_response
+from lingvo_gshard.wings.serving.service import Service
+
+PATH = "/openapi.json"
+_REFERENCE = "#/components/schemas/{name}"
+# The statuses of answers that are no success, and what they say.
+STATUSES = {
+    400: "A field is wrong, or the body is no JSON.",
+    401: "The bearer token is missing or wrong.",
+    403: "A page of another web site sent the request.",
+    404: "There is no such path or model.",
+    408: "The body did not come in time.",
+    413: "The body is too large, or has too many texts.",
+    421: "The header Host names another server.",
+    422: "A field is wrong.",
+    500: "The server failed.",
+    503: "The server is full, about to stop, or compiles; Retry-After says when to ask again.",
+    504: "The time for the request is over.",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "What is wrong, in a sentence."},
+                "type": {"enum": ["invalid_request_error", "server_error"]},
+                "param": {
+                    "type": ["string", "null"],
+                    "description": "Path of the field that is wrong.",
+                },
+                "code": {"type": ["string", "null"], "description": "A name for programs."},
+            },
+        }
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """Describes one path.
+
+    Attributes:
+      summary: a sentence.
+      method: "get" or "post".
+      body: the type of the body; None without one.
+      streams: whether the answer may be server-sent events.
+      parameters: names of the parts of the path that are parameters.
+    """
+
+    summary: str
+    method: str = "get"
+    body: type[msgspec.Struct] | None = None
+    streams: bool = False
+    parameters: tuple[str, ...] = ()
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    chat.PATH: Operation("Answers a conversation.", "post", chat.ChatBody, True),
+    completions.PATH: Operation(
+        "Continues texts, or scores them with echo and logprobs.",
+        "post",
+        completions.CompletionsBody,
+        True,
+    ),
+    generate.PATH: Operation("Continues a text.", "post", generate.GenerateBody, True),
+    translate.PATH: Operation("Translates sentences.", "post", translate.TranslateBody),
+    "/v1/models": Operation("Describes the model."),
+    "/v1/models/{model}": Operation("Describes the model.", parameters=("model",)),
+    "/healthz": Operation("Says whether requests are accepted."),
+    "/healthz/live": Operation("Says whether only a new process would help."),
+    "/metrics": Operation("Returns metrics for Prometheus."),
+    PATH: Operation("Returns this description."),
+}
+
+
+async def respond(service: Service, request: Request) -> Response:
+    """Answers with the description of all paths."""
+    del request
+    found = describe(service.model.name, VERSION, service.has_token)
+    return json_response(found)
+
+
+def describe(name: str, version: str, has_token: bool) -> dict[str, Any]:
+    """Returns the description as a JSON value.
+
+    Args:
+      name: name of the model.
+      version: version of the library.
+      has_token: whether requests need a bearer token.
+    """
+    bodies = [each.body for each in OPERATIONS.values() if each.body]
+    references, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
+    of_body = dict(zip(bodies, references, strict=True))
+    paths = {
+        path: {each.method: _operation(each, of_body[each.body] if each.body else None)}
+        for path, each in OPERATIONS.items()
+    }
+    components: dict[str, Any] = {"schemas": {**schemas, "Error": _ERROR}}
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": f"lingvo_gshard: {name}", "version": version},
+        "paths": paths,
+        "components": components,
+    }
+    if has_token:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+    return found
+
+
+def _operation(operation: Operation, schema: Any) -> dict[str, Any]:
+    error = {"schema": {"$ref": _REFERENCE.format(name="Error")}}
+    kinds = ["application/json", *(["text/event-stream"] if operation.streams else [])]
+    answers: dict[str, Any] = {
+        str(status): {"description": said, "content": {"application/json": error}}
+        for status, said in STATUSES.items()
+    }
+    answers["200"] = {"description": "Success.", "content": {kind: {} for kind in kinds}}
+    found: dict[str, Any] = {"summary": operation.summary, "responses": answers}
+    if schema is not None:
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    if operation.parameters:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in operation.parameters
+        ]
+    return found

@@ -1,0 +1,139 @@
+"""Makes each plan in a process of its own, with limits, so that no plan harms the next ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import pickle
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.runtime.child_process import start_module
+from lingvo_gshard.wings.planning.compiling.cache import Settings
+from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.serving.planning.requests import PlanRequest
+from lingvo_gshard.wings.serving.planning.worker import News, Task
+
+_MODULE = "lingvo_gshard.wings.serving.planning.worker"
+_POLL_SECONDS = 0.2
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanLimits:
+    """The limits of one plan.
+
+    Attributes:
+      seconds: how long it may take.
+      bytes: resident memory of its processes.
+    """
+
+    seconds: float = 3600.0
+    bytes: int = int(0.75 * os.sysconf("SC_PHYS_PAGES")) * _PAGE
+
+
+class PlanProcess:
+    """Makes plans, each in a process of its own.
+
+    Attributes:
+      limits: of a plan.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[str, pathlib.Path],
+        settings: Settings | None = None,
+        limits: PlanLimits | None = None,
+    ):
+        """Prepares to plan.
+
+        Args:
+          configs: name of each config that requests may name -> its file.
+          settings: how the planner compiles.
+          limits: of a plan.
+        """
+        self.limits = limits or PlanLimits()
+        self._configs, self._settings = dict(configs), settings or Settings()
+
+    def __call__(
+        self, request: PlanRequest, tell: Callable[[News], None], is_over: Callable[[], bool]
+    ) -> Plan:
+        """Returns the plan of a request.
+
+        Args:
+          request: what to plan.
+          tell: called with each stage, and with what is done of it.
+          is_over: whether the plan is not wanted any more.
+
+        Raises:
+          UserError: the request cannot be planned, or passes a limit.
+        """
+        process = start_module(_MODULE, stderr=None)
+        try:
+            assert process.stdin
+            with contextlib.suppress(BrokenPipeError):
+                pickle.dump(Task(request, self._configs, self._settings), process.stdin)
+                process.stdin.flush()
+            for news in self._news(process, is_over):
+                if news.problem:
+                    raise UserError(news.problem)
+                if news.plan:
+                    return news.plan
+                tell(news)
+        finally:
+            # Other processes of the plan end with this one.
+            process.kill()
+            process.communicate()
+        raise UserError(
+            f"the plan's process ended with exit code {process.returncode} and no plan; the log of "
+            "the server may say why"
+        )
+
+    def _news(
+        self, process: subprocess.Popen[bytes], is_over: Callable[[], bool]
+    ) -> Iterator[News]:
+        """Yields what a process tells. Raises UserError if it passes a limit."""
+        assert process.stdout
+        end = time.monotonic() + self.limits.seconds
+        with Connection(os.dup(process.stdout.fileno()), writable=False) as worker:
+            while not is_over():
+                is_ready = worker.poll(_POLL_SECONDS)
+                self._check(process.pid, end)
+                try:
+                    if is_ready:
+                        yield msgspec.msgpack.decode(worker.recv_bytes(), type=News)
+                except (EOFError, OSError):  # The process has ended.
+                    process.wait()
+                    return
+        raise UserError("the server stops")
+
+    def _check(self, pid: int, end: float) -> None:
+        if time.monotonic() > end:
+            raise UserError(
+                f"the plan took longer than {self.limits.seconds:,.0f} s, the limit of this "
+                "server; start it with a larger `plan_seconds`, or plan fewer devices"
+            )
+        if resident_bytes(pid) > self.limits.bytes:
+            raise UserError(
+                f"the plan took more than {self.limits.bytes / 2**30:,.1f} GiB of memory, the "
+                "limit of this server; start it with a larger `plan_gib`, or plan fewer devices"
+            )
+
+
+def resident_bytes(pid: int) -> int:
+    """Returns the resident memory of a process and of all that it has started."""
+    found, left = 0, [pid]
+    while left:
+        place = pathlib.Path(f"/proc/{left.pop()}")
+        with contextlib.suppress(OSError, ValueError, IndexError):  # It has ended meanwhile.
+            found += int((place / "statm").read_text().split()[1]) * _PAGE
+            for thread in (place / "task").iterdir():
+                left += map(int, (thread / "children").read_text().split())
+    return found

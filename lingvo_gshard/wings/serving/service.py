@@ -1,0 +1,272 @@
+"""Service: what all endpoints share, which are the model, the queue, the limits and the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+import anyio.to_thread
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.inference import requests as inference
+from lingvo_gshard.wings.inference.options import DecodingOptions
+from lingvo_gshard.wings.inference.programs.executables import ProgramKey
+from lingvo_gshard.wings.inference.scoring import TokenScores, score, scoring_program
+from lingvo_gshard.wings.serving.admission_queue import (
+    AdmissionQueue,
+    Answers,
+    describe_routing,
+    routing_program,
+)
+from lingvo_gshard.wings.serving.bodies import SearchBody, read_bytes
+from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, RequestError
+from lingvo_gshard.wings.serving.metrics import Metrics
+from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel
+
+_Result = TypeVar("_Result")
+
+# Bodies with more bytes are tokenized on a thread, so that others do not wait.
+_FEW_BYTES = 4096
+# Seconds between checks whether a program is loaded.
+_POLL_SECONDS = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits of the requests that the server takes.
+
+    Attributes:
+      queue_size: texts that wait or are decoded, of all requests.
+      body_bytes: bytes of the body of a request.
+      seconds: longest time until the server gives up a request; a request may ask for less.
+      beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
+        programs of its own, which are compiled at its first use.
+      kinds: largest number of kinds of search whose programs are kept in memory. Programs of the
+        kinds that were used longest ago are dropped.
+      stuck_seconds: a call of a program, or a compilation, that takes longer counts as stuck.
+      stops: largest number of strings that end a text, each of at most `stop_characters`. The
+        server looks for all of them after every token.
+    """
+
+    queue_size: int = 1024
+    body_bytes: int = 2**20
+    seconds: float = 60.0
+    beam_size: int = 8
+    kinds: int = 16
+    stuck_seconds: float = 600.0
+    stops: int = 16
+    stop_characters: int = 256
+
+
+class Service:
+    """One model being served.
+
+    Attributes:
+      model: the model.
+      limits: what the server takes.
+      metrics: of this server.
+      queue: passes requests to the engine.
+      directory: watches where the model was loaded from; None if it was in memory.
+      is_draining: whether the server is about to stop.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        limits: Limits | None = None,
+        token: str = "",
+        directory: DirectoryWatch | None = None,
+    ):
+        """Prepares to serve.
+
+        Args:
+          model: the model.
+          limits: what to take.
+          token: what requests must bring as a bearer token; empty for none.
+          directory: watches where the model was loaded from.
+        """
+        self.model, self.limits, self.directory = model, limits or Limits(), directory
+        self.metrics = Metrics(lambda: model.engine.waiting)
+        self.queue = AdmissionQueue(
+            model.engine, self.limits.queue_size, self.limits.kinds, self.metrics
+        )
+        self.is_draining = False
+        self._token = token.encode()
+        self._visiting = asyncio.Lock()
+
+    @property
+    def has_token(self) -> bool:
+        """Whether requests need a bearer token."""
+        return bool(self._token)
+
+    def check_token(self, request: Request) -> None:
+        """Raises RequestError with 401 if a request lacks the bearer token."""
+        if not self._token:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        # Headers are decoded as Latin-1, whatever their bytes are.
+        is_equal = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        if kind.lower() != "bearer" or not is_equal:
+            said = "is wrong" if given else "is missing"
+            raise RequestError(
+                401,
+                f"the bearer token {said}; send the header Authorization: Bearer TOKEN",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def check_task(self, task: str, path: str) -> None:
+        """Raises RequestError with 404 if the model does something else than an endpoint."""
+        if self.model.task != task:
+            own = {"translation": "/v1/translate", "language_model": "/v1/generate"}
+            raise RequestError(
+                404,
+                f"{self.model.name} is a {self.model.task.replace('_', ' ')} model, for which "
+                f"{path} does nothing; use {own[self.model.task]}",
+            )
+
+    def checked_search(self, body: SearchBody) -> DecodingOptions:
+        """Returns the options of a request.
+
+        Raises:
+          RequestError: an option is wrong, or asks for more than the limits or the vocabulary have.
+        """
+        options = body.options()
+        for name in ("beam_size", "best"):
+            if getattr(options, name) > self.limits.beam_size:
+                raise RequestError(
+                    UNPROCESSABLE,
+                    f"{name} is {getattr(options, name)}; at most {self.limits.beam_size}, the "
+                    "limit of this server, was expected",
+                    name,
+                )
+        self._check_stops(options.stop)
+        size = self.model.engine.facts.vocabulary_size
+        for name in ("allowed_tokens", "forbidden_tokens"):
+            for index, token in enumerate(getattr(options, name)):
+                if token >= size:
+                    field = f"{name}[{index}]"
+                    raise RequestError(
+                        UNPROCESSABLE, f"{field} is {token}; 0 to {size - 1} was expected", field
+                    )
+        return options
+
+    def _check_stops(self, stops: Sequence[str]) -> None:
+        if len(stops) > self.limits.stops:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"stop has {len(stops):,} texts; at most {self.limits.stops} were expected",
+                "stop",
+            )
+        longest = max(map(len, stops), default=0)
+        if longest > self.limits.stop_characters:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"stop has a text of {longest:,} characters; at most "
+                f"{self.limits.stop_characters} were expected",
+                "stop",
+            )
+
+    def deadline(self, seconds: float | None) -> float:
+        """Returns when a request that began now must be answered, in the event loop's time.
+
+        Raises:
+          RequestError: it asks for more time than the server gives.
+        """
+        most = self.limits.seconds
+        if seconds is not None and seconds > most:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"timeout is {seconds:g}; at most {most:g} seconds, the limit of this server, was "
+                "expected",
+                "timeout",
+            )
+        return asyncio.get_running_loop().time() + (seconds or most)
+
+    @contextlib.asynccontextmanager
+    async def until(self, deadline: float) -> AsyncIterator[None]:
+        """Raises RequestError with 504 if what happens inside takes longer than the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TimeoutError:
+            raise RequestError(504, "the time for this request is over", code="timeout") from None
+
+    def submit(
+        self,
+        requests: Sequence[inference.Request],
+        request: Request,
+        status: int = UNPROCESSABLE,
+    ) -> Answers:
+        """Returns the answers to texts; see `AdmissionQueue.submit`.
+
+        Args:
+          requests: one for each text.
+          request: the HTTP request.
+          status: the HTTP status of a text that does not fit the model.
+
+        Raises:
+          RequestError: there is no room, or a text does not fit.
+        """
+        try:
+            client = request.client.host if request.client else ""
+            return self.queue.submit(requests, request.receive, client)
+        except UserError as error:
+            raise RequestError(status, str(error)) from None
+
+    async def read(self, request: Request) -> bytes:
+        """Returns the body of a request; see `bodies.read_bytes`."""
+        return await read_bytes(request, self.limits.body_bytes, self.limits.seconds)
+
+    async def prepare(
+        self, prepare: Callable[[], _Result], deadline: float, size: int | None = None
+    ) -> _Result:
+        """Returns what a function makes of a body, on a thread if that takes a while.
+
+        Args:
+          prepare: reads the body's texts as tokens.
+          deadline: when to give up, in the event loop's time. The thread then ends later.
+          size: the body's bytes; None if its size does not tell how long it takes.
+
+        Raises:
+          RequestError: the time is over, or what the function raises.
+        """
+        if size is not None and size <= _FEW_BYTES:
+            return prepare()
+        async with self.until(deadline):
+            return await anyio.to_thread.run_sync(prepare, abandon_on_cancel=True)
+
+    async def routing(self, asked: inference.Request, found: inference.Hypothesis) -> dict:
+        """Returns which experts the tokens of a text were routed to; see `describe_routing`.
+
+        Another thread compiles the program. The event loop goes on meanwhile.
+        """
+        await self._program(routing_program(self.model, asked, found))
+        async with self._visiting:
+            return await run_in_threadpool(describe_routing, self.model, asked, found)
+
+    async def score(self, tokens: Sequence[int]) -> TokenScores:
+        """Returns how likely each token of a text is; see `scoring.score`.
+
+        Another thread compiles the program. The event loop goes on meanwhile.
+        """
+        engine = self.model.engine
+        await self._program(scoring_program(engine.facts, len(tokens)))
+        async with self._visiting:
+            return await run_in_threadpool(score, engine, tokens)
+
+    async def _program(self, key: ProgramKey) -> None:
+        """Waits until a program is loaded. Raises what compiling it failed with."""
+        executables, began = self.model.engine.executables, time.monotonic()
+        while not executables.is_loaded(key):
+            if error := executables.failure([key], began):
+                raise error
+            executables.want([key])
+            await asyncio.sleep(_POLL_SECONDS)
