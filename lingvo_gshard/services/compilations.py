@@ -110,9 +110,10 @@ class CompilationLog(StepObserver):
         """Adds the programs of an evaluation."""
         self._add()
 
-    def summary(self) -> list[str]:
-        """Returns a line for each function that was compiled."""
-        return self._watch.summary()
+    def finish(self) -> None:
+        """Shows a line for each function that was compiled."""
+        for line in self._watch.summary():
+            self._run.say(line)
 
     def _add(self) -> None:
         """Shows and writes what was compiled since the last call."""

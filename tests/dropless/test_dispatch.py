@@ -1,5 +1,4 @@
-# tests: dropless/dispatch.py, dropless/expert_blocks.py
-# tests: kernels/exchange.py
+# tests: dropless/dispatch.py, dropless/expert_blocks.py, kernels/exchange.py
 """Tests dropless dispatch against other dispatches and loops, on one device and on many."""
 
 import functools
