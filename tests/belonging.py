@@ -51,17 +51,17 @@ class Belonging:
     def named(self, test: str) -> str | None:
         """Returns the path of the only file that a test file bears the name of.
 
-        Either the file is in the same folder of the package, or no other file of the same top-level
-        folder has the name.
+        Either the file is in the same folder of the package or of its wings, or no other file of
+        the same top-level folder has the name.
         """
         _, *folders, name = pathlib.PurePath(test).parts
         name = name.removeprefix("test_")
-        same = pathlib.Path(self.root, PACKAGE, *folders, name)
-        if same.is_file():
-            return self._relative(same)
-        top = self.root / PACKAGE / folders[0] if folders else None
-        found = list(top.rglob(name)) if top else []
-        return self._relative(found[0]) if len(found) == 1 else None
+        for place in (self.root / PACKAGE / "wings", self.root / PACKAGE):
+            if folders and (place / folders[0]).is_dir():
+                same = pathlib.Path(place, *folders, name)
+                found = [same] if same.is_file() else list((place / folders[0]).rglob(name))
+                return self._relative(found[0]) if len(found) == 1 else None
+        return None
 
     def lines(self, test: str) -> list[str]:
         """Returns the paths that the first lines of a test file name, relative to the root."""

@@ -1,4 +1,4 @@
-# tests: serving/
+# tests: wings/serving/
 """Fuzzes both web servers: every request is answered in time, in a sentence, and never by a fault.
 
 Bodies are valid ones of which a field, some bytes or the nesting were changed. Heads have odd

@@ -1,4 +1,4 @@
-# tests: wings/open_models/config.py, open_models/families/, wings/open_models/experiment.py
+# tests: wings/open_models/config.py, wings/open_models/families/, wings/open_models/experiment.py
 """Tests configs: what they stand for, and what is refused."""
 
 import json

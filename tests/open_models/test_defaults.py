@@ -1,4 +1,4 @@
-# tests: open_models/families/
+# tests: wings/open_models/families/
 """Compares what missing keys of configs stand for with transformers, as `peer_defaults` recorded.
 
 A config without a key must describe the same model as the config with the value that transformers

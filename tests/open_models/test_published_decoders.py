@@ -1,4 +1,4 @@
-# tests: open_models/families/
+# tests: wings/open_models/families/
 """Tests that configs as they are published stand for models with the published number of weights.
 
 Keys and values are those of the config.json of the models that the names say.

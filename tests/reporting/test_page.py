@@ -1,4 +1,4 @@
-# tests: reporting/page/
+# tests: wings/reporting/page/
 """Checks the page of a report: complete, small, loading nothing, and safe from hostile text."""
 
 import base64

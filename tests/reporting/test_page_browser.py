@@ -1,4 +1,4 @@
-# tests: reporting/page/
+# tests: wings/reporting/page/
 """Uses the page of a report in a real browser."""
 
 import shutil

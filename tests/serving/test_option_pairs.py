@@ -1,4 +1,4 @@
-# tests: wings/serving/model.py, serving/endpoints/
+# tests: wings/serving/model.py, wings/serving/endpoints/
 """Every pair of options of every endpoint: whole against streamed, and against the model itself.
 
 Texts, tokens and offsets are those of the tokenizer alone, log-probabilities of prompts those of a

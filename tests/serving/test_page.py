@@ -1,4 +1,4 @@
-# tests: serving/page/
+# tests: wings/serving/page/
 """Uses the page for people in a real browser."""
 
 import dataclasses

@@ -1,4 +1,4 @@
-# tests: /tests/serving/soak/, serving/
+# tests: /tests/serving/soak/, wings/serving/
 """Runs a short soak of the server: 30 honest clients and 8 hostile ones."""
 
 import pytest

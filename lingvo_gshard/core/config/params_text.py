@@ -133,7 +133,18 @@ RENAMED_MODULES = {
     },
 }
 # Class of an earlier version -> the class today, where its module has other classes still.
-RENAMED_CLASSES = {"training.step.precision.Fp8": "wings.low_precision.fp8.Fp8"}
+RENAMED_CLASSES = {
+    "training.step.precision.Fp8": "wings.low_precision.fp8.Fp8",
+    **{
+        f"{package}.{name}Router": f"wings.published_layers.routers.{name}Router"
+        for package in ("layers.moe", "layers.moe.routers")
+        for name in ("BiasedSoftmax", "ForcedBalance", "Sigmoid", "Sinkhorn", "SparseMixer")
+    },
+    **{
+        f"{package}.DroplessDispatch": "wings.dropless.dispatch.DroplessDispatch"
+        for package in ("layers.moe", "layers.moe.dispatches")
+    },
+}
 # Folders of an earlier version that stand in wings/ today.
 _IN_WINGS = ("export", "hlo", "inference", "kernels", "open_models", "planning", "profiling")
 _PACKAGE = "lingvo_gshard."

@@ -1,4 +1,4 @@
-# tests: /benchmarks/parity/, open_models/families/
+# tests: /benchmarks/parity/, wings/open_models/families/
 """python -m benchmarks parity: every family and option computes what transformers computes."""
 
 import json

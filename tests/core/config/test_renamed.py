@@ -8,6 +8,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.config import gin_binding, params_text, registry
+from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.training.step.precision import LossScale
@@ -46,9 +47,24 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
         for module in params_text.RENAMED_MODULES.values():
             importlib.import_module(f"lingvo_gshard.{module}")
 
+    def test_classes_that_left_a_package_are_found(self):
+        for old, today in params_text.RENAMED_CLASSES.items():
+            module, _, name = today.rpartition(".")
+            found = getattr(importlib.import_module(f"lingvo_gshard.{module}"), name)
+            self.assertEqual(
+                params_text.class_today(f"lingvo_gshard.{old}").rpartition(".")[2], name
+            )
+            self.assertTrue(issubclass(found, Configurable))
+
+    def test_classes_of_folders_that_are_wings_today_are_found(self):
+        old = "lingvo_gshard.open_models.layers.Mine"
+        self.assertEqual(
+            params_text.class_today(old), "lingvo_gshard.wings.open_models.layers.Mine"
+        )
+
     def test_a_class_that_left_its_module_is_found(self):
         text = registry.get("translation.quickstart").to_text()
-        old = text.replace("low_precision.fp8.Fp8", "training.step.precision.Fp8")
+        old = text.replace("wings.low_precision.fp8.Fp8", "training.step.precision.Fp8")
         assert old != text
         step = experiment_from_text(old).step
         self.assertIs(step.fp8.cls, Fp8)

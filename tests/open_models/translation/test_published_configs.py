@@ -1,4 +1,4 @@
-# tests: open_models/families/translation/
+# tests: wings/open_models/families/translation/
 """Tests that configs with all keys of published models stand for the models that they describe.
 
 Keys and values are those of the config.json of the models that the names say.

@@ -1,4 +1,4 @@
-# tests: planning/picture/
+# tests: wings/planning/picture/
 """Checks the HTML page of a plan: complete, without network access, and safe from injection."""
 
 import base64

@@ -1,4 +1,4 @@
-# tests: planning/picture/
+# tests: wings/planning/picture/
 """Uses the HTML page of a plan in a real browser."""
 
 import dataclasses

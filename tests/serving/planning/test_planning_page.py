@@ -1,4 +1,5 @@
-# tests: serving/planning/page/, wings/serving/planning/app.py, wings/serving/planning/worker.py
+# tests: wings/serving/planning/page/, wings/serving/planning/app.py
+# tests: wings/serving/planning/worker.py
 """Uses the planning page in a real browser, from an empty form to a comparison of two machines."""
 
 import json
