@@ -14,13 +14,13 @@ from collections.abc import Iterable
 # A program that trains, and writes which files of the package were imported and executed, and which
 # of them while the training step was traced.
 _TRACED = """
-import json, sys, threading
+import inspect, json, sys, threading
 package, logdir, path = sys.argv[1:4]
 executed, in_step, depth = set(), set(), threading.local()
 
 def profile(frame, event, _):
-    file = frame.f_code.co_filename
-    if event not in ("call", "return") or not file.startswith(package):
+    file, is_function = frame.f_code.co_filename, frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if event not in ("call", "return") or not file.startswith(package) or not is_function:
         return
     is_step = frame.f_code.co_name == "train_step" and file.endswith("step/trainer.py")
     now = getattr(depth, "steps", 0)
@@ -32,7 +32,7 @@ def profile(frame, event, _):
     else:
         depth.steps = now - is_step
 
-# Importing defines functions and classes: their own code is not executed work.
+# Modules and classes define functions when they are imported: their own code is not executed work.
 from lingvo_gshard.tools import train
 threading.setprofile(profile)
 sys.setprofile(profile)
