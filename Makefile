@@ -22,10 +22,10 @@ INSTALLED_DOCS := $(VENV)/.lingvo_gshard_docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # All tests in one process would fill its memory: TensorFlow never frees what it has lowered.
-MODEL_TESTS := $(wildcard $(addprefix tests/,core fine_tuning kernels layers long_inputs low_precision \
-  optimizers published_layers sharding tasks training))
-STEP_TESTS := $(wildcard $(addprefix tests/,hlo inference planning profiling runtime services serving \
-  spmd_passes))
+MODEL_TESTS := $(addprefix tests/,core dropless fine_tuning kernels layers long_inputs low_precision \
+  optimizers pipeline published_layers sharding tasks training)
+STEP_TESTS := $(addprefix tests/,cluster hlo inference local_updates planning profiling propagation \
+  runtime services serving spmd_passes tracing verification)
 OTHER_TESTS := tests $(addprefix --ignore=,$(MODEL_TESTS) $(STEP_TESTS))
 PARTS := "$(MODEL_TESTS)" "$(STEP_TESTS)" "$(OTHER_TESTS)"
 SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)") \

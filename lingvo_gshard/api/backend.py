@@ -11,11 +11,11 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.cluster.cluster import Cluster
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
@@ -115,8 +115,8 @@ class Backend:
             from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, limit)
-        from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
         from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
+        from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
         make = LocalUpdatesRuntime if has_workers else SpmdRuntime
@@ -128,7 +128,7 @@ class Backend:
         has_workers = self.partitioning is not None and AXIS in self.partitioning.mesh.names
         if not has_workers and not params.step.local_updates.every:
             return
-        from lingvo_gshard.runtime.local_updates import workers
+        from lingvo_gshard.wings.local_updates import workers
 
         rows = params.input.cls.rows_per_batch(params.input)
         workers.check(params.step, self.partitioning, rows)

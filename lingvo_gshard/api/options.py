@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.options import option
-from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.sharding.options import PartitioningOptions
+from lingvo_gshard.wings.cluster.member import ClusterOptions
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
 

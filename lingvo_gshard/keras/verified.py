@@ -17,12 +17,12 @@ from lingvo_gshard.keras.step_programs import TRAIN, as_arrays, lower_step
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.variables import HeldVariable
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.verification.causes import describe
-from lingvo_gshard.runtime.verification.findings import Compared, Verification, compare
-from lingvo_gshard.runtime.verification.function import TOLERANCE
-from lingvo_gshard.runtime.verification.rules import Evidence
-from lingvo_gshard.runtime.verification.steps import in_float64
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.verification.causes import describe
+from lingvo_gshard.wings.verification.findings import Compared, Verification, compare
+from lingvo_gshard.wings.verification.function import TOLERANCE
+from lingvo_gshard.wings.verification.rules import Evidence
+from lingvo_gshard.wings.verification.steps import in_float64
 
 # The least scale of a tensor, relative to the largest number in a tensor of its part of the state.
 # Some gradients are zero but for rounding: the biases of attention's keys have no effect.

@@ -23,7 +23,6 @@ from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.runtime.verification.function import verify_function
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
@@ -35,6 +34,7 @@ from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
 from lingvo_gshard.wings.inference.loading import make_engine
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.verification.function import verify_function
 
 _BOS, _EOS, _V, _TOKENS = 1, 2, 11, 5
 _BEGINNINGS = ((_BOS, 5, 7, 4), (_BOS,))

@@ -59,13 +59,13 @@ import msgspec
 from absl import flags
 
 from lingvo_gshard.api.partitioning import verify
-from lingvo_gshard.runtime.verification.experiment import VerifyOptions
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import EXPERIMENT
+from lingvo_gshard.wings.verification.experiment import VerifyOptions
 
 NAME = "gshard-verify"
 # Exit code of a comparison that found a difference. An error has exit code 1.

@@ -13,10 +13,10 @@ import pytest
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
-from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.wings.agents.meeting import Meeting, create, shared_secret
 from lingvo_gshard.wings.agents.records import Beat, Member, Record
 from lingvo_gshard.wings.agents.sightings import Sightings
+from lingvo_gshard.wings.cluster.rendezvous import SECRET
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-# tests: wings/agents/worker.py, runtime/cluster/worker_report.py
+# tests: wings/agents/worker.py, wings/cluster/worker_report.py
 """Checks how the end of a worker is told."""
 
 import signal

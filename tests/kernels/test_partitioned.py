@@ -12,9 +12,9 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.runtime.verification.function import verify_function
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing import passes
+from lingvo_gshard.wings.verification.function import verify_function
 from tests.layers.attention import attention_options as attentions
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 

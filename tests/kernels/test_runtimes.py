@@ -1,4 +1,4 @@
-# tests: wings/kernels/kernel.py, runtime/spmd.py, runtime/local_updates/runtime.py
+# tests: wings/kernels/kernel.py, runtime/spmd.py, wings/local_updates/runtime.py
 # tests: sharding/platforms.py
 """Tests that runtimes of meshes use the kernels of their devices' platform in training steps."""
 
@@ -11,9 +11,9 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.runtime import spmd
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local_updates import runtime as local_updates
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.wings.local_updates import runtime as local_updates
 from tests import tiny
 
 B, L, V = 8, 128, 16

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.wings.agents.meeting import Meeting, create, shared_secret
 from lingvo_gshard.wings.agents.records import Beat, Member, Record
+from lingvo_gshard.wings.cluster.rendezvous import SECRET
 from tests.agents.stand_in import number_after
 from tests.agents.test_agents import STEPS, Job, end
 

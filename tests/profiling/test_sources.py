@@ -1,4 +1,4 @@
-# tests: core/tracing/source_lines.py, wings/profiling/observer.py
+# tests: wings/tracing/source_lines.py, wings/profiling/observer.py
 """Tests the lines of operations, which are looked up in a second trace of the step."""
 
 import inspect
@@ -6,9 +6,9 @@ import inspect
 import pytest
 
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.tracing.source_lines import line_of_operation
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.profiling.observer import SourceLines
+from lingvo_gshard.wings.tracing.source_lines import line_of_operation
 from tests import tiny
 
 

@@ -13,9 +13,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.memory_kinds import HOST
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
-from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import train_program
@@ -24,7 +22,9 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from tests import tiny
 from tests.runtime import tiny_translation, trainings
 

@@ -1,4 +1,4 @@
-# tests: wings/services/divergence.py, core/tracing/non_finite.py
+# tests: wings/services/divergence.py, wings/tracing/non_finite.py
 """Checks that a diagnosis names the layer at which a step became non-finite."""
 
 import numpy as np

@@ -367,7 +367,7 @@ def test_pipelines_are_listed_with_their_bubbles(capsys):
     options = {
         "num_layers": 4,
         "moe_every": 1,
-        "execution": "@lingvo_gshard.layers.stacks.pipeline.Pipeline",
+        "execution": "@lingvo_gshard.wings.pipeline.pipeline.Pipeline",
         "execution.stages": 4,
         "execution.micro_batches": 8,
     }

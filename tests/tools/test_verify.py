@@ -7,9 +7,9 @@ import pytest
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.tools import verify
 from lingvo_gshard.tools.console import startup
-from tests.runtime.verification import defects
 from tests.tiny import experiment_params
 from tests.tools.tiny_quickstart import FLAGS as TINY
+from tests.verification import defects
 
 
 def run_here(capsys, *flags):

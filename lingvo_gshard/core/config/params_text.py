@@ -83,6 +83,7 @@ RENAMED_MODULES = {
     "layers.moe.dispatches.dropless": "wings.dropless.dispatch",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
+    "layers.stacks.pipeline": "wings.pipeline.pipeline",
     "layers.stacks.repeat": "layers.stacks.loop",
     "layers.stacks.sequential": "layers.stacks.execution",
     "tasks.preferences": "wings.fine_tuning.preferences",

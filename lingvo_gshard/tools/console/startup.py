@@ -20,13 +20,13 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
-from lingvo_gshard.runtime.cluster.worker_report import report_problem
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.tools.flags.definitions import comma_list, define
 from lingvo_gshard.training.run.monitoring.closed_output import discard
+from lingvo_gshard.wings.cluster.rendezvous import NotMetError
+from lingvo_gshard.wings.cluster.worker_report import report_problem
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _KINDS = {

@@ -11,12 +11,12 @@ from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
-from lingvo_gshard.runtime.propagation.activations import Activation
-from lingvo_gshard.runtime.propagation.propagated import Resharding
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.inspection import inspection, tables
+from lingvo_gshard.wings.propagation.activations import Activation
+from lingvo_gshard.wings.propagation.propagated import Resharding
 
 TASK = "task"
 _UNKNOWN = "an unknown line"

@@ -17,18 +17,10 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.runtime.lowering.lowering import with_bodies
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
-from lingvo_gshard.runtime.propagation.activations import Activation, activations
-from lingvo_gshard.runtime.propagation.propagated import (
-    Resharding,
-    Traced,
-    compile_with_shardings,
-    reshardings,
-)
 from lingvo_gshard.sharding import sharding_tables, weight_patterns
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -39,7 +31,15 @@ from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.pipeline import pipeline
 from lingvo_gshard.wings.planning.planned_program import layer_names
+from lingvo_gshard.wings.propagation.activations import Activation, activations
+from lingvo_gshard.wings.propagation.propagated import (
+    Resharding,
+    Traced,
+    compile_with_shardings,
+    reshardings,
+)
 
 
 @dataclasses.dataclass(frozen=True)

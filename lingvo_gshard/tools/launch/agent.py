@@ -25,7 +25,6 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags.definitions import make_flags
@@ -37,6 +36,7 @@ from lingvo_gshard.wings.agents.agent import Agent, Host
 from lingvo_gshard.wings.agents.keeper import Keeper
 from lingvo_gshard.wings.agents.meeting import Meeting, shared_secret
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.wings.cluster.rendezvous import SECRET
 
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import stores
-from lingvo_gshard.runtime.cluster.member import ClusterOptions
 from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.flags.options import spell_options
 from lingvo_gshard.tools.launch.words import check_utf8
@@ -16,6 +15,7 @@ from lingvo_gshard.training.run.logdir import AGENTS
 from lingvo_gshard.wings.agents.agent import Assignment
 from lingvo_gshard.wings.agents.meshes import mesh_choices
 from lingvo_gshard.wings.agents.options import AgentOptions
+from lingvo_gshard.wings.cluster.member import ClusterOptions
 
 _OURS = "gshard-"
 _FROM_AGENTS = ("coordinator", "num_processes", "process_id")

@@ -33,12 +33,12 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.wings.cluster.rendezvous import SECRET
 
 _GROUP = "hosts"
 _KEY = "secret"

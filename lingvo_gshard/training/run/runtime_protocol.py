@@ -5,7 +5,7 @@ are
 
     runtime/single_device.py           one GPU or CPU
     runtime/spmd.py                    all devices of a mesh
-    runtime/local_updates/runtime.py   workers that average their weights from time to time
+    wings/local_updates/runtime.py   workers that average their weights from time to time
     runtime/tpu_strategy.py            the cores of a TPU, through TensorFlow's TPU build
 
 `wings/services/runtime.py` names what else they have, for those that watch a run or use its

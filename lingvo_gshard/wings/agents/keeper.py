@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from lingvo_gshard.core.files import regular
-from lingvo_gshard.runtime.cluster.envelope import PART, Envelope, are_equal, sign
-from lingvo_gshard.runtime.cluster.rendezvous import read_line, send_line
 from lingvo_gshard.wings.agents import leftovers
 from lingvo_gshard.wings.agents.border import Border
+from lingvo_gshard.wings.cluster.envelope import PART, Envelope, are_equal, sign
+from lingvo_gshard.wings.cluster.rendezvous import read_line, send_line
 from lingvo_gshard.wings.services.snapshot_parts import Part
 
 # Longest wait for the other side to begin, and for each of its messages.

@@ -30,10 +30,10 @@ from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects, regular
 from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.runtime.cluster.envelope import RECORD, SIGN, ForeignError, pack, sign, unpack
-from lingvo_gshard.runtime.cluster.rendezvous import SECRET
 from lingvo_gshard.wings.agents.border import Border
 from lingvo_gshard.wings.agents.records import Beat, Record
+from lingvo_gshard.wings.cluster.envelope import RECORD, SIGN, ForeignError, pack, sign, unpack
+from lingvo_gshard.wings.cluster.rendezvous import SECRET
 from lingvo_gshard.wings.object_stores.buckets import CompareAndSwapFile
 
 _HOSTS, _ROUNDS, _SECRET, _JSON = "hosts", "rounds", "secret", ".json"

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.signals import EXIT_CODES
-from lingvo_gshard.runtime.cluster.worker_report import (
+from lingvo_gshard.training.run.run_lock import state_and_ticks
+from lingvo_gshard.wings.agents.records import KILLED, Outcome
+from lingvo_gshard.wings.agents.spare import Spare, module_of
+from lingvo_gshard.wings.cluster.worker_report import (
     REPORT_FILE,
     WorkerReport,
     read_report,
 )
-from lingvo_gshard.training.run.run_lock import state_and_ticks
-from lingvo_gshard.wings.agents.records import KILLED, Outcome
-from lingvo_gshard.wings.agents.spare import Spare, module_of
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -7,7 +7,6 @@ import dataclasses
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.measured import Measured
 from lingvo_gshard.training.step.precision import PRECISIONS, Precision
@@ -20,6 +19,7 @@ from lingvo_gshard.wings.low_precision.rounding import (
     DelayedScales,
     TensorScales,
 )
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 
 FP8 = "fp8"
 _GRADIENTS = {"e5m2": E5M2, "e4m3": E4M3}

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.core.tracing.source_lines import GraphLines
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
@@ -32,6 +31,7 @@ from lingvo_gshard.wings.planning.plan.plan import (
     WorkKindRow,
 )
 from lingvo_gshard.wings.planning.roofline import TimedOperation
+from lingvo_gshard.wings.tracing.source_lines import GraphLines
 
 PRODUCTS = "products"
 ATTENTION = "attention"

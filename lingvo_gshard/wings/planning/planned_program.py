@@ -9,7 +9,6 @@ from typing import Any
 
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.core.tracing.source_lines import GraphLines
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.program_file import LayerNames
@@ -24,6 +23,7 @@ from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.planning import memory
 from lingvo_gshard.wings.planning.operation_rows import kinds_of_layers
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, TensorRow
+from lingvo_gshard.wings.tracing.source_lines import GraphLines
 
 _MEMORY_CLASSES = {
     "theta.": memory.WEIGHTS,

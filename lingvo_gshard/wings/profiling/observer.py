@@ -20,7 +20,6 @@ from typing import cast
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.tracing.source_lines import line_of_operation, shown
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -51,6 +50,7 @@ from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from lingvo_gshard.wings.profiling.trace import JaxTracer, Recorder, TensorFlowTracer, Tracer
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
+from lingvo_gshard.wings.tracing.source_lines import line_of_operation, shown
 
 _SIZE = 2048
 _REPEATS = 5

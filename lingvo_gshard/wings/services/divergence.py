@@ -12,7 +12,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.core.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
@@ -27,6 +26,7 @@ from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.services.expert_balance import DEAD
+from lingvo_gshard.wings.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 
 # The median of so many steps is compared, so that single spikes do not count.
 _SHORT, LONG = 5, 20

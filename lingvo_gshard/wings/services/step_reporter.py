@@ -17,9 +17,9 @@ from collections.abc import Callable
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.cluster.worker_report import REPORT_FILE, report_step
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, report_step
 
 _STEPS_OF_MEDIAN = 20
 # The devices must be idle for a probe. So rarely, that costs nothing that could be measured.

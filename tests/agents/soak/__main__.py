@@ -30,7 +30,7 @@ from tests.agents.soak.hosts import HOSTS, Cluster
 from tests.agents.soak.network import Network
 from tests.agents.soak.steps import Steps
 from tests.agents.soak.worker import CHECKPOINT_EVERY, SNAPSHOT_EVERY
-from tests.runtime.cluster import cluster_run
+from tests.cluster import cluster_run
 
 # No fault may keep the job from a new step for so long.
 _PATIENCE = 300.0

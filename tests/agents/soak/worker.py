@@ -1,4 +1,4 @@
-"""Trains the toy state of tests/runtime/cluster/cluster_run.py, with snapshots and a probe.
+"""Trains the toy state of tests/cluster/cluster_run.py, with snapshots and a probe.
 
     python -m tests.agents.soak.worker LOGDIR STEPS --mesh=data=4 --coordinator=...
 
@@ -18,20 +18,20 @@ from absl import flags
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import EXIT_CODES, StoppedError, StopRequest
-from lingvo_gshard.runtime.cluster.cluster import Cluster
-from lingvo_gshard.runtime.cluster.member import ClusterOptions
-from lingvo_gshard.runtime.cluster.rendezvous import NotMetError
-from lingvo_gshard.runtime.cluster.worker_report import report_problem, report_step
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.wings.cluster.cluster import Cluster
+from lingvo_gshard.wings.cluster.member import ClusterOptions
+from lingvo_gshard.wings.cluster.rendezvous import NotMetError
+from lingvo_gshard.wings.cluster.worker_report import report_problem, report_step
 from lingvo_gshard.wings.services import snapshots
 from lingvo_gshard.wings.services.snapshots import SnapshotStore, snapshot_run
 from lingvo_gshard.wings.services.step_reporter import probe_seconds
 from tests import tiny
-from tests.runtime.cluster.cluster_run import first_state, like, make_step
+from tests.cluster.cluster_run import first_state, like, make_step
 
 SNAPSHOT_EVERY = 50
 CHECKPOINT_EVERY = 500

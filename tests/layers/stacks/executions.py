@@ -3,7 +3,7 @@
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
-from lingvo_gshard.layers.stacks.pipeline import Pipeline
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 
 
 def sequential(policy: str = "none", interleaved: int = 1) -> Params:

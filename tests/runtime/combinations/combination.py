@@ -23,7 +23,6 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.loop import Repeat
-from lingvo_gshard.layers.stacks.pipeline import Pipeline
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
@@ -36,6 +35,7 @@ from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from lingvo_gshard.wings.optimizers.lion import Lion
 from lingvo_gshard.wings.optimizers.muon import Muon
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from lingvo_gshard.wings.published_layers.routers import (
     ForcedBalanceRouter,
     SigmoidRouter,

@@ -1,4 +1,5 @@
-# tests: runtime/spmd.py, training/step/trainer.py, layers/stacks/loop.py, layers/stacks/pipeline.py
+# tests: runtime/spmd.py, training/step/trainer.py, layers/stacks/loop.py
+# tests: wings/pipeline/pipeline.py
 """Random combinations of options equal one device, or are refused with a reason, on a mesh.
 
 Each runs in another process, since a check of XLA that fails ends the process. To run others:

@@ -33,12 +33,12 @@ from lingvo_gshard.runtime.program.step_programs import (  # noqa: E402
     train_program,
 )
 from lingvo_gshard.runtime.step_compiler import batch_specs  # noqa: E402
-from lingvo_gshard.runtime.verification.experiment import noisy_state  # noqa: E402
-from lingvo_gshard.runtime.verification.findings import compare, compare_update  # noqa: E402
-from lingvo_gshard.runtime.verification.steps import in_float64, run_on_arrays  # noqa: E402
 from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
 from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402
 from lingvo_gshard.training.step.trainer import Trainer  # noqa: E402
+from lingvo_gshard.wings.verification.experiment import noisy_state  # noqa: E402
+from lingvo_gshard.wings.verification.findings import compare, compare_update  # noqa: E402
+from lingvo_gshard.wings.verification.steps import in_float64, run_on_arrays  # noqa: E402
 from tests.runtime.combinations.combination import Combination  # noqa: E402
 
 # Largest relative difference in float64, and that of the following metrics in narrower types.

@@ -5,9 +5,9 @@ import io
 import pytest
 import rich.console
 
-from lingvo_gshard.runtime.propagation.activations import Activation
-from lingvo_gshard.runtime.propagation.propagated import Resharding
 from lingvo_gshard.tools.inspection import activations
+from lingvo_gshard.wings.propagation.activations import Activation
+from lingvo_gshard.wings.propagation.propagated import Resharding
 
 
 def activation(layer, asked, chosen, size, source="mine.py:3", **more):

@@ -1,4 +1,4 @@
-# tests: runtime/cluster/cluster.py, tools/train.py
+# tests: wings/cluster/cluster.py, tools/train.py
 """Checks that gshard-train in two processes of four devices equals one process of eight."""
 
 import pytest

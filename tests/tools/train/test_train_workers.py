@@ -1,4 +1,4 @@
-# tests: runtime/local_updates/runtime.py, tools/train.py
+# tests: wings/local_updates/runtime.py, tools/train.py
 """Tests gshard-train with local updates: rejected options, several processes, resuming."""
 
 import pytest

@@ -1,0 +1,1 @@
+"""Pipelines: stages of a stack that run side by side on parts of a batch."""

@@ -1,0 +1,365 @@
+"""Verifies an experiment: its training step partitioned, compared with the same step whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.data.batching import synthetic
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import interpreted
+from lingvo_gshard.training import experiments
+from lingvo_gshard.training.step import precision
+from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.local_updates.runtime import outer_step_program
+from lingvo_gshard.wings.local_updates.workers import Workers, check
+from lingvo_gshard.wings.verification import shrinking
+from lingvo_gshard.wings.verification.causes import describe, find_first
+from lingvo_gshard.wings.verification.findings import (
+    Compared,
+    Finding,
+    TensorDifference,
+    Verification,
+    compare,
+    compare_update,
+)
+from lingvo_gshard.wings.verification.rules import Evidence
+from lingvo_gshard.wings.verification.shrinking import VerifyOptions
+from lingvo_gshard.wings.verification.steps import (
+    ObservedStep,
+    TensorDifferences,
+    in_float64,
+    notes,
+    output_differences,
+    run_on_arrays,
+    run_step,
+)
+
+# Workers' weights and outer moments differ by noise of this scale.
+_UPDATE_NOISE = 0.05
+
+
+class OuterStep:
+    """The outer step over all workers, after it ran.
+
+    Args:
+      trainer: defines the outer step.
+      workers: the workers of the mesh.
+      partitioner: "gspmd" or "shardy".
+      state: the state that the workers' states are made of, by noise on the weights.
+
+    Attributes:
+      executable: the compiled outer step.
+    """
+
+    def __init__(self, trainer: Trainer, workers: Workers, partitioner: str, state: NestedMap):
+        self._mesh = workers.together
+        one = Mesh(tuple((name, 1) for name in self._mesh.names))
+        alone = dataclasses.replace(workers.everywhere, mesh=one)
+        program, whole = (
+            in_float64(outer_step_program(trainer, workers.count, each, partitioner))
+            for each in (workers.everywhere, alone)
+        )
+        self._before = _inputs(program, trainer, workers.count, state)
+        self.executable = Executable(program, workers.all_devices)
+        self._partitioned = run_on_arrays(self.executable, self._before, workers.all_devices)
+        devices = workers.all_devices[:1]
+        self._whole = run_on_arrays(Executable(whole, devices), self._before, devices)
+
+    def differences(self) -> Iterator[tuple[str, TensorDifference]]:
+        """Yields the name and the difference of each array that the outer step changes."""
+        weights = len([a for a in self.executable.program.outputs if a.path.startswith("theta.")])
+        rows = zip(
+            self.executable.program.outputs,
+            self._partitioned,
+            self._whole,
+            self._before,
+            strict=False,
+        )
+        for index, (array, partitioned, whole, before) in enumerate(rows):
+            of_workers = index < weights // 2
+            name = f"workers.{array.path}" if of_workers else array.path
+            yield name, compare_update(partitioned, whole, before, self._mesh)
+
+
+def _inputs(program: Program, trainer: Trainer, count: int, state: NestedMap) -> list[np.ndarray]:
+    """Returns workers' weights that differ, the last outer weights, moments, stopped, the step."""
+    rng = np.random.default_rng(trainer.p.seed)
+    theta = [np.asarray(x, np.float64) for x in state.theta.flatten()]
+
+    def noisy(shape: tuple[int, ...]) -> np.ndarray:
+        return _UPDATE_NOISE * rng.normal(size=shape)
+
+    values = [x + noisy((count, *x.shape)) for x in theta] + theta
+    moments = program.inputs[len(values) : -2]
+    values += [noisy(array.shape) for array in moments]
+    values += [np.zeros(count, bool), np.asarray(state.step)]
+    return [x.astype(a.dtype) for x, a in zip(values, program.inputs, strict=True)]
+
+
+# Gradients are compared relative to their own scale, but at least this share of the largest one's.
+_LEAST_SHARE = 1e-3
+# Scale of the noise that is added to weights that are initially constant.
+_NOISE = 0.05
+
+# The parts of a state whose arrays are compared relative to how far the step moved them.
+_KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
+
+
+def verify_experiment(
+    experiment: Params, options: VerifyOptions, progress: Progress = SILENT
+) -> Verification:
+    """Compares an experiment's training step over a mesh with the same step on one device.
+
+    Args:
+      experiment: Params of the experiment.
+      options: how to verify it.
+      progress: is told each stage as it begins.
+
+    Raises:
+      UserError: there is no mesh, or a hyperparameter or name is wrong.
+    """
+    started = time.monotonic()
+    wanted = experiments.requested_mesh(experiment, options.mesh, options.device_order)
+    if wanted is None:
+        raise UserError("`mesh` is missing, such as `mesh=data=4,model=2`")
+    asked = experiments.requested_partitioning(experiment, wanted, options.strategy)
+    check(experiment.step, asked, None)
+    progress.begin("Building the model")
+    small = shrinking.shrink(experiment, asked, options)
+    partitioning = dataclasses.replace(asked, mesh=small.mesh)
+    partitioning = partitioning.on(interpreted(options.kernels or ""))
+    scales_loss = precision.get(experiment.step.precision).scales_loss
+    case = _Case(small.params, partitioning, options, scales_loss)
+    partitioned, whole = case.run(progress)
+    compared = _compare(partitioned, whole, case)
+    mesh = case.partitioning.mesh
+
+    def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
+        progress.begin(f"They differ. Trying {' and '.join(axes)} alone")
+        rows = _compare(case.run_partitioned(mesh.along(axes)), whole, case)
+        return next((row for row in rows if (row.kind, row.name) == (kind, name)), None)
+
+    is_wrong = not all(row.is_equal for row in compared)
+    by_dropout = False
+    if is_wrong and options.dropout and shrinking.has_dropout(small.params):
+        without = shrinking.without_dropout(small.params)[0]
+        by_dropout = _is_equal(_Case(without, partitioning, options, scales_loss), progress)
+    layers, runs_again = case.trainer.task.layer_paths(), None if by_dropout else along
+    first = find_first(compared, partitioned, whole, layers, mesh, runs_again)
+    first = first.caused_by_dropout() if first and by_dropout else first
+    if case.workers:
+        rows, wrong = _compare_outer_step(case, case.workers, progress)
+        compared, first = [*compared, *rows], first or wrong
+    return Verification(
+        subject=experiment.name,
+        mesh=str(partitioning.mesh),
+        strategy=partitioning.strategy.to_text(),
+        notes=(*small.notes, *notes(partitioned, whole)),
+        tolerance=options.tolerance,
+        compared=tuple(compared),
+        first=first,
+        seconds=time.monotonic() - started,
+        not_verified=small.not_verified,
+    )
+
+
+class _Case:
+    """A trainer with a state and a batch, to be run partitioned and whole.
+
+    With local updates, the first worker takes the step, on its own rows and its own part of the
+    mesh.
+
+    Args:
+      params: Params of the experiment.
+      partitioning: the mesh and what is split over it.
+      options: how to verify it.
+      scales_loss: whether the step scales the loss, though it computes in float32.
+
+    Attributes:
+      trainer: defines the step.
+      partitioning: the mesh that one step runs on.
+      options: how to verify it.
+      partitioner: "gspmd" or "shardy".
+      workers: the workers of local updates; None without them.
+      batch: the batch of one step.
+      state: the state before the step.
+    """
+
+    def __init__(
+        self, params: Params, partitioning: Partitioning, options: VerifyOptions, scales_loss: bool
+    ):
+        params = params.copy()
+        params.step.seed = options.seed
+        self.trainer: Trainer = experiments.make_trainer(params)
+        if scales_loss:
+            loss_scale = params.step.loss_scale.instantiate()
+            self.trainer.parts[loss_scale.name] = loss_scale
+        experiments.check_overrides(partitioning, self.trainer)
+        self.partitioning, self.options = partitioning, options
+        self.partitioner = experiments.requested_partitioner(params, options.partitioner)
+        self.batch = _batch(params, self.trainer)
+        self.workers: Workers | None = None
+        check(params.step, partitioning, len(next(iter(self.batch.values()))))
+        if params.step.local_updates.every:
+            self.workers = Workers(partitioning, devices_for(partitioning.mesh.size))
+            self.partitioning = self.workers.partitioning
+            self.batch = self.workers.rows_of(self.batch, 0)
+        middle = max(self.trainer.steps // 2, 1)
+        self.state = noisy_state(self.trainer, options.seed, middle)
+
+    def run_partitioned(self, mesh: Mesh) -> ObservedStep:
+        """Returns the step over a mesh with the axes of the partitioning."""
+        partitioning = dataclasses.replace(self.partitioning, mesh=mesh)
+        made_of = self.state, self.batch, self.partitioner
+        return run_step(self.trainer, partitioning, devices_for(mesh.size), *made_of)
+
+    def run(self, progress: Progress) -> tuple[ObservedStep, ObservedStep]:
+        """Returns the partitioned step and the whole one."""
+        mesh = self.partitioning.mesh
+        progress.begin(f"Compiling and running the step over {mesh.size} devices")
+        partitioned = self.run_partitioned(mesh)
+        progress.begin("Compiling and running the step on one device")
+        made_of = self.state, self.batch, self.partitioner
+        one = Mesh(tuple((name, 1) for name in mesh.names))
+        alone = dataclasses.replace(self.partitioning, mesh=one)
+        gradients = [np.asarray(value) for _, value in partitioned.gradients.values()]
+        whole = run_step(self.trainer, alone, devices_for(1), *made_of, gradients)
+        return partitioned, whole
+
+
+def _batch(params: Params, trainer: Trainer) -> Batch:
+    """Returns a synthetic batch; the first one of the input if the task cannot describe its ids."""
+    specs, id_ranges = experiments.batch_specs(params), trainer.task.id_ranges()
+    try:
+        batch = {
+            name: synthetic.make_array(
+                name, known_sizes(s.shape), np.dtype(s.dtype.as_numpy_dtype), id_ranges.get(name)
+            )
+            for name, s in specs.items()
+        }
+    except ValueError:
+        return experiments.first_batch(params.input.instantiate(), trainer.p.seed)
+    for name, array in batch.items():
+        if name.endswith("segments"):
+            # Rows end at different positions, so that devices have different numbers of tokens.
+            rows, length = array.shape
+            end = length - np.arange(rows) * (length // 2) // rows
+            array[np.arange(length) >= end[:, None]] = 0
+    return batch
+
+
+def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
+    """Returns the state of a trainer before a step, NumPy arrays.
+
+    Weights that are initially constant get noise, since a weight of zeros hides what is wrong
+    before it.
+
+    Args:
+      trainer: the trainer.
+      seed: of the noise.
+      step: number of the step.
+    """
+    state = trainer.init_state().transform(lambda x: np.array(x))
+    state.step = np.array(step, np.int32)
+    rng = np.random.default_rng(seed)
+    specs = trainer.theta_specs.flatten()
+
+    def with_noise(weight: np.ndarray) -> np.ndarray:
+        if weight.size == 0 or np.ptp(weight.astype(np.float32)):
+            return weight
+        return (weight + _NOISE * rng.normal(size=weight.shape)).astype(weight.dtype)
+
+    pairs = zip(specs, state.theta.flatten(), strict=True)
+    state.theta = state.theta.pack(w if s.update_rule else with_noise(w) for s, w in pairs)
+    state.update(
+        trainer.initial_extras(state.theta.transform(tf.convert_to_tensor)).transform(
+            lambda x: np.array(x)
+        )
+    )
+    return state
+
+
+def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> list[Compared]:
+    """Returns the comparisons of all tensors of a step, in the order of their computation."""
+    mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
+    found = [
+        *output_differences(partitioned, whole, mesh),
+        *_metric_differences(partitioned, whole, mesh),
+        *_gradient_differences(partitioned, whole, mesh),
+        *_state_differences(partitioned, whole, case),
+    ]
+    return [
+        Compared(kind, name, difference, difference.relative <= tolerance)
+        for kind, name, difference in found
+    ]
+
+
+def _metric_differences(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
+) -> TensorDifferences:
+    for name, value in partitioned.metrics.items():
+        # Both optimizers get the gradients of the partitioned step. Comparing these tells nothing.
+        if name not in ("gradient_norm", "learning_rate"):
+            kind = "loss" if name == "loss" else "metric"
+            numbers = np.array(value), np.array(whole.metrics[name])
+            yield kind, name, compare(*numbers, mesh)
+
+
+def _gradient_differences(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
+) -> TensorDifferences:
+    largest = max(float(np.abs(value).max(initial=0)) for _, value in whole.gradients.values())
+    for path, (_, value) in partitioned.gradients.items():
+        other = whole.gradients[path][1]
+        yield "gradient", path, compare(value, other, mesh, _LEAST_SHARE * largest)
+
+
+def _state_differences(
+    partitioned: ObservedStep, whole: ObservedStep, case: _Case
+) -> TensorDifferences:
+    mesh = partitioned.executable.program.mesh
+    before = dict(zip(partitioned.state, case.state.flatten(), strict=True))
+    for path, value in partitioned.state.items():
+        kind = _KINDS.get(path.partition(".")[0])
+        if kind:
+            yield kind, path, compare_update(value, whole.state[path], before[path], mesh)
+        else:
+            yield "counter", path, compare(value, whole.state[path], mesh)
+
+
+def _is_equal(case: _Case, progress: Progress) -> bool:
+    """Returns whether an experiment without dropout is equal, whose difference dropout makes."""
+    progress.begin("They differ. Trying without dropout")
+    return all(each.is_equal for each in _compare(*case.run(progress), case))
+
+
+def _compare_outer_step(
+    case: _Case, workers: Workers, progress: Progress
+) -> tuple[list[Compared], Finding | None]:
+    """Returns what the outer step of local updates changes, compared, and the first difference."""
+    progress.begin(f"Compiling and running the outer step of {workers.count} workers")
+    step = OuterStep(case.trainer, workers, case.partitioner, case.state)
+    rows = [
+        Compared("outer weight", name, found, found.relative <= case.options.tolerance)
+        for name, found in step.differences()
+    ]
+    first = next((row for row in rows if not row.is_equal), None)
+    if first is None:
+        return rows, None
+    layers = case.trainer.task.layer_paths()
+    return rows, describe(Evidence(first, workers.together), "", step.executable, layers)

@@ -1,0 +1,151 @@
+"""Verifies a function: partitioned as `partition` does it, compared with one device.
+
+In float32, two orders of one sum differ by rounding. That is enough to send a token to another
+expert, or to move an activation over the kink of a ReLU. Gradients then differ by a hundredth.
+In float64 such cases are a billion times rarer, so a difference means something.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.lazy import Device, tf
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.partition import Partitioned
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE, interpreted
+from lingvo_gshard.wings.verification.causes import find_first
+from lingvo_gshard.wings.verification.findings import Compared, Verification, compare
+from lingvo_gshard.wings.verification.observation import Observation, Observed
+from lingvo_gshard.wings.verification.steps import (
+    ObservedStep,
+    in_float64,
+    notes,
+    output_differences,
+    run_on_arrays,
+)
+
+TOLERANCE = 1e-9
+
+
+def verify_function(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    mesh: str | Mesh,
+    strategy: str = "replicated",
+    layouts: Sequence[Any] | None = None,
+    overrides: Mapping[str, str] | None = None,
+    partitioner: str = "gspmd",
+    tolerance: float = TOLERANCE,
+    kernels: str = "",
+) -> Verification:
+    """Compares a function over a mesh with the same function on one device, in float64.
+
+    Results of layers are compared, too, unless they are computed inside of a compiled loop.
+
+    Args:
+      function: as in `partition`.
+      arguments: nested structures of arrays, one for each argument.
+      mesh: axes and sizes, such as "data=4,model=2".
+      strategy: maps letters to axes.
+      layouts: as in `partition`.
+      overrides: as in `partition`.
+      partitioner: "gspmd" or "shardy".
+      tolerance: the largest relative difference that counts as equal.
+      kernels: "tpu" or "cuda": the function uses the kernels of this platform, computed step by
+        step. By default it uses none.
+
+    Raises:
+      UserError: an axis, letter or strategy is unknown, or a layout does not fit an argument.
+    """
+    started = time.monotonic()
+    partitioning = Partitioning.make(mesh, strategy, overrides).on(_interpreted(kernels))
+    full = partitioning.mesh
+
+    def run(over: Mesh) -> ObservedStep:
+        smaller = dataclasses.replace(partitioning, mesh=over)
+        devices = devices_for(full.size)[: over.size]
+        return _run(function, arguments, smaller, devices, layouts, partitioner)
+
+    partitioned, whole = run(full), run(full.along(()))
+    compared = _compare(partitioned, whole, full, tolerance)
+    layers = [each.layer for each, _ in partitioned.outputs]
+
+    def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
+        rows = _compare(run(full.along(axes)), whole, full.along(axes), tolerance)
+        return next((row for row in rows if (row.kind, row.name) == (kind, name)), None)
+
+    return Verification(
+        subject=getattr(function, "__name__", "function").strip("<>"),
+        mesh=str(full),
+        strategy=partitioning.strategy.to_text(),
+        notes=notes(partitioned, whole),
+        tolerance=tolerance,
+        compared=tuple(compared),
+        first=find_first(compared, partitioned, whole, layers, full, along),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _interpreted(kernels: str) -> str:
+    """Returns the platform that computes the kernels step by step. Raises UserError."""
+    if kernels not in ("", *HARDWARE):
+        raise UserError(f"`kernels={kernels}` is unknown. {names.nearest(kernels, HARDWARE)}")
+    return interpreted(kernels)
+
+
+def _compare(
+    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh, tolerance: float
+) -> list[Compared]:
+    """Returns the comparisons of all results; results of layers come first."""
+    rows = [*output_differences(partitioned, whole, mesh)]
+    for name, (_, value) in partitioned.results.items():
+        rows.append(("result", name, compare(value, whole.results[name][1], mesh)))
+    return [Compared(*row, row[2].relative <= tolerance) for row in rows]
+
+
+def _run(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    partitioning: Partitioning,
+    devices: Sequence[Device],
+    layouts: Sequence[Any] | None,
+    partitioner: str,
+) -> ObservedStep:
+    observed: list[Observed] = []
+    results: list[tf.Tensor] = []
+
+    def observing(*tensors: Any) -> list[tf.Tensor]:
+        observation = Observation(with_loops=False)
+        with context.override(on_result=observation.on_result):
+            result = function(*tensors)
+        observed[:] = observation.whole
+        flat = [x for x in tf.nest.flatten(result) if x is not None]
+        results[:] = [tf.convert_to_tensor(x) for x in flat]
+        return [*(each.tensor for each in observed), *results]
+
+    wrapped = Partitioned(
+        observing,
+        partitioning,
+        devices,
+        layouts,
+        partitioner=partitioner,
+        folds_constants=False,
+        platform=partitioning.platform,
+    )
+    program = in_float64(wrapped.lower(*arguments))
+    executable = Executable(program, devices)
+    values = iter(run_on_arrays(executable, tf.nest.flatten(list(arguments)), devices))
+    outputs = [(each, next(values)) for each in observed]
+    pairs = zip(results, values, strict=True)
+    found = {f"result[{index}]": pair for index, pair in enumerate(pairs)}
+    return ObservedStep(executable, outputs, results=found)
