@@ -1,7 +1,7 @@
 """Trains on one device and over meshes, for tests that compare the two step by step.
 
 Steps compute in their own types, and go on from each other. Tests of a single step or layer, which
-need differences to be visible at 1e-9, compute in float64 with `runtime.verification` instead.
+need differences to be visible at 1e-9, compute in float64 with `wings.verification` instead.
 """
 
 from __future__ import annotations
