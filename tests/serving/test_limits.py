@@ -30,6 +30,7 @@ class SlowEngine:
     """An engine that answers when it is told to, or when a request is canceled."""
 
     def __init__(self, real):
+        self.executables = self  # It has no programs to ask.
         self.facts, self.waiting = real.facts, 0
         self.answers: list[Answer] = []
         self.submitted = threading.Event()
@@ -69,6 +70,13 @@ def slow(translating):
     return engine, lambda **limits: Service(model, Limits(**limits))
 
 
+async def submitted(engine, first):
+    """Waits until the engine has a request of a task, which must not end without one."""
+    while not engine.answers:
+        assert not first.done(), first.result()[0].text
+        await asyncio.sleep(0.001)
+
+
 async def posted(app, *bodies):
     """Returns the answers to bodies that are sent at once."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -93,8 +101,7 @@ def test_a_full_queue_is_503_and_takes_requests_again_when_it_is_empty(slow):
     async def run():
         app = make_app(service)
         first = asyncio.create_task(posted(app, BODY | {"text": ["a", "b"]}))
-        while not engine.answers:
-            await asyncio.sleep(0.001)
+        await submitted(engine, first)
         (full,) = await posted(app, BODY)
         assert full.status_code == 503 and full.headers["retry-after"] == "1"
         assert "the queue is full: 2 texts are under way" in full.text
@@ -172,8 +179,7 @@ def test_an_engine_that_fails_is_500_and_the_next_request_is_answered(slow):
     async def run():
         app = make_app(service)
         first = asyncio.create_task(posted(app, BODY))
-        while not engine.answers:
-            await asyncio.sleep(0.001)
+        await submitted(engine, first)
         engine.answers[0].put(MemoryError("no memory"))
         (failed,) = await first
         assert failed.status_code == 500 and "its log says why" in failed.text

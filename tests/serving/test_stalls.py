@@ -24,6 +24,7 @@ class Engine:
     """An engine that never answers, and remembers what it was asked."""
 
     def __init__(self, real):
+        self.executables = self  # It has no programs to ask.
         self.facts, self.waiting = real.facts, 0
         self.asked, self.forgotten, self.said = [], [], []
         self.answers, self.known, self.compiled = [], set(), []
@@ -121,6 +122,7 @@ def test_a_compiler_that_hangs_is_told_to_those_who_need_it(serving, engine):
         async with client_of(make_app(serving())) as client:
             task = asyncio.create_task(client.post("/v1/translate", json=BODY))
             while not engine.answers:
+                assert not task.done(), task.result().text
                 await asyncio.sleep(0.001)
             engine.answers[0].put(CompilerStuckError("compiling steps took longer than 600 s"))
             response = await task
