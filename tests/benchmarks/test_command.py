@@ -24,7 +24,7 @@ STACK = (
 
 @pytest.fixture(autouse=True)
 def experiment(monkeypatch):
-    monkeypatch.setitem(registry._experiments, EXPERIMENT, tiny_translation)
+    monkeypatch.setitem(registry._EXPERIMENTS._features, EXPERIMENT, tiny_translation)
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

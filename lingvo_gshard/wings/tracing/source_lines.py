@@ -17,13 +17,21 @@ _HELPERS = (
     "layers/products.py",
     "wings/fine_tuning/adapters.py",
     "wings/inference/stored_weights.py",
-    "low_precision",
+    "wings/low_precision",
+    "wings/tracing",
 )
 _PASSING = (
     *(str(_PACKAGE / name) for name in ("core", "sharding", *_HELPERS)),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib")),
 )
-_CALLERS = tuple(str(_PACKAGE / name) for name in ("runtime", "training", "profiling"))
+_CALLING_WINGS = (
+    *("local_updates", "optimizers", "profiling", "propagation", "services"),
+    "verification",
+)
+_CALLERS = (
+    *(str(_PACKAGE / name) for name in ("runtime", "training")),
+    *(str(_PACKAGE / "wings" / name) for name in _CALLING_WINGS),
+)
 
 
 def line_of(frames: Iterable[tuple[str, int]]) -> str:
