@@ -205,7 +205,7 @@ def test_an_old_sign_that_is_put_back_a_hundred_times_a_second_stops_nothing(
     job, host, monkeypatch
 ):
     """Signs are far apart, so that hardly any would be read otherwise."""
-    slow = ("--beat_seconds=0.8", "--lost_seconds=6", "--stop_seconds=1", "--regather_seconds=1")
+    slow = ("--beat_seconds=0.8", "--lost_seconds=12", "--stop_seconds=1", "--regather_seconds=1")
     monkeypatch.setattr(test_agents, "FAST", [*test_agents.FAST, *slow])
     options = (f"--snapshot_folder={job.directory}",)
     agents = [job.start_agent("a", *options, steps=700)]
