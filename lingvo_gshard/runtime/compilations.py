@@ -78,7 +78,7 @@ class Compilation:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the call to the compiled program."""
+        """Seconds of all phases together."""
         return self.tracing + self.lowering + self.compiling
 
     def words(self) -> str:

@@ -79,3 +79,26 @@ def test_a_service_reads_the_gradient_every_ten_steps(service, tmp_path, mesh):
         assert 0 < expected[-3] < expected[0]
         # Rounding moves the few elements next to a bound.
         np.testing.assert_allclose(counts, expected, atol=1)
+
+
+class Ending(StepObserver):
+    """Ends the training after the first period."""
+
+    every = 4
+
+    def __init__(self, run):
+        self.run = run
+
+    def at_period(self, step, row):
+        self.run.end_training()
+
+
+@pytest.mark.parametrize("evaluate_every", [0, 2, 4])
+def test_a_service_ends_the_training_also_where_the_dev_split_is_evaluated(
+    tmp_path, evaluate_every
+):
+    params = tiny.experiment_params(10)
+    params.run.evaluate_every_steps = evaluate_every
+    quiet = rich.console.Console(quiet=True)
+    ended = train(params, tmp_path, console=quiet, observers=[Ending], runtime="local")
+    assert (ended.step, ended.finished) == (4, True)

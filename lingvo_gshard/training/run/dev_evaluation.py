@@ -84,7 +84,9 @@ class DevEvaluation(StepObserver):
             self._run.say(line)
 
     def _note_best(self) -> None:
-        self._run.best, self._run.is_over = self._keep_best.best, self._keep_best.ends_training
+        self._run.best = self._keep_best.best
+        if self._keep_best.ends_training:
+            self._run.end_training()
 
     def _evaluate(self, step: int) -> MetricsRow:
         """Returns the metrics of the dev split; none if there is no such split or on a stop."""

@@ -49,7 +49,7 @@ def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | Nested
 
     Args:
       weight: the weight.
-      layout: its letters. Experts, E, have a product each.
+      layout: its letters. Each expert, E, has a product of its own.
       contracted: the letters that products sum over. They are the first or the last of a product's.
     """
     precision = context.extension(StoredPrecision).name

@@ -125,7 +125,7 @@ class _Histories(ProductRule):
         return _measured(y, history_fh, x, weight)
 
     def obstacle(self, theta: NestedMap) -> str:
-        """Returns "": products without histories have scales of their own step."""
+        """Returns "": kernels may compute the products, with scales of the same step."""
         del theta
         return ""
 

@@ -221,7 +221,7 @@ def _several(function: Callable[[str], None], names: list[str]) -> None:
 
 
 class _ObjectReader(io.RawIOBase):
-    """The bytes of an object, block by block."""
+    """Reads an object block by block, as a file."""
 
     def __init__(self, path: str):
         self._path, self._place = path, 0

@@ -103,7 +103,7 @@ class CompilationLog(StepObserver):
         self._started = step
 
     def after_start(self, step: int) -> None:
-        """Adds the program of the step, if it is new, which may have taken minutes."""
+        """Adds the program that the step has compiled, if it has compiled one."""
         self._add()
 
     def record(self, step: int, row: MetricsRow) -> None:
