@@ -129,9 +129,6 @@ class PublishedSettings:
 
         A published field is left out if a given field makes it meaningless. For example, no tokens
         are drawn with a given beam or a given temperature of 0.
-
-        Args:
-          given: fields that a user asks for.
         """
         fields = dict(self.fields)
         if given.get("beam_size", 1) > 1 and "temperature" not in given and "temperature" in fields:

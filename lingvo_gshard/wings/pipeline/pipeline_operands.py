@@ -105,6 +105,11 @@ class Operand(abc.ABC):
         """Returns the gradient of the operand."""
 
 
+def _array_of(zeros: tf.Tensor) -> tf.TensorArray:
+    array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
+    return array.unstack(zeros)
+
+
 @dataclasses.dataclass(frozen=True)
 class MicroBatchOperand(Operand):
     """A tensor [m,B,...] of all micro-batches. A stage reads its current part.
@@ -125,9 +130,7 @@ class MicroBatchOperand(Operand):
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,B,...], one for each micro-batch."""
         count, *shape = self.tensor.shape
-        zeros = tf.zeros([count, self.schedule.stages, *shape])
-        array = tf.TensorArray(tf.float32, count, element_shape=zeros.shape[1:])
-        return array.unstack(zeros)
+        return _array_of(tf.zeros([count, self.schedule.stages, *shape]))
 
     def add(
         self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
@@ -172,9 +175,7 @@ class WeightOperand(Operand):
 
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,...], one for each layer of a stage."""
-        zeros = self._zeros()
-        array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
-        return array.unstack(zeros)
+        return _array_of(self._zeros())
 
     def add(
         self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor

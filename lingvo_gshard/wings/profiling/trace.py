@@ -41,14 +41,7 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A piece of work of the host's main thread.
-
-    Attributes:
-      name: `STEP` or `INPUT`; libraries give other names.
-      start: when it started.
-      end: when it ended.
-      step: number of the training step; None for spans of libraries.
-    """
+    """A piece of work of the host's main thread; only `STEP` and `INPUT` have a step."""
 
     name: str
     start: int
@@ -222,11 +215,7 @@ class Recorder:
     """
 
     def __init__(self, tracer: Tracer):
-        """Makes a recorder that is not recording.
-
-        Args:
-          tracer: the tracer of the library that runs the steps.
-        """
+        """Makes a recorder that is not recording."""
         self._tracer = tracer
         self._step, self._input = contextlib.ExitStack(), contextlib.ExitStack()
         self.seconds = self.core_seconds = 0.0

@@ -88,14 +88,7 @@ class AdmissionQueue:
     """
 
     def __init__(self, engine: Engine, capacity: int, kinds: int, metrics: Metrics):
-        """Prepares to take requests.
-
-        Args:
-          engine: answers the requests.
-          capacity: the largest number of texts under way.
-          kinds: the largest number of kinds of search whose programs are kept in memory.
-          metrics: count tokens.
-        """
+        """Prepares to take so many texts, of so many kinds of search kept in memory."""
         self.under_way = 0
         self._most_kinds = kinds
         # The texts under way of each kind of search; the kind used last is at the end.

@@ -237,12 +237,7 @@ _ROUNDINGS = 8
 
 
 def rounding(operations: Iterable[tf.Operation], relative: float) -> str:
-    """Returns a sentence if a difference can be the rounding of a narrow type; otherwise "".
-
-    Args:
-      operations: the operations that a tensor is computed from, the nearest first.
-      relative: the difference, relative to the tensor's scale.
-    """
+    """Returns a sentence if a difference can be the rounding of a narrow type; otherwise ""."""
     for operation in operations:
         name = operation.outputs[0].dtype.name if operation.outputs else ""
         if relative <= _ROUNDINGS * _ROUNDING.get(name, 0.0):

@@ -32,9 +32,8 @@ from lingvo_gshard.wings.verification.operations import (
 )
 from lingvo_gshard.wings.verification.patterns import Axes, Pair, groups_of, named
 
-# (axes, kind, name) -> the tensor of this kind and name, compared with the devices along these axes
-# alone; None if it is not computed there.
-Along: TypeAlias = Callable[[Axes, str, str], Compared | None]
+# Axes -> all tensors, compared with the devices along these axes alone.
+Along: TypeAlias = Callable[[Axes], list[Compared]]
 
 # A factor may differ by this much from a power of a number of devices.
 _SAME_FACTOR = 1e-6
@@ -115,15 +114,12 @@ class Evidence:
         """Returns whether the devices along axes alone show something, as far as is known."""
         if self.along is None or self.mesh.along(axes) == self.mesh:
             return True
-        row = self.along(axes, self.compared.kind, self.compared.name)
+        own = self.compared.kind, self.compared.name
+        row = next((row for row in self.along(axes) if (row.kind, row.name) == own), None)
         return row is not None and shows(row)
 
     def facts(self, names: Collection[str]) -> str:
-        """Returns the end of a sentence: operations of manual regions that can be wrong, or "".
-
-        Args:
-          names: the mesh axes that the difference can come from.
-        """
+        """Returns the end of a sentence: operations of manual regions that can be wrong, or ""."""
         found = facts_of_region(self.operations, names, self.mesh)
         return f". In the manual region, {', and '.join(found)}" if found else ""
 

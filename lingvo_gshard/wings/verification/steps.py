@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.metric_vectors import metric_vector
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.verification.findings import (
+    Compared,
     TensorDifference,
     compare,
     compare_digests,
@@ -33,7 +34,7 @@ from lingvo_gshard.wings.verification.findings import (
 from lingvo_gshard.wings.verification.observation import Observation, Observed
 
 # (kind, name, difference) of tensors.
-TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
+TensorDifferences: TypeAlias = "Iterable[tuple[str, str, TensorDifference]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,11 @@ class ObservedStep:
     gradients: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
     state: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
     results: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
+
+
+def judged(differences: TensorDifferences, tolerance: float) -> list[Compared]:
+    """Returns the comparisons of tensors, which are equal if no further apart than a tolerance."""
+    return [Compared(*each, each[2].relative <= tolerance) for each in differences]
 
 
 def output_differences(

@@ -114,12 +114,6 @@ def _fewest(
     Of equal logits the first ones are taken, as in greedy decoding. The search for the least logit
     to take halves an interval of floats, whose bits are ordered like integers. This needs a few
     vectorized passes over the logits; sorting the logits would take milliseconds.
-
-    Args:
-      logits_BV: float32 logits.
-      weight_BV: weight of each logit.
-      wanted_B: the sum of weights to reach.
-      is_limited_B: whether the row is limited; else all of its tokens are taken.
     """
     rows, size = known_sizes(logits_BV.shape)
     # -0.0 and 0.0 are equal but have different bits, so every zero becomes 0.0 first.

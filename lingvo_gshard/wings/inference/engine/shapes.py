@@ -111,10 +111,7 @@ class ShapeSelector:
     ) -> Plan | None:
         """Returns how texts can enter a batch; None if that takes programs that are not loaded.
 
-        Args:
-          batch: the batch; its own texts stay.
-          entering: the texts that enter.
-          wants: whether to have programs made that would suit better.
+        Programs that would suit better are made if `wants`.
         """
         best = self.best(batch, entering)
         keys = best.keys(batch.kind)

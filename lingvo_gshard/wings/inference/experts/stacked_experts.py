@@ -90,13 +90,7 @@ def run_grouped(
 ) -> tf.Tensor:
     """Returns what `run` returns, by the platform's kernel of grouped products.
 
-    Args:
-      compute: maps the weights, rows sorted by expert, the rows of each expert and the number of
-        rows to outputs, as `sorted_experts.compute_sorted` does.
-      weights: the weights of all experts, which have E first.
-      x_TM: the tokens.
-      expert_kT: int32, the expert of each choice; E or more where there is none.
-      even_experts: the experts that balanced routing spreads the choices over; 0 for E.
+    `compute` is called as `sorted_experts.compute_sorted`.
     """
     choices, tokens = expert_kT.shape
     rows, count = choices * tokens, weights.flatten()[0].shape[0]

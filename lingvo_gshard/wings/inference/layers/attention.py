@@ -66,11 +66,8 @@ def _(
 
 
 @cache_shapes.register(SelfAttention)
-def _(layer: SelfAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
-    return _slot_shapes(layer, rows, slots)
-
-
-def _slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+def slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes [B,N,K,D] of `key` and `value`, in a cache or of `cache_memory`."""
     shape = (rows, layer.key_value_heads, slots)
     return {"key": (*shape, layer.head_dim), "value": (*shape, layer.value_dim)}
 
@@ -97,11 +94,6 @@ def attend_to_memory(
     query_BLND = layer.project_query(theta, x_BLM)
     mixed_BLND, weights_BNLK = mix_slots(layer, theta, query_BLND, memory, visible)
     return layer.output(theta, mixed_BLND), weights_BNLK
-
-
-def memory_shapes(layer: CrossAttention, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
-    return _slot_shapes(layer, rows, positions)
 
 
 @layer_method

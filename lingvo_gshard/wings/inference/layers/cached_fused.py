@@ -25,15 +25,9 @@ _NAME = "attention over the cache"
 def attend_slots(
     query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: Softmax
 ) -> tf.Tensor | None:
-    """Returns the attention output [B,L,N,D] of the platform's kernel; None if it has none.
+    """Returns the output of `cached.attend` by the platform's kernel; None if it has none.
 
     Which kernel a layer uses, or why none, is recorded: see `kernel_use.recording`.
-
-    Args:
-      query_BLND: queries, already scaled.
-      slots: `key` and `value`, as `cached.attend` takes them.
-      visible: the slots that each new token sees.
-      softmax: the options of the softmax, without dropout.
     """
     platform = platform_in_use()
     if not platform:

@@ -113,21 +113,7 @@ def extend_stack(
     caches: Sequence[NestedMap] | None = None,
     memory: NestedMap | None = None,
 ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
-    """Computes new tokens of each row.
-
-    Args:
-      stack: the stack.
-      theta: `decoding_weights` of the stack.
-      x_BLM: the new tokens.
-      mask_BL: int32, 0 for new tokens that are padding; these use no expert.
-      view: positions of the new tokens, and the slots that they write to and see.
-      caches: keys and values of each layer; None if the slots are the new tokens.
-      memory: what `cache_memory` returned, for a decoder.
-
-    Returns:
-      The normalized output [B,L,M], the caches with the new tokens, and the weights [B,N,L,K] of
-      the last layer's cross-attention, or None.
-    """
+    """Computes new tokens of each row; see `models.extend_texts`. The output is normalized."""
     layers = stack.layers_in_order()
     table = stack.learned_bias(theta)
     bias = table and table.at(view.distances_LK)
@@ -184,4 +170,4 @@ def stack_memory_shapes(
 ) -> list[dict[str, tuple[int, ...]]]:
     """Returns the shapes [B,N,K,D] of each layer in `cache_memory`, by name; [] without it."""
     layers = stack.layers_in_order() if stack.p.is_decoder else []
-    return [attention.memory_shapes(layer.cross_attention, rows, positions) for layer in layers]
+    return [attention.slot_shapes(layer.cross_attention, rows, positions) for layer in layers]

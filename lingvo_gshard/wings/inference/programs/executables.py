@@ -248,14 +248,9 @@ class Executables:
         return len(self._compiled)
 
     @property
-    def platform(self) -> str:
-        """The platform of the devices, such as "cpu"."""
-        return self._devices[0].platform
-
-    @property
-    def device_count(self) -> int:
-        """The number of devices."""
-        return len(self._devices)
+    def is_on_one_cpu(self) -> bool:
+        """Whether the only device is a CPU."""
+        return [device.platform for device in self._devices] == ["cpu"]
 
     def is_loaded(self, key: ProgramKey) -> bool:
         """Returns whether a program can be called at once."""
@@ -287,12 +282,7 @@ class Executables:
         self._listeners.append(listener)
 
     def failure(self, keys: Iterable[ProgramKey], since: float) -> BaseException | None:
-        """Returns the error of a program that could not be made; None if none failed.
-
-        Args:
-          keys: the programs.
-          since: earlier failures are passed over; in the time of time.monotonic.
-        """
+        """Returns the error of a program that failed after a time.monotonic(); None if none did."""
         for key in keys:
             for makers in (self._loading, self._compiling):
                 found = makers.failure(key)

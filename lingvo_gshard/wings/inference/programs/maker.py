@@ -85,17 +85,7 @@ class ProgramMaker:
         precision: str = TRAINED,
         platform: str = "",
     ):
-        """Prepares to lower; nothing is traced yet.
-
-        Args:
-          task: the model.
-          facts: what the host knows of the model.
-          partitioning: the mesh and what is split over it; None for one device.
-          partitioner: "gspmd" or "shardy".
-          precision: how weights are stored and multiplied; one of
-            wings/inference/decoding/precision.py.
-          platform: the platform of the devices, whose kernels the programs use; "" for none.
-        """
+        """Prepares to lower; nothing is traced yet. See `make_engine` for the arguments."""
         # Decoding multiplies by merged weights, which takes no longer than without adapters.
         self._trained, self._task = task, task.plain
         self._facts, self._partitioner = facts, partitioner

@@ -107,17 +107,14 @@ class CompletionsBody(BaseBody, kw_only=True):
             raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")
         if self.best_of not in (None, self.n or 1):
             raise bad("best_of", f"best_of is {self.best_of}; only the value of n is supported")
-        if self.logprobs is not None and self.logprobs > self._most_logprobs:
+        # The chosen token is also the likeliest one, or only given ones count.
+        most = int(self.temperature == 0 or self.max_tokens == 0)
+        if (self.logprobs or 0) > most:
             raise bad(
                 "logprobs",
                 f"logprobs is {self.logprobs}; this server has the log-probabilities of the chosen "
                 "tokens only: logprobs=0, or 1 with temperature=0",
             )
-
-    @property
-    def _most_logprobs(self) -> int:
-        """1 if the chosen token is also the likeliest one, or if only given ones count; else 0."""
-        return int(self.temperature == 0 or self.max_tokens == 0)
 
     def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
         """Returns a request for each prompt, and how many tokens were added before each one.
@@ -125,13 +122,14 @@ class CompletionsBody(BaseBody, kw_only=True):
         Raises:
           RequestError: a prompt is too long.
         """
-        options, most = self._options(model), model.engine.facts.most_positions
+        new = _USUAL_TOKENS if self.max_tokens is None else self.max_tokens
+        options = decoding_options(model, self, max(new, 1))
+        most = model.engine.facts.most_positions
         requests, added = [], []
         for number, ids in enumerate(self._prompts(model)):
             given = model.vocabulary.begin(ids)
             added.append(len(given) - len(ids))
             count = len(given) - len(model.vocabulary.before)
-            new = 0 if self.max_tokens == 0 else options.most_tokens
             if count + new > most:
                 raise RequestError(
                     BAD_REQUEST,
@@ -173,10 +171,6 @@ class CompletionsBody(BaseBody, kw_only=True):
         if wrong is not None:
             raise bad("prompt", f"prompt has the token {wrong}; 0 to {size - 1} was expected")
         return ids
-
-    def _options(self, model: ServedModel) -> DecodingOptions:
-        most = _USUAL_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
-        return decoding_options(model, self, most)
 
 
 def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> DecodingOptions:
@@ -331,7 +325,8 @@ class Completion:
         logprobs: dict | None = None,
     ) -> dict:
         """Returns a part of a streamed answer as a JSON value."""
-        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
+        content = self._content(text, is_part=True)
+        choice = {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
         choice |= seed_json(self.requests[index // self.count])
         return {**self._head, "object": self.PART, "choices": [choice]}
 
@@ -340,10 +335,8 @@ class Completion:
 
         Log-probabilities come with their tokens, whose text may come later.
         """
-        logprobs = None
-        if self._body.logprobs is not None:
-            logprobs = self._logprobs(growing, new.tokens, new.log_probabilities)
-        text = growing.add(new.tokens)
+        logprobs = self._logprobs(growing, new.tokens, new.log_probabilities)
+        text = growing.add(self._shown(new.tokens))
         return self.part(index, text, logprobs=logprobs) if text or logprobs else None
 
     def last_part(self, results: Sequence[Sequence[Hypothesis]]) -> dict | None:
@@ -356,23 +349,30 @@ class Completion:
 
     def _choice(self, number: int, found: Hypothesis) -> dict:
         """Returns a choice for the prompt with a number."""
-        vocabulary, request = self._model.vocabulary, self.requests[number]
-        growing, logprobs = self._growing(request), None
+        request = self.requests[number]
+        growing = self._growing(request)
         tokens = found.tokens if found.end is None else (*found.tokens, found.end)
-        if self._body.logprobs is not None:
-            logprobs = self._logprobs(growing, tokens, found.log_probabilities)
-        text = growing.add(tokens, is_last=True)
+        logprobs = self._logprobs(growing, tokens, found.log_probabilities)
+        text = growing.add(self._shown(tokens), is_last=True)
         if self._body.echo:
-            before = echo(vocabulary, request.given)
-            text = before + text
+            text = echo(self._model.vocabulary, request.given) + text
             if logprobs and self.scores:
                 echoed = self._echoed(number)
                 logprobs = {
                     name: None if first is None else first + logprobs[name]
                     for name, first in echoed.items()
                 }
-        choice = {"index": 0, "text": text, "finish_reason": finish_reason(found)}
+        choice = {"index": 0, **self._content(text), "finish_reason": finish_reason(found)}
         return {**choice, "logprobs": logprobs, **seed_json(request)}
+
+    def _content(self, text: str, is_part: bool = False) -> dict:
+        """Returns the fields of a choice, or of a part of one, that have its text."""
+        del is_part
+        return {"text": text}
+
+    def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Returns the tokens whose text is in the answer."""
+        return tokens
 
     def _growing(self, request: inference.Request) -> GrowingText:
         """Returns a text that continues the prompt of a request."""
@@ -381,8 +381,10 @@ class Completion:
 
     def _logprobs(
         self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]
-    ) -> dict:
-        """Returns `logprobs` of the next tokens of a text, including the end of the text."""
+    ) -> dict | None:
+        """Returns `logprobs` of the next tokens and the end of a text; None if not asked for."""
+        if self._body.logprobs is None:
+            return None
         pieces = list(map(self._model.vocabulary.piece, tokens))
         pairs = zip(pieces, values, strict=True)
         is_top = self._body.logprobs == 1

@@ -61,11 +61,6 @@ async def respond(service: Service, request: Request) -> Response:
     return json_response(found | seed_json(asked))
 
 
-def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[int]) -> str:
-    """Returns the text that new tokens add to the given tokens, up to the first stop string."""
-    return continuation(model.vocabulary, request.given, tokens, request.options.stop)
-
-
 def _request(model: ServedModel, body: GenerateBody, options: DecodingOptions) -> inference.Request:
     given = model.vocabulary.begin(model.vocabulary.encode(body.prompt))
     most, before = model.engine.facts.most_positions, len(model.vocabulary.before)
@@ -90,11 +85,11 @@ async def _texts(
     routing: bool,
 ) -> list[dict]:
     """Returns the complete texts as JSON values."""
-    model, texts = service.model, []
+    vocabulary, stop, texts = service.model.vocabulary, request.options.stop, []
     for found in hypotheses:
-        pieces = list(map(model.vocabulary.piece, found.tokens))
+        pieces = list(map(vocabulary.piece, found.tokens))
         text = {
-            "text": new_text(model, request, found.tokens),
+            "text": continuation(vocabulary, request.given, found.tokens, stop),
             "score": found.score,
             "reason": found.reason,
             "tokens": tokens_json(pieces, found.log_probabilities, found.reason),

@@ -39,12 +39,9 @@ class Job:
       key: a name that only equal requests have.
       request: what to plan, without the content of a config when the job has ended.
       state: WAITING, RUNNING, DONE or FAILED.
-      stage: what is being done.
       share: share of the stage that is done; None if unknown.
       began: when it was taken up, in the time of time.monotonic.
       seconds: how long it took; None before its end.
-      problem: why it failed.
-      plan: the plan, when it is done.
     """
 
     key: str

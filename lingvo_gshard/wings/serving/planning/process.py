@@ -48,13 +48,7 @@ class PlanProcess:
         settings: Settings | None = None,
         limits: PlanLimits | None = None,
     ):
-        """Prepares to plan.
-
-        Args:
-          configs: name of each config that requests may name -> its file.
-          settings: how the planner compiles.
-          limits: of a plan.
-        """
+        """Prepares to plan."""
         self.limits = limits or PlanLimits()
         self._configs, self._settings = dict(configs), settings or Settings()
 
