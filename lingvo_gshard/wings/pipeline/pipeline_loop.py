@@ -28,7 +28,6 @@ from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
@@ -39,6 +38,7 @@ from lingvo_gshard.wings.pipeline.pipeline_operands import (
     WeightOnce,
     WeightOperand,
 )
+from lingvo_gshard.wings.repeat.loop import read, spec_of
 
 LOCAL_LETTERS = {"m": "micro-batches"}
 

@@ -24,8 +24,8 @@ from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.layers.attention.rotary import chunks_of
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.layers.attention.rotary import positions_in_segments
+from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
 _MOST_BLOCKS = 4
@@ -131,6 +131,18 @@ class CacheView:
             reach_B = tf.minimum(reach_B, in_chunk_B)
         reach_B = tf.where(tf.equal(mask_BL[:, 0], 0), -1, reach_B)
         return Ring(self.first_slot, reach_B, reach.window)
+
+
+def chunks_of(segments_BL: tf.Tensor, chunk: int) -> tf.Tensor:
+    """Returns int32 segments [B,L] that are the chunks of texts, 0 in padding.
+
+    Args:
+      segments_BL: int32 segments, each a text; the tokens of a segment are contiguous.
+      chunk: positions of a chunk. The last one of a text may have fewer.
+    """
+    most = -(-shapes.known_sizes(segments_BL.shape)[1] // chunk)
+    chunks_BL = segments_BL * most + positions_in_segments(segments_BL) // chunk
+    return annotate(tf.where(tf.equal(segments_BL, 0), 0, chunks_BL), "BL")
 
 
 def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
