@@ -22,10 +22,7 @@ _CONTEXT = 16
 def stop_check(
     vocabulary: Vocabulary, given: Sequence[int], options: DecodingOptions
 ) -> Callable[[Sequence[int]], bool] | None:
-    """Returns a function that says whether the text of tokens contains a stop string.
-
-    It is None if there are no stop strings.
-    """
+    """Returns what says whether the text of tokens contains a stop string; None without any."""
     if not options.stop:
         return None
     text_of = _text_after(vocabulary, given)

@@ -62,10 +62,7 @@ class Schedule:
         return tick - tf.range(self.stages)
 
     def busy_ticks(self) -> np.ndarray:
-        """Returns the tick of each stage for each micro-batch.
-
-        The result is int [circulations, P, micro_batches].
-        """
+        """Returns the tick of each stage for each micro-batch, [circulations, P, micro_batches]."""
         entry = np.arange(self.circulations * self.micro_batches)
         entry = entry.reshape(self.circulations, 1, self.micro_batches)
         return entry + np.arange(self.stages)[None, :, None]

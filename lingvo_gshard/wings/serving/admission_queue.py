@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import types
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -172,10 +171,7 @@ class AdmissionQueue:
 
 
 class Answers:
-    """The answers to the texts of one HTTP request, as their events reach the event loop.
-
-    A context manager: leaving the context cancels the answers that are not complete.
-    """
+    """The answers to the texts of one HTTP request. Leaving the context cancels the rest."""
 
     def __init__(self, answers: Sequence[Answer], receive: Receive):
         self.answers = answers
@@ -188,12 +184,7 @@ class Answers:
         self._watcher = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._watcher:
             self._watcher.cancel()
         # Has no effect on those that are complete.

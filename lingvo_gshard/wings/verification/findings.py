@@ -96,10 +96,7 @@ class Annotation(msgspec.Struct, frozen=True):
 
 
 def nearest_annotation(tensor: tf.Tensor, mesh: Mesh) -> Annotation | None:
-    """Returns the annotation with the fewest operations between it and the tensor.
-
-    Only operations that the tensor is computed from are looked at.
-    """
+    """Returns the nearest annotation among the operations that a tensor is computed from."""
     found = (operation for operation in sources(tensor.op) if operation.type in _KINDS)
     nearest = next(found, None)
     return _describe(nearest, mesh) if nearest is not None else None

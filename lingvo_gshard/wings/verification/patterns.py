@@ -124,10 +124,7 @@ class Pair:
 
 
 def _origins(pair: Pair, wrong: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each row of a wrong tensor the index of the right row that equals it.
-
-    Returns None if a row equals none, or if not all right rows are unequal.
-    """
+    """Returns for each wrong row the index of the only right row that equals it; or else None."""
     by = np.random.default_rng(0).uniform(1, 2, right.shape[1])
     mine, its = wrong @ by, right @ by
     order = np.argsort(its)

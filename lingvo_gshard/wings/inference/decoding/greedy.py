@@ -47,10 +47,7 @@ def normalizer_of_choice(
 
 
 def only_allowed(logits_BWV: tf.Tensor, state: NestedMap) -> tf.Tensor:
-    """Returns logits with impossible values at tokens that are not in `allowed_BV`.
-
-    They are returned as they are if that is not in the state.
-    """
+    """Returns logits with impossible values at tokens that are not in `allowed_BV`, if given."""
     if "allowed_BV" not in state:
         return logits_BWV
     return tf.where(tf.equal(state.allowed_BV, 0)[:, None, :], IMPOSSIBLE, logits_BWV)

@@ -143,16 +143,13 @@ def _fewest(
             )
             return is_tie_BV & (tf.range(size) <= end_B[:, None])
 
-        has_ties = tf.reduce_any(is_limited_B & (_count(is_tie_BV) > 1))
+        ties_B = tf.reduce_sum(tf.cast(is_tie_BV, tf.int32), 1)
+        has_ties = tf.reduce_any(is_limited_B & (ties_B > 1))
         is_taken_BV = is_better_BV | tf.cond(has_ties, first_ties, lambda: is_tie_BV)
         return is_taken_BV | ~is_limited_B[:, None]
 
     everything = lambda: tf.fill([rows, size], True)  # noqa: E731
     return tf.cond(tf.reduce_any(is_limited_B), search, everything)
-
-
-def _count(is_taken_BV: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.cast(is_taken_BV, tf.int32), 1)
 
 
 def _largest(

@@ -170,10 +170,7 @@ def slot_count(state: NestedMap) -> int:
 
 
 def ages(time: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns int32 [T]: how many positions before `time` each position of a ring was written.
-
-    The position that `time` itself stands for has the age 0.
-    """
+    """Returns int32 [T]: how many positions before `time`, 0 or more, each one was written."""
     return tf.math.floormod(time - tf.range(length), length)
 
 

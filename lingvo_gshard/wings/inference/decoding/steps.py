@@ -307,10 +307,7 @@ def _blocks_of(
     targets: Sequence[NestedMap],
     change: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[NestedMap]:
-    """Returns the arrays of each layer, changed and in as many blocks as `targets` have.
-
-    Arrays without slots stay as they are.
-    """
+    """Returns each layer's arrays with slots, changed and in as many blocks as `targets` have."""
 
     def fitted(array: Any, target: Any) -> Any:
         if not isinstance(target, list):

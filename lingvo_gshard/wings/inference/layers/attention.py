@@ -74,10 +74,7 @@ def slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, t
 
 @layer_method
 def cache_memory(layer: CrossAttention, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
-    """Returns the keys and values of a memory.
-
-    Both are lists of one block [B,N,K,D], and N is the number of heads of keys and values.
-    """
+    """Returns the keys and values of a memory, both lists of one block [B,N,K,D]."""
     keys_BKND, values_BKND = layer.project_memory(theta, memory_BKM)
     return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
 

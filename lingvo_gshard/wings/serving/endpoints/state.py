@@ -15,10 +15,7 @@ from lingvo_gshard.wings.serving.service import Service
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Answers with 200 while the server takes requests.
-
-    With 503 when it is about to stop, or stuck.
-    """
+    """Answers with 200 while the server takes requests; with 503 before it stops, or if stuck."""
     del request
     engine, seconds = service.model.engine, service.limits.stuck_seconds
     dead = engine.stuck(seconds)
