@@ -136,8 +136,6 @@ class SourceLines:
             return [*new_state.flatten(), *metrics.flatten()]
 
         traced = tf.function(step, jit_compile=True, autograph=False)
-        if self._partitioning is None:
-            return traced.get_concrete_function(flat, self._batch).graph
         with use_partitioning(self._partitioning):
             return traced.get_concrete_function(flat, self._batch).graph
 

@@ -117,8 +117,8 @@ def verify_experiment(
 
     is_wrong = not all(row.is_equal for row in compared)
     by_dropout = False
-    if is_wrong and options.dropout and shrinking.has_dropout(small.params):
-        without = shrinking.without_dropout(small.params)[0]
+    without, off = shrinking.without_dropout(small.params)
+    if is_wrong and options.dropout and off:
         plain = _Case(without, partitioning, options, scales_loss)
         progress.begin("They differ. Trying without dropout")
         by_dropout = all(each.is_equal for each in _compare(*plain.run(progress), plain))

@@ -226,8 +226,9 @@ class DecodeBatch:
           The rows that are done. Their places are free afterwards.
         """
         program = self._executables.get(ProgramKey(STEPS, self.kind, self.shape))
+        is_alive_B = np.array([row is not None for row in self.rows], np.int32)
         outputs = program.call(
-            *self._weights, *self._state, self._alive(), np.int32(most_steps), np.int32(enough)
+            *self._weights, *self._state, is_alive_B, np.int32(most_steps), np.int32(enough)
         )
         count = len(self._state)
         self._state = list(outputs[:count])
@@ -243,10 +244,6 @@ class DecodeBatch:
                 done.append(row)
                 self.rows[index] = None
         return done
-
-    def _alive(self) -> np.ndarray:
-        """Returns int32 [B]: 0 for rows that the host has ended or that are empty."""
-        return np.array([row is not None for row in self.rows], np.int32)
 
 
 def _new_texts(

@@ -38,9 +38,13 @@ def attend_slots(
         )
         return None if mixed_BNLD is None else heads_first(mixed_BNLD, "BLND")
     ring = visible.ring
-    obstacle = _obstacle(slots, softmax)
+    obstacle = ""
     if ring is None:
         obstacle = "its tokens see the slots of a beam or of a memory"
+    elif softmax.relative_bias is not None:
+        obstacle = "it has a learned bias"
+    elif len(slots.key) > 1:
+        obstacle = "its slots are in several blocks"
     if obstacle or ring is None:
         kernel_use.note(context.layer_path(), _NAME, obstacle)
         return None
@@ -59,14 +63,6 @@ def attend_slots(
     if obstacle:
         return None
     return _attend_on_shards(call, query_BND, arrays, ring, softmax.sinks_N)[:, None]
-
-
-def _obstacle(slots: NestedMap, softmax: Softmax) -> str:
-    if softmax.relative_bias is not None:
-        return "it has a learned bias"
-    if len(slots.key) > 1:
-        return "its slots are in several blocks"
-    return ""
 
 
 def _axes(x: tf.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:

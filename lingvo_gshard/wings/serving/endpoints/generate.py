@@ -15,7 +15,7 @@ from lingvo_gshard.wings.inference.text import GrowingText, continuation, stop_c
 from lingvo_gshard.wings.serving.admission_queue import Answers
 from lingvo_gshard.wings.serving.bodies import SearchBody, parse, with_options
 from lingvo_gshard.wings.serving.endpoints.events import server_sent, stream
-from lingvo_gshard.wings.serving.endpoints.state import seed_json, tokens_json
+from lingvo_gshard.wings.serving.endpoints.state import seed_json, text_json
 from lingvo_gshard.wings.serving.errors import (
     UNPROCESSABLE,
     RequestError,
@@ -87,16 +87,11 @@ async def _texts(
     """Returns the complete texts as JSON values."""
     vocabulary, stop, texts = service.model.vocabulary, request.options.stop, []
     for found in hypotheses:
-        pieces = list(map(vocabulary.piece, found.tokens))
-        text = {
-            "text": continuation(vocabulary, request.given, found.tokens, stop),
-            "score": found.score,
-            "reason": found.reason,
-            "tokens": tokens_json(pieces, found.log_probabilities, found.reason),
-        }
+        text = continuation(vocabulary, request.given, found.tokens, stop)
+        made = text_json(found, text, list(map(vocabulary.piece, found.tokens)))
         if routing:
-            text["routing"] = await service.routing(request, found)
-        texts.append(text)
+            made["routing"] = await service.routing(request, found)
+        texts.append(made)
     return texts
 
 
