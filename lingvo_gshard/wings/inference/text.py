@@ -86,12 +86,7 @@ class GrowingText:
         return [self._first + len(self._settled(part)) for part in parts]
 
     def add(self, tokens: Sequence[int], is_last: bool = False) -> str:
-        """Returns the text that tokens add.
-
-        Args:
-          tokens: the next ids.
-          is_last: whether no token follows.
-        """
+        """Returns the text that the next tokens add."""
         self._tokens += tokens
         text = self._text_of(self._tokens)
         cut = cut_at_stop(text, self._stop)

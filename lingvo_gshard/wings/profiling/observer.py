@@ -168,15 +168,7 @@ def _line_of_class(cls: type) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileResult:
-    """A finished profile.
-
-    Attributes:
-      profile: where the time went.
-      files: the folder with the trace and the summary.
-      comparison: predicted and measured time; None without a plan.
-      calibration: ratios of measured to predicted time; None without a plan, or if the plan was
-        calibrated itself.
-    """
+    """A finished profile, compared with a plan. One that is calibrated gives no calibration."""
 
     profile: Profile
     files: ProfileFiles

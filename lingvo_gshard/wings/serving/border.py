@@ -41,12 +41,7 @@ def make_app(routes: Sequence[Route], paths: str, origins: Origins | None) -> AS
 
 
 def told(error: Exception, doing: str) -> RequestError:
-    """Returns what a client is told of an exception after its answer has begun.
-
-    Args:
-      error: the exception. The log gets it unless it is a RequestError.
-      doing: what failed, for the log.
-    """
+    """Returns what a client is told of an exception after its answer has begun."""
     if isinstance(error, RequestError):
         return error
     _log.error("%s failed", doing, exc_info=error)

@@ -99,11 +99,7 @@ def moved(
 ) -> ir.Value:
     """Returns a value after slices, and operations that only move or annotate (see `passes`).
 
-    Args:
-      value: the value.
-      movers: the operations, first one first.
-      axes: the mesh axes that split the first dimension of partial sums; () for other values.
-      mesh: the mesh, of partial sums.
+    `axes` split the first dimension of partial sums; other values have none.
     """
     first = 1 if axes else 0
     for mover in movers:
@@ -389,13 +385,7 @@ _ADD = "stablehlo.add"
 
 @dataclasses.dataclass(frozen=True)
 class _Term:
-    """A term of a sum.
-
-    Attributes:
-      value: what is added, before `movers`.
-      movers: the operations that bring it into the shape of the sum, first one first.
-      partial: how it can be computed as partial sums, or None.
-    """
+    """A term of a sum: a value, the movers before it is added, and perhaps its partial sums."""
 
     value: ir.Value
     movers: tuple[ir.Operation, ...]

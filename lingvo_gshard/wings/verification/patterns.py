@@ -67,13 +67,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A wrong tensor and the right one, of one shape with at least two elements.
-
-    Attributes:
-      wrong: the partitioned result, float64.
-      right: the whole result, float64.
-      cuts: how devices may cut the tensor, the known cuts first.
-    """
+    """A wrong tensor and the right one, float64, of one shape with at least two elements."""
 
     wrong: np.ndarray
     right: np.ndarray

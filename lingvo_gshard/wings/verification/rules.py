@@ -46,16 +46,7 @@ _BACKWARD = ("gradient_tape/", "gradients/")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """The knowledge of a tensor that differs.
-
-    Attributes:
-      compared: the tensor, compared.
-      mesh: the mesh.
-      tensor: the traced tensor; None if it is not known.
-      equal: operations whose results are equal.
-      values: the partitioned result and the whole one; None if they are not known.
-      along: runs the computation over fewer devices; None if it cannot run again.
-    """
+    """The knowledge of a tensor that differs; None or empty where nothing is known."""
 
     compared: Compared
     mesh: Mesh
@@ -125,12 +116,7 @@ class Evidence:
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """The likely cause of a difference.
-
-    Attributes:
-      text: a sentence.
-      axes: candidate groups of mesh axes for the origin of the difference; empty if unknown.
-    """
+    """The likely cause of a difference, and groups of mesh axes that it may come from."""
 
     text: str
     axes: tuple[Axes, ...] = ()

@@ -82,14 +82,7 @@ class VerifyOptions(PartitioningOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
-    """A small experiment.
-
-    Attributes:
-      params: its Params.
-      mesh: the mesh to run it on.
-      notes: what differs from the experiment that was asked for, line by line.
-      not_verified: what was switched off because one device cannot compute it, line by line.
-    """
+    """A small experiment, with notes on what differs in it, and on what was switched off."""
 
     params: Params
     mesh: Mesh

@@ -109,15 +109,8 @@ def run_step(
 ) -> ObservedStep:
     """Compiles and runs one training step, in float64 wherever it computes in float32.
 
-    Args:
-      trainer: defines the step.
-      partitioning: the mesh, and what is split over it.
-      devices: the devices of the mesh.
-      state: the state before the step, NumPy arrays.
-      batch: the batch.
-      partitioner: "gspmd" or "shardy".
-      gradients: the gradients that the optimizer gets; None for the gradients of this step. Two
-        optimizers can only be compared on equal gradients: some divide by values close to 0.
+    The optimizer gets `gradients` if they are given. Two optimizers can only be compared on equal
+    gradients: some divide by values close to 0.
     """
     lowered = _Lowered(trainer, partitioning, batch, partitioner, gradients is not None)
     executable = Executable(lowered.program, devices)

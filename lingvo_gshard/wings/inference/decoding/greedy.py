@@ -34,11 +34,7 @@ def normalizer_of_choice(
 ) -> tf.Tensor:
     """Returns the `log_normalizer` of each hypothesis, [B,W], if its best token is known.
 
-    Args:
-      logits_BWV: the model's logits.
-      value_BW: the largest logit of the tokens that `only_allowed` leaves, `end_ids` excluded.
-      state: the state before the step.
-      end_ids: ids that end a text.
+    `value_BW` is the largest logit that `only_allowed` leaves, `end_ids` excluded.
     """
     if "allowed_BV" in state:
         return log_normalizer(logits_BWV)

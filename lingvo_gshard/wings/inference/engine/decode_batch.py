@@ -37,13 +37,9 @@ def moved(
     beam: int,
     rows: Sequence[int],
 ) -> list[np.ndarray]:
-    """Returns the arrays of a state of another shape, with some rows of a state.
+    """Returns the arrays of a state of another shape, with some rows of a state first.
 
-    Args:
-      state: path -> array. Positions that the new shape lacks must not be needed any more.
-      targets: the arrays of the new state, in order.
-      beam: W.
-      rows: the rows to take; they become the first ones. The others are empty.
+    Positions that the new shape does not have must not be needed any more.
     """
     blocks: dict[str, list[Array]] = {}
     for array in targets:
@@ -183,7 +179,10 @@ class DecodeBatch:
         """Lets texts into free rows. There must be enough of them."""
         program = self._executables.get(admission.key)
         if not self.active:
-            self._rewind()
+            # The ring restarts, so that steps read its first positions only.
+            index = [array.path for array in self._arrays].index(_TIME)
+            zero: Any = np.zeros((), np.int32)
+            self._state[index] = zero
         rows = admission.rows
         places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
         new = _new_texts(program, self._facts, rows)
@@ -212,12 +211,6 @@ class DecodeBatch:
             row.cancel()
             self.rows[self.rows.index(row)] = None
         return canceled
-
-    def _rewind(self) -> None:
-        """Restarts the ring of a state without texts: steps read its first positions only."""
-        (index,) = (i for i, array in enumerate(self._arrays) if array.path == "state.time")
-        zero: Any = np.zeros((), np.int32)
-        self._state[index] = zero
 
     def step(self, most_steps: int, enough: int) -> list[DecodedText]:
         """Decodes until `most_steps` tokens more, or until `enough` texts have ended.

@@ -30,11 +30,9 @@ class DecodedText:
     """One text of a request, in one row of a batch.
 
     Attributes:
-      answer: where events go.
       text: number of the text within its request.
       limit: the largest number of new tokens.
       generated: the number of new tokens so far.
-      is_done: whether the text is complete.
       passes: how often other texts got a place that this text waited for.
       created: when the text began to wait, in the time of time.monotonic.
     """

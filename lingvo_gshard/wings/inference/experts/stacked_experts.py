@@ -107,9 +107,6 @@ def block_rows(even_load: float) -> int:
 
     An expert with few rows should compute them in one block, so that its weights are read once.
     With many rows, the padding of its last block should be small.
-
-    Args:
-      even_load: rows of an expert under balanced routing.
     """
     wanted = min(2 * even_load, max(_READING_ROWS, even_load / 2))
     return next((size for size in _BLOCKS if size >= wanted), _BLOCKS[-1])
@@ -120,11 +117,6 @@ def expected_blocks(tokens: int, probability: float, block: int) -> float:
 
     With one block for any number of rows it is the probability that an expert has a row at all,
     1 - (1 - probability)^tokens.
-
-    Args:
-      tokens: number of tokens.
-      probability: how likely a token chooses the expert.
-      block: rows of a block.
     """
     if probability >= 1:
         return -(-tokens // block)

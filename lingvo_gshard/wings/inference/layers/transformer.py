@@ -25,14 +25,7 @@ from lingvo_gshard.wings.inference.layers.faces import (
 
 @dataclasses.dataclass(frozen=True)
 class InferenceInputs:
-    """Inputs that all layers of a stack share when they compute new tokens.
-
-    Attributes:
-      view: positions of the new tokens, and the slots that they write to and see.
-      visible: the slots that self-attentions see, by reach.
-      mask_BL: int32, 0 for new tokens that are padding.
-      memory: the positions of the memory that the cross-attentions see; None without a memory.
-    """
+    """Inputs that all layers of a stack share when they compute new tokens."""
 
     view: CacheView
     visible: Mapping[Reach, Visible]

@@ -236,7 +236,10 @@ class ProgramMaker:
         program, weights = self._prepared
         arrays = [
             *program.outputs,
-            *self._arrays(state),
+            *(
+                Array(f"state.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(path, s))
+                for path, s in state.flatten_items()
+            ),
             *extra,
         ]
         first = len(weights.flatten())
@@ -269,12 +272,6 @@ class ProgramMaker:
             # A kernel reads the visible slots of one block.
             in_blocks=not self._platform or kind.beam > 1,
         )
-
-    def _arrays(self, specs: NestedMap) -> list[Array]:
-        return [
-            Array(f"state.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(path, s))
-            for path, s in specs.flatten_items()
-        ]
 
     def _described(self, state: NestedMap) -> list:
         """Returns a state as the outputs that `lower` takes: (path, tensor, split)."""

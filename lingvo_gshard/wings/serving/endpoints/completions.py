@@ -176,11 +176,6 @@ class CompletionsBody(BaseBody, kw_only=True):
 def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> DecodingOptions:
     """Returns the options that a body asks for.
 
-    Args:
-      model: the model, which has options of its own.
-      body: a CompletionsBody, or one with the same fields of decoding.
-      most_tokens: of an answer; None for what the model says.
-
     Raises:
       RequestError: an option is wrong.
     """

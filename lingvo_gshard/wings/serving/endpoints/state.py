@@ -87,7 +87,7 @@ def _described(service: Service) -> dict:
 def text_json(
     found: inference.Hypothesis | Translation, text: str, pieces: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns a text as a JSON value, with its tokens, of which the last may be the end.
+    """Returns a text and its tokens as a JSON value. The last token may be the end.
 
     Args:
       found: the text's log-probabilities, score and reason to end.
