@@ -91,11 +91,7 @@ class PublishedSettings:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PublishedSettings:
-        """Returns settings from their published names and values.
-
-        Raises:
-          UserError: a value is wrong.
-        """
+        """Returns settings of published names and values. Raises UserError if a value is wrong."""
         fields = {ours: _checked(name, found) for name, ours in _FIELDS.items() if name in found}
         left_out = {
             name: "it is unknown here"

@@ -50,11 +50,7 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 def check_comparable(plan: Plan | None, path: str) -> None:
-    """Checks that a plan has the times that a profile is compared with.
-
-    Raises:
-      UserError: names `plan` if the plan lacks times by kind of work.
-    """
+    """Checks that a plan has times to compare a profile with. Raises UserError if it has none."""
     if plan is None:
         raise UserError(
             f"`plan={path}` has no times to compare a profile with, since the search compiled "

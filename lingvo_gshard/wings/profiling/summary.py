@@ -77,11 +77,7 @@ class Summary:
     """Sums up the time of a training step: means over the devices and steps of a trace."""
 
     def __init__(self, trace: Trace, facts: StepFacts):
-        """Divides the time of each device among its operations.
-
-        Raises:
-          UserError: the trace has no training steps, or no operations of devices.
-        """
+        """Divides the time of each device. Raises UserError if no step or operation is there."""
         if not any(trace.devices.values()):
             raise UserError("the trace has no operations of devices")
         self._facts = facts

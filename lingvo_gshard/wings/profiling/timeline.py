@@ -53,11 +53,7 @@ class StepRange(NamedTuple):
 
 
 def parse(text: str) -> StepRange:
-    """Returns the steps of a text such as `20:23`, or `20` for one step.
-
-    Raises:
-      UserError: names `profile_steps` if the text is something else.
-    """
+    """Returns the steps of `20:23`, or of `20` for one step. Raises UserError for other texts."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if not match:
         raise UserError(

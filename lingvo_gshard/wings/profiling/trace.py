@@ -79,11 +79,7 @@ class Trace:
 
     @functools.cached_property
     def window(self) -> tuple[int, int]:
-        """Start of the first step and end of the last one.
-
-        Raises:
-          UserError: the trace has no steps.
-        """
+        """Start of the first step and end of the last one. Raises UserError if there is no step."""
         steps = self.spans(STEP)
         if not steps:
             raise UserError("the trace has no training steps")

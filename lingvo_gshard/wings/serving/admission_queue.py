@@ -148,11 +148,7 @@ class AdmissionQueue:
             )
 
     def _make_room_for(self, kinds: Iterable[SearchKind]) -> None:
-        """Has the engine forget kinds of search that were not used for long.
-
-        Raises:
-          RequestError: too many are in use, and one of these must be compiled.
-        """
+        """Has the engine forget unused kinds of search. Raises RequestError if all are in use."""
         new = set(kinds) - set(self._kinds)
         unused = [kind for kind, texts in self._kinds.items() if not texts and kind not in kinds]
         for kind in unused[: max(len(self._kinds) + len(new) - self._most_kinds, 0)]:

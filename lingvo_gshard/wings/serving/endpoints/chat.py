@@ -78,11 +78,7 @@ class ChatBody(BaseBody, kw_only=True):
             )
 
     def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
-        """Returns the request of the conversation.
-
-        Raises:
-          RequestError: the template refuses the conversation, or it is too long.
-        """
+        """Returns the conversation's request. Raises RequestError if it is refused or too long."""
         most_tokens = self.max_completion_tokens or self.max_tokens
         ids, options = self._ids(model), decoding_options(model, self, most_tokens)
         most = model.engine.facts.most_positions
@@ -138,11 +134,7 @@ class ChatBody(BaseBody, kw_only=True):
 
 
 def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message whose content is one text, as templates expect it.
-
-    Raises:
-      RequestError: it has no role, or a part that is no text.
-    """
+    """Returns a message whose content is one text. Raises RequestError without a role or a text."""
     field = f"messages[{number}]"
     if not isinstance(message.get("role"), str):
         raise bad(f"{field}.role", f"{field}.role is missing; a text was expected")

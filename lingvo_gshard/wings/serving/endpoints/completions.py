@@ -174,11 +174,7 @@ class CompletionsBody(BaseBody, kw_only=True):
 
 
 def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> DecodingOptions:
-    """Returns the options that a body asks for.
-
-    Raises:
-      RequestError: an option is wrong.
-    """
+    """Returns the options that a body asks for. Raises RequestError if an option is wrong."""
     given: dict[str, Any] = {"beam_size": 1, "stop": listed(body.stop or ())}
     chosen = {"most_tokens": most_tokens, "temperature": body.temperature, "top_p": body.top_p}
     chosen["seed"] = body.seed
@@ -217,11 +213,7 @@ async def respond(service: Service, request: Request) -> Response:
 async def answer(
     service: Service, request: Request, completion: Completion, deadline: float, path: str
 ) -> Response:
-    """Returns the answer to a completion: at once or streamed.
-
-    Raises:
-      RequestError: there is no room, a text does not fit, or the time is over.
-    """
+    """Returns the answer, at once or streamed. Raises RequestError if room or time is short."""
     answers = completion.submit(service, request)
     if completion.streams:
         return stream(service, path, _events(service, completion, answers, deadline))
@@ -240,11 +232,7 @@ class Completion:
     PREFIX, WHOLE, PART = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: ServedModel, body: Any):
-        """Reads the prompts of a request.
-
-        Raises:
-          RequestError: a prompt does not fit the model.
-        """
+        """Reads the prompts of a request. Raises RequestError if one does not fit the model."""
         self._model, self._body = model, body
         self.requests, self._added = body.requests(model)
         self.streams = bool(body.stream)
@@ -279,11 +267,7 @@ class Completion:
         return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
 
     def submit(self, service: Service, request: Request) -> Answers:
-        """Has the engine answer the requests, unless they want no new tokens.
-
-        Raises:
-          RequestError: there is no room, or a text does not fit.
-        """
+        """Has the engine answer, if tokens are wanted. Raises RequestError if there is no room."""
         if self._body.max_tokens != 0:
             return service.submit(self.requests, request, BAD_REQUEST)
         service.queue.check_size(sum(one.options.texts for one in self.requests))

@@ -110,11 +110,7 @@ class PlanJobs:
         self._thread.start()
 
     def submit(self, request: PlanRequest) -> Job:
-        """Returns the job of a request, which is made in the background.
-
-        Raises:
-          UserError: the request is wrong, or too many wait.
-        """
+        """Returns the job of a request. Raises UserError if it is wrong, or if too many wait."""
         request.check(self.configs)
         key = request.key
         with self._lock:
