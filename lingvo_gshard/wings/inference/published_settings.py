@@ -70,11 +70,7 @@ class PublishedSettings:
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> PublishedSettings:
-        """Returns the settings in a directory; empty settings if the directory has no file.
-
-        Raises:
-          UserError: the file is damaged, or a value is wrong.
-        """
+        """Returns the settings in a directory, if any. Raises UserError if the file is wrong."""
         path = directory / SETTINGS_FILE
         try:
             found = atomic.loads(objects.read_text(path))

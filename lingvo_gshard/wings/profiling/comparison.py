@@ -114,11 +114,7 @@ def _rows(
 
 
 def calibrate(profile: Profile, plan: Plan) -> Calibration | None:
-    """Returns the calibration that makes the plan's estimates equal to the measured times.
-
-    Returns:
-      None if a calibration corrected the plan already: its ratios say nothing about the chip.
-    """
+    """Returns the calibration to measured times; None if the plan is calibrated already."""
     if plan.is_calibrated:
         return None
     rows = compare(profile, plan).kinds

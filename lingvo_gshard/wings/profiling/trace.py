@@ -148,11 +148,7 @@ class Tracer(abc.ABC):
 
     @abc.abstractmethod
     def product(self, size: int) -> Callable[[], object] | None:
-        """Returns a call that computes a float32 product of square matrices on one device.
-
-        Returns:
-          None if the library cannot compute on a single device.
-        """
+        """Returns a call that computes a float32 product on one device; None without any."""
 
     @abc.abstractmethod
     def _start(self, directory: str) -> None:

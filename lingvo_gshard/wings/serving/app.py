@@ -18,12 +18,7 @@ from lingvo_gshard.wings.serving.service import Service
 
 
 def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
-    """Returns the application that serves a model.
-
-    Args:
-      service: the model being served.
-      origins: who may use it from a browser; None if only this process uses it.
-    """
+    """Returns the application of a model. `origins` is None if only this process uses it."""
     # The name of a model may have slashes.
     routes = [
         Route(

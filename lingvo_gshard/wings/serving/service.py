@@ -181,11 +181,7 @@ class Service:
         request: Request,
         status: int = UNPROCESSABLE,
     ) -> Answers:
-        """Returns the answers to texts, or `status` for a UserError; see `AdmissionQueue.submit`.
-
-        Raises:
-          RequestError: there is no room, or a text does not fit.
-        """
+        """Returns the answers to texts. Raises RequestError with `status` if one does not fit."""
         try:
             client = request.client.host if request.client else ""
             return self.queue.submit(requests, request.receive, client)

@@ -276,11 +276,7 @@ def _unequal_copies(array: np.ndarray | jax.Array, mesh: Mesh) -> tuple[str, ...
 def copies_along(
     array: np.ndarray | jax.Array, mesh: Mesh, axes: Collection[str]
 ) -> list[tuple[np.ndarray, tuple[slice, ...]]]:
-    """Returns the copies of each shard that devices along mesh axes hold, [devices, ...].
-
-    Returns:
-      for each shard, its copies in the order of the devices, and its place in the array.
-    """
+    """Returns copies [devices, ...] of each shard along mesh axes, and its place in the array."""
     found = []
     for copies in _copies(array).values():
         by_place = {_place(shard, mesh, array): shard for shard in copies}

@@ -149,11 +149,7 @@ def without_dropout(params: Params) -> tuple[Params, list[str]]:
 
 
 def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
-    """Returns Params without options that make two computations differ on purpose.
-
-    Returns:
-      The Params, notes on changes of rounding alone, and notes on what is not verified.
-    """
+    """Returns Params that compare, notes on rounding, and notes on what is not verified."""
     params, notes, not_verified = experiment.copy(), [], []
 
     def change(path: str, value: object, why: str, told: list[str] = notes) -> None:

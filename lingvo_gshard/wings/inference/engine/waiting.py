@@ -49,12 +49,7 @@ class DecodedText:
         return len(self.answer.request.given) - 1 + self.generated
 
     def add(self, records: dict[str, np.ndarray], is_active: bool) -> None:
-        """Adds what the model chose in some steps.
-
-        Args:
-          records: name -> [steps,W].
-          is_active: whether the text goes on.
-        """
+        """Adds what the model chose in some steps, name -> [steps,W]."""
         raise NotImplementedError
 
     def cancel(self) -> None:

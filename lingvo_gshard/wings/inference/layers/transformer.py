@@ -133,11 +133,7 @@ def extend_stack(
 
 @layer_method
 def cache_memory(stack: TransformerStack, theta: NestedMap, memory: Memory) -> NestedMap:
-    """Computes the keys and values of a memory for `extend_stack`. Each row is one segment.
-
-    Returns:
-      `layers`, the keys and values of each layer, and `bias_BK`, 0 or large and negative.
-    """
+    """Computes `layers` and `bias_BK` of a memory, a segment in each row, for `extend_stack`."""
     layers = [
         attention.cache_memory(layer.cross_attention, weights.cross_attention, memory.output_BKM)
         for layer, weights in zip(stack.layers_in_order(), theta.layers, strict=True)

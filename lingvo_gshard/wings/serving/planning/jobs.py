@@ -94,12 +94,7 @@ class PlanJobs:
     """
 
     def __init__(self, configs: Mapping[str, pathlib.Path], run: Run | None = None):
-        """Starts the thread that waits for plans.
-
-        Args:
-          configs: name of each config that requests may name -> its file.
-          run: makes a plan; None makes it in a process of its own.
-        """
+        """Starts the thread that waits for plans, which `run` or a process makes."""
         self.configs = dict(configs)
         self._run = run or PlanProcess(configs)
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()

@@ -55,11 +55,7 @@ class PlanProcess:
     def __call__(
         self, request: PlanRequest, tell: Callable[[News], None], is_over: Callable[[], bool]
     ) -> Plan:
-        """Returns the plan of a request; gives up when `is_over` returns True.
-
-        Raises:
-          UserError: the request cannot be planned, or passes a limit.
-        """
+        """Returns the plan of a request. Raises UserError at a limit, or when `is_over`."""
         process = start_module(_MODULE, stderr=None)
         try:
             assert process.stdin
