@@ -103,16 +103,7 @@ WEIGHTS = "weights.safetensors"
 
 
 def write(decoder: PortableDecoder, directory: pathlib.Path, progress: Progress = SILENT) -> None:
-    """Writes a decoder.
-
-    Args:
-      decoder: the decoder.
-      directory: an empty directory.
-      progress: is told each stage, and how much of it is done.
-
-    Raises:
-      OSError: a file cannot be written.
-    """
+    """Writes a decoder into an empty directory; OSError if a file cannot be written."""
     model = decoder.model
     weights = dict(decoder.weights.flatten_items())
     save(directory / WEIGHTS, weights, {"experiment": model.params.name, "step": str(model.step)})

@@ -55,15 +55,7 @@ class StartingPoint:
     """
 
     def __init__(self, directory: str | os.PathLike, say: Callable[[str], None]):
-        """Finds the checkpoint.
-
-        Args:
-          directory: the run's directory.
-          say: shows a line to the user.
-
-        Raises:
-          UserError: the directory holds no checkpoint.
-        """
+        """Finds the checkpoint of a run's directory; UserError if it has none."""
         self._directory = os.fspath(directory)
         logdir = Logdir(directory)
         if not logdir.has_checkpoints():
@@ -136,12 +128,7 @@ _REFERENCE = f"{REFERENCE}."
 
 
 def references(paths: Iterable[str], arrays: Arrays) -> Arrays:
-    """Returns the weights of the reference of preferences: copies of the model's.
-
-    Args:
-      paths: the paths of all weights of the new run.
-      arrays: the model's weights by path.
-    """
+    """Returns the weights of the reference of preferences: copies of the model's."""
     wanted = [path for path in paths if path.startswith(_REFERENCE)]
     return {path: arrays[path.removeprefix(_REFERENCE)].copy() for path in wanted}
 

@@ -189,25 +189,14 @@ def local_folder(path: GivenPath) -> pathlib.Path:
 
 
 def download_all(path: GivenPath, target: pathlib.Path, names: list[str]) -> None:
-    """Copies files below a folder of a bucket to a local folder, several at a time.
-
-    Args:
-      path: the folder in the bucket.
-      target: the local folder.
-      names: the files, as paths below the folder.
-    """
+    """Copies named files below a folder of a bucket to a local folder, several at a time."""
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
     _several(lambda name: download(f"{os.fspath(path)}/{name}", target / name), names)
 
 
 def upload_folder(source: pathlib.Path, path: GivenPath) -> None:
-    """Copies all files below a local folder to a folder of a bucket, several at a time.
-
-    Args:
-      source: the local folder.
-      path: the folder in the bucket.
-    """
+    """Copies all files below a local folder to a folder of a bucket, several at a time."""
     files = (one for one in sorted(source.rglob("*")) if one.is_file())
     names = [one.relative_to(source).as_posix() for one in files]
     _several(lambda name: upload(source / name, f"{os.fspath(path)}/{name}"), names)
@@ -262,13 +251,7 @@ class _ObjectReader(io.RawIOBase):
 
 
 def _call(path: GivenPath, request: Callable[[Any, str], _Result], writes: bool = False) -> _Result:
-    """Returns what a request to a file system returns; repeats it while the bucket is in trouble.
-
-    Args:
-      path: the file or folder.
-      request: takes the file system and the path as text.
-      writes: whether the request writes.
-    """
+    """Returns what a request returns; repeats it while the bucket is in trouble."""
     url = os.fspath(path).rstrip("/")
     return attempt(url, lambda: request(file_system(url), url), writes)
 

@@ -34,12 +34,7 @@ from lingvo_gshard.wings.preparation.row_files import (
 
 
 class BucketRecord(msgspec.Struct):
-    """Counts of the rows of a bucket, by their fate.
-
-    Attributes:
-      tally: the duplicates.
-      groups: the rows kept.
-    """
+    """Where the groups of the rows kept of a bucket are, and counts of its duplicates."""
 
     tally: Tally
     groups: list[Group]
@@ -127,12 +122,7 @@ _KEYS, _COMMON, _CANDIDATES, _COPIES = (
 
 
 def near_copies_tasks(job: Job, buckets: Groups) -> list[list[Task]]:
-    """Returns the tasks that find near duplicates among training rows, step by step.
-
-    Args:
-      job: the job.
-      buckets: the groups of training rows of each bucket.
-    """
+    """Returns the tasks that find near duplicates among training rows, step by step."""
     ranges = _ranges_of(job, len(buckets))
     rows = sum(map(row_files.rows_in, buckets)) // ranges + 1
 
@@ -153,14 +143,7 @@ def near_copies_tasks(job: Job, buckets: Groups) -> list[list[Task]]:
 def tasks_by_bucket(
     files: str, function: Callable[..., Any], buckets: Groups, *rest: Any
 ) -> list[Task]:
-    """Returns a task for each bucket, whose function takes the bucket's number and its groups.
-
-    Args:
-      files: the tasks' name without the number of the bucket.
-      function: does the work.
-      buckets: the groups of each bucket.
-      *rest: what else the function takes.
-    """
+    """Returns a task for each bucket; the function takes its number, its groups and the rest."""
     return [
         Task(f"{files}{bucket:06d}", row_files.rows_in(groups), function, (bucket, groups, *rest))
         for bucket, groups in enumerate(buckets)
@@ -225,10 +208,7 @@ def _collect_candidates(
 def _compare_candidates(
     task: Task, job: Job, progress: Progress, number: int, ranges: int, buckets: int
 ) -> None:
-    """Compares candidates that share a key of a range.
-
-    Writes which rows are copies, as columns of bucket and number.
-    """
+    """Compares candidates that share a key of a range; writes bucket and number of the copies."""
     candidates = np.sort(_load(job, _CANDIDATES, number, ranges, buckets), order=_ORDER)
     texts, copies = _Texts(job, buckets), [np.zeros((0, 2), np.uint64)]
     for begin, end in runs(candidates["key"]):
@@ -243,13 +223,7 @@ class NearCopies:
     """The near duplicates of a bucket."""
 
     def __init__(self, job: Job, bucket: int, buckets: int):
-        """Loads what was found in all ranges.
-
-        Args:
-          job: the job.
-          bucket: number of the bucket.
-          buckets: number of buckets.
-        """
+        """Loads what was found in all ranges."""
         found = set()
         for number in range(_ranges_of(job, buckets)):
             copies = job.work.shared_array(f"{_COPIES}{number:06d}")
@@ -264,10 +238,7 @@ class NearCopies:
 
 
 def _ranges_of(job: Job, buckets: int) -> int:
-    """Returns the number of ranges of keys.
-
-    A range has as many candidates as a bucket has rows, if all rows are candidates.
-    """
+    """Returns the number of ranges of keys: one for each bucket if all rows are candidates."""
     return buckets * job.cleaner.near_duplicates.bands_of_row
 
 

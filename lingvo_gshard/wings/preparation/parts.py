@@ -49,13 +49,7 @@ _FINDING = (formats.MOSES, formats.GETTEXT, formats.QT, *formats.KEYED)
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Files of a source that are read together.
-
-    Attributes:
-      source: number of the source.
-      paths: one file, or the source and the target file of a pair.
-      language: language of a pair.
-    """
+    """One file of a source, or the source and the target file of a pair in a language."""
 
     source: int
     paths: tuple[str, ...]
@@ -97,13 +91,7 @@ def find_files(sources: Sequence[Source]) -> tuple[list[Files], list[str]]:
 def parts_of(
     files: Sequence[Files], surveys: dict[str, Survey], sources: Sequence[Source]
 ) -> Iterator[Part]:
-    """Yields the parts of files, numbered in the order of the files.
-
-    Args:
-      files: the files.
-      surveys: path -> survey.
-      sources: the sources.
-    """
+    """Yields the parts of files, numbered in the order of the files."""
     numbers = itertools.count()
     for entry in files:
         surveyed = [surveys[path] for path in entry.paths]
@@ -185,11 +173,7 @@ def _keyed(
 def _find_in_archive(
     number: int, source: Source, setting: str, archive: str, pattern: str
 ) -> Iterator[Files]:
-    """Yields the files of a source in an archive.
-
-    Raises:
-      UserError: there is none, or a format is not read from archives.
-    """
+    """Yields the files of a source in an archive; UserError if there is none."""
     if source.format == formats.GETTEXT:
         raise UserError(f"{setting}: catalogs are not read from archives; unpack it")
     if source.format in formats.KEYED:

@@ -146,12 +146,7 @@ class _Run:
         self._inspector = Inspector(job, self._tally)
 
     def run(self, files: Sequence[parts.Files], file_notes: list[str]) -> Manifest:
-        """Does what is left to do.
-
-        Args:
-          files: the files of all sources.
-          file_notes: lines about files that are not read.
-        """
+        """Does what is left to do."""
         settings = preparation.to_settings(self._job.params, self._job.sources)
         surveys = self._survey(files)
         if objects.exists(f"{self._job.output}/{manifests.FILE}"):
@@ -332,12 +327,7 @@ def _digests(surveys: dict[str, Survey]) -> dict[str, str]:
 
 
 def _ranges(sizes: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Returns (begin, end) of the ranges of digests of each bucket.
-
-    Args:
-      sizes: bytes of each range.
-      most: bytes of a bucket, unless a single range has more.
-    """
+    """Returns (begin, end) of the digests of each bucket, which has `most` bytes or one range."""
     buckets, begin, held = [], 0, 0
     for index, size in enumerate(np.asarray(sizes).tolist()):
         if held and held + size > most:

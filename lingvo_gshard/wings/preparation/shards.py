@@ -37,12 +37,7 @@ _ROWS_AT_A_TIME = 4096
 
 
 class TokensRecord(msgspec.Struct):
-    """The tokenized rows of a bucket.
-
-    Attributes:
-      groups: the rows.
-      tally: the near duplicates, and the rows that were held out and leak.
-    """
+    """Where the tokenized rows of a bucket are, and counts of those that were left out."""
 
     groups: list[GroupPlace]
     tally: Tally
@@ -158,14 +153,7 @@ _ROWS_BETWEEN_UPDATES = 4096
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Rows of a shard that are in one bucket.
-
-    Attributes:
-      bucket: number of the bucket.
-      group: the group that they belong to.
-      first: number of the first row within the group.
-      rows: number of rows.
-    """
+    """Rows of a shard that are in one bucket: `rows` rows of a group, from its row `first` on."""
 
     bucket: int
     group: GroupPlace

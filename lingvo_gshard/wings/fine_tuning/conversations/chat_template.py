@@ -44,9 +44,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class Rendered:
     """A conversation as text.
 
-    Attributes:
-      text: the text.
-      spans: begin and end of each part of the text within `{% generation %}`, in characters.
+    `spans` has begin and end of each part within `{% generation %}`, in characters.
     """
 
     text: str
@@ -54,14 +52,7 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A template with the special tokens that it may name.
-
-    Attributes:
-      source: the program.
-      tokens: name of a special token, such as "eos_token" -> its text.
-      where: where the program is from, for messages.
-      date: the time that the program is told; None for the present.
-    """
+    """A template with the special tokens that it may name."""
 
     def __init__(
         self,
@@ -157,15 +148,7 @@ class ChatTemplate:
 
 
 def read_template(path: pathlib.Path, where: str) -> str:
-    """Returns the program in a file.
-
-    Args:
-      path: the file.
-      where: the file, for messages.
-
-    Raises:
-      UserError: it cannot be read.
-    """
+    """Returns the program in a file; UserError if it cannot be read."""
     try:
         return objects.read_text(path)
     except (OSError, UserError) as error:
@@ -173,11 +156,7 @@ def read_template(path: pathlib.Path, where: str) -> str:
 
 
 def _chosen(found: Any, name: str, where: str) -> str:
-    """Returns the template of a name, of a setting that has one or several.
-
-    Raises:
-      UserError: there is none of this name, or the setting has another form.
-    """
+    """Returns the template of a name in a setting that has one or several; UserError if none."""
     if isinstance(found, str):
         return found
     try:

@@ -225,11 +225,7 @@ def chat_template_of(input_: TextInput) -> ChatTemplate | None:
 
 
 def template_of(vocabulary: Vocabulary, directory: pathlib.Path) -> ChatTemplate | None:
-    """Returns the chat template in the directory of a checkpoint; None without any.
-
-    Args:
-      vocabulary: the vocabulary that the directory has.
-      directory: files of a published model, or of a run.
+    """Returns the chat template in the directory of a published model or of a run; None without.
 
     Raises:
       UserError: a file is damaged.
@@ -243,11 +239,7 @@ def template_of(vocabulary: Vocabulary, directory: pathlib.Path) -> ChatTemplate
 def _template_in(
     path: pathlib.Path, vocabulary: Vocabulary, directory: pathlib.Path | None
 ) -> ChatTemplate:
-    """Returns the chat template in a file, with the special tokens of a vocabulary.
-
-    Raises:
-      UserError: the file is missing, or is no template.
-    """
+    """Returns the chat template in a file, with the special tokens of a vocabulary."""
     source = read_template(path.expanduser(), f"input.template: {path}")
     if isinstance(vocabulary, PublishedVocabulary) and directory:
         return ChatTemplate(source, tokens_of(directory), str(path))

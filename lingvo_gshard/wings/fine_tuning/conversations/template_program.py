@@ -108,12 +108,7 @@ class _LimitError(Exception):
 
 
 class _State(threading.local):
-    """The limits of one run, and what it has written so far. Threads render at the same time.
-
-    Attributes:
-      length: characters written.
-      spans: begin and end of the parts within `{% generation %}`.
-    """
+    """The limits of one run, and what it has written so far. Threads render at the same time."""
 
     def __init__(self) -> None:
         self.end()
@@ -145,11 +140,7 @@ def _filtered(node: Any, name: str, environment: Any) -> jinja2.nodes.Filter:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of templates.
-
-    Attributes:
-      state: the run of the current thread.
-    """
+    """The environment of templates."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 

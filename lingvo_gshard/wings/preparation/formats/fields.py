@@ -53,13 +53,7 @@ class Fields:
         return frozenset((*self.texts, *(n.partition(".")[0] for n in self.texts), TRANSLATION))
 
     def rows(self, fields: Mapping, path: str, number: int) -> list[Row] | str:
-        """Returns the rows of an object, or a sentence with what is wrong with it.
-
-        Args:
-          fields: the object.
-          path: where it is from.
-          number: its line, or its number.
-        """
+        """Returns the rows of an object at a line of a file, or what is wrong with it."""
         language = _field(fields, self.language_field)
         language = self.language if language is None else language
         texts = [_field(fields, name) for name in self.texts]

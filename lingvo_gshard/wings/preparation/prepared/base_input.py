@@ -210,11 +210,7 @@ class PreparedInput(PackedInput):
         return read_vocabularies(self.p.directory, self.manifest)
 
     def _check_vocabularies(self) -> None:
-        """Checks that the data was prepared with the vocabularies in use.
-
-        Raises:
-          UserError: a checkpoint has brought others.
-        """
+        """Raises UserError if a checkpoint has brought other vocabularies than the data's."""
         for side, (_, vocabulary) in self.sides.items():
             if vocabulary != self._prepared_vocabularies[side]:
                 raise UserError(
@@ -275,11 +271,7 @@ def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> Cleanin
 
 
 def usage_notes(uses: Sequence[Use]) -> list[str]:
-    """Returns lines about how often languages were read.
-
-    Args:
-      uses: one for each language.
-    """
+    """Returns lines about how often each language was read."""
     if not uses:
         return []
     read, rows = sum(use.read for use in uses), sum(use.rows for use in uses)

@@ -29,18 +29,7 @@ _PARTIAL = ".partial"
 
 
 def shard_file(split: str, language: str, source: str, number: int, count: int) -> str:
-    """Returns the path of a shard within the directory.
-
-    Args:
-      split: the split.
-      language: language of the rows.
-      source: name of the source.
-      number: number of the shard, from 0.
-      count: number of shards of this split, language and source.
-
-    Raises:
-      UserError: a name is unfit for a file.
-    """
+    """Returns the path of a shard within the directory; UserError for names unfit for a file."""
     for kind, name in (("split", split), ("language", language), ("source", source)):
         if not _NAME.fullmatch(name):
             raise UserError(

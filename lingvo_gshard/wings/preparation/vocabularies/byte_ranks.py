@@ -97,10 +97,6 @@ def in_directory(
 ) -> tuple[str, pathlib.Path] | None:
     """Returns the tokenizer of a published model as a tokenizer.json, and its file.
 
-    Args:
-      directory: the published model.
-      settings: the values of its tokenizer_config.json.
-
     Returns:
       None if its tokenizer is of another kind.
 
@@ -159,11 +155,7 @@ def of_tekken(content: Mapping[str, Any]) -> str:
 
 
 def read_ranks(content: bytes) -> dict[bytes, int] | None:
-    """Returns the ranks in a file of tiktoken: lines of a token in base64 and its rank.
-
-    Returns:
-      None if the file is no such file.
-    """
+    """Returns the ranks in a file of tiktoken, lines of a token in base64 and its rank; or None."""
     ranks: dict[bytes, int] = {}
     try:
         for line in content.splitlines():
@@ -175,11 +167,7 @@ def read_ranks(content: bytes) -> dict[bytes, int] | None:
 
 
 def of_openai(ranks: Mapping[bytes, int], name: str) -> str:
-    """Returns the tokenizer.json of a file that OpenAI publishes.
-
-    Args:
-      ranks: token -> rank.
-      name: name of the encoding, such as "o200k_base".
+    """Returns the tokenizer.json of a file that OpenAI publishes, such as "o200k_base".
 
     Raises:
       UserError: the encoding is unknown, so that its pattern is not known.

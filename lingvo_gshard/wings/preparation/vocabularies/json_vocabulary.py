@@ -95,11 +95,7 @@ class JsonVocabulary(TokenizerVocabulary):
         return next((self._special[name] for name in names if name in self._special), None)
 
     def _chosen(self, key: str, chosen: Mapping[str, str], names: Iterable[str]) -> int | None:
-        """Returns the id of a token that a user chose, or of a known one.
-
-        Raises:
-          UserError: the chosen one is no special token.
-        """
+        """Returns the id of a chosen token, or of a known one; UserError if it is not special."""
         if key not in chosen:
             return self._first(names)
         if chosen[key] not in self._special:

@@ -252,11 +252,7 @@ def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int) -> dict[str, int]:
-    """Returns the ids of M2M-100's language tokens, which follow the ids of the pieces.
-
-    Raises:
-      UserError: it is not known which languages the model has.
-    """
+    """Returns the ids of M2M-100's language tokens; UserError if its languages are not known."""
     name = settings.get("language_codes", "m2m100")
     if name not in _M2M_LANGUAGES:
         raise UserError(
@@ -270,11 +266,7 @@ def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int
 def _listed_tokens(
     directory: pathlib.Path, settings: Mapping[str, Any], first: int
 ) -> dict[str, int]:
-    """Returns the ids of the tokens that follow the pieces, from a file that lists the tokens.
-
-    Raises:
-      UserError: no file has them.
-    """
+    """Returns the ids of tokens after the pieces, as files list them; UserError if none does."""
     added = _added_tokens(directory, settings)
     if any(index >= first for index in added.values()):
         return {token: index for token, index in added.items() if index >= first}
@@ -298,11 +290,7 @@ def _added_tokens(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict[
 
 
 def _vocabulary(path: pathlib.Path) -> dict[str, int]:
-    """Returns piece -> id from a JSON file.
-
-    Raises:
-      UserError: there is no such file, or it holds no ids.
-    """
+    """Returns piece -> id from a JSON file; UserError if there is none, or no ids are in it."""
     found = read_json(path)
     if not found:
         raise UserError(f"{path} is missing, which has the ids of a SentencePiece model's pieces")

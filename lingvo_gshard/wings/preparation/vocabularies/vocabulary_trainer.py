@@ -404,12 +404,7 @@ class Coverage:
 
 
 def coverage(vocabulary: Vocabulary, texts: Mapping[str, Sequence[str]]) -> dict[str, Coverage]:
-    """Returns the coverage of each language.
-
-    Args:
-      vocabulary: any vocabulary.
-      texts: language -> its texts, such as the sample that the vocabulary was trained on.
-    """
+    """Returns the coverage of each language, from language -> texts."""
     known: dict[str, bool] = {}
     return {
         language: _of_language(vocabulary, lines, known)
@@ -467,11 +462,7 @@ def of_rows(
 
 
 def to_note(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a line about the languages that a vocabulary writes with most tokens; "" for one.
-
-    Args:
-      found: language -> what `to_json` returns.
-    """
+    """Returns a line about the languages that a vocabulary writes with most tokens; "" for one."""
     if len(found) < 2:
         return ""
     worst = sorted(found, key=lambda language: -found[language]["tokens_per_character"])
