@@ -365,13 +365,9 @@ class TrainedModel:
     """A trained model on the host.
 
     Attributes:
-      params: the experiment.
-      step: the step of the checkpoint.
-      task: the model.
       specs: the tree of the weights' VariableSpec.
       theta: the weights that evaluation uses, NumPy arrays in the dtypes of `specs`.
       averaged: whether these are averages over steps.
-      input: the run's input, with the vocabularies of the checkpoint.
     """
 
     params: Params

@@ -34,6 +34,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.export.decoder import PortableDecoder
 from lingvo_gshard.wings.export.safetensors_writer import save
 from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
+from lingvo_gshard.wings.preparation.cleaning.scripts import ranges_of
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 
 
@@ -90,13 +91,8 @@ class VocabularyInGraph:
 
 def _pattern(codes: list[int]) -> str:
     """Returns a regular expression in RE2's syntax that matches one of some characters."""
-    ranges: list[list[int]] = []
-    for code in sorted(codes):
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    return "[" + "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in ranges) + "]"
+    ranges = (f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in ranges_of(sorted(codes)))
+    return f"[{''.join(ranges)}]"
 
 
 WEIGHTS = "weights.safetensors"

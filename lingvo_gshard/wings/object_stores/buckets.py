@@ -82,30 +82,30 @@ def size_of(path: GivenPath) -> int | None:
 
 def children(path: GivenPath) -> dict[str, Entry | None]:
     """Returns name -> Entry for the files in a folder, and name -> None for its folders."""
-    try:
-        rows = _call(path, lambda fs, url: fs.ls(url, detail=True))
-    except FileNotFoundError:
-        return {}
-    prefix = _prefix(path)
+    rows = _listed(path, lambda fs, url: {row["name"]: row for row in fs.ls(url, detail=True)})
     return {
-        row["name"].removeprefix(prefix).strip("/"): _entry(row) if row["type"] == "file" else None
-        for row in rows
-        if row["name"].startswith(prefix) and row["name"] != prefix
+        name.strip("/"): _entry(row) if row["type"] == "file" else None
+        for name, row in rows.items()
+        if name
     }
 
 
 def find(path: GivenPath) -> dict[str, Entry]:
     """Returns the path below a folder -> Entry, for all files below it; empty if there are none."""
+    rows = _listed(path, lambda fs, url: fs.find(url, detail=True))
+    return {name: _entry(row) for name, row in sorted(rows.items()) if name and name[-1] != "/"}
+
+
+def _listed(
+    path: GivenPath, request: Callable[[Any, str], dict[str, dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Returns what fsspec tells of names below a folder; empty without such a folder."""
     try:
-        rows = _call(path, lambda fs, url: fs.find(url, detail=True))
+        rows = _call(path, request)
     except FileNotFoundError:
         return {}
     prefix = _prefix(path)
-    return {
-        name.removeprefix(prefix): _entry(row)
-        for name, row in sorted(rows.items())
-        if name.startswith(prefix) and not name.endswith("/")
-    }
+    return {n.removeprefix(prefix): row for n, row in rows.items() if n.startswith(prefix)}
 
 
 def glob(pattern: GivenPath) -> list[str]:
@@ -142,11 +142,7 @@ def copy_tree(source: GivenPath, target: GivenPath) -> None:
 
 
 def download(path: GivenPath, local: GivenPath) -> None:
-    """Copies a file of a bucket to a new local file, whose folder must exist.
-
-    Raises:
-      OSError: it cannot be read or written.
-    """
+    """Copies a file of a bucket to a new local file, whose folder must exist; or OSError."""
     target = os.fspath(local)
     partial = f"{target}.partial-{os.getpid()}"
     try:
@@ -158,11 +154,7 @@ def download(path: GivenPath, local: GivenPath) -> None:
 
 
 def upload(local: GivenPath, path: GivenPath) -> None:
-    """Copies a local file to a bucket, where it appears when it is complete.
-
-    Raises:
-      OSError: it cannot be read or written.
-    """
+    """Copies a local file to a bucket, where it appears when it is complete; or OSError."""
     source = os.fspath(local)
     # A local file that is missing is no trouble of the bucket.
     os.stat(source)
@@ -170,11 +162,7 @@ def upload(local: GivenPath, path: GivenPath) -> None:
 
 
 def local_file(path: GivenPath) -> pathlib.Path:
-    """Returns a local copy of a file, which this process removes.
-
-    Raises:
-      OSError: it cannot be read, or the disk is full.
-    """
+    """Returns a local copy of a file, which this process removes; or OSError."""
     name = os.fspath(path).rpartition("/")[2]
     target = scratch.new_folder("file") / name
     download(path, target)

@@ -144,11 +144,7 @@ def attempt(path: str, request: Callable[[], _Result], writes: bool = False) -> 
 
 
 def limit_seconds() -> float:
-    """Returns for how long a request is repeated.
-
-    Raises:
-      UserError: the setting is no number.
-    """
+    """Returns for how long a request is repeated; UserError if the setting is no number."""
     given = os.environ.get(LIMIT, "")
     try:
         return float(given or _DEFAULT_SECONDS)

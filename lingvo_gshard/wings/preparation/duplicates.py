@@ -273,11 +273,7 @@ def search_tasks(
 ) -> list[list[Task]]:
     """Returns the tasks that look for hashes of rows held out in training, step by step.
 
-    Args:
-      stage: names the tasks; `found_in_train` takes it.
-      hashes_of: returns hashes of rows, uint64 of any shape.
-      held_out: the groups of rows held out of each bucket.
-      train: the groups of training rows of each bucket.
+    `stage` names them for `found_in_train`. `hashes_of` returns hashes of rows, uint64.
     """
     rows = sum(map(row_files.rows_in, held_out))
     return [

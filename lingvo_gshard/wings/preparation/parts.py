@@ -18,7 +18,6 @@ from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.sources import text, tsv
 from lingvo_gshard.wings.preparation import sources as formats
-from lingvo_gshard.wings.preparation import sources as survey
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.part_readers import (
@@ -31,18 +30,8 @@ from lingvo_gshard.wings.preparation.part_readers import (
 from lingvo_gshard.wings.preparation.sources import Cut, Source, Survey
 
 STAGE = "0-files"
-# Formats whose files are not cut at ends of lines.
-_WHOLE = (
-    formats.CSV,
-    formats.GETTEXT,
-    formats.PARQUET,
-    formats.ARROW,
-    formats.TMX,
-    formats.XLIFF,
-    formats.QT,
-    formats.WMT,
-    *formats.KEYED,
-)
+# Formats whose files are cut at any end of a line.
+_CUT = (formats.TSV, formats.MOSES, formats.JSON_LINES)
 # Formats whose readers look for files themselves. Others have paths and globs only.
 _FINDING = (formats.MOSES, formats.GETTEXT, formats.QT, *formats.KEYED)
 
@@ -59,13 +48,11 @@ class Files:
 def survey_file(task: Task, job: Job, progress: Progress, path: str, source: Source) -> Survey:
     """Returns the survey of a file of a source."""
     del task, job, progress
-    kind = survey.LINES
-    if source.format in _WHOLE:
-        kind = survey.NOWHERE
-    elif source.format == formats.TEXT:
-        kinds = {text.LINE: survey.LINES, text.PARAGRAPH: survey.PARAGRAPHS}
-        kind = kinds.get(source.document, survey.NOWHERE)
-    found = survey.survey(path, kind, source.format == formats.MOSES)
+    cut = formats.LINES if source.format in _CUT else formats.NOWHERE
+    if source.format == formats.TEXT:
+        cuts = {text.LINE: formats.LINES, text.PARAGRAPH: formats.PARAGRAPHS}
+        cut = cuts.get(source.document, formats.NOWHERE)
+    found = formats.survey(path, cut, source.format == formats.MOSES)
     return _with_row_groups(found) if source.format == formats.PARQUET else found
 
 

@@ -104,12 +104,10 @@ def prepare(
         raise UserError(
             f"`source={text}` is text and `source={pairs}` sentence pairs; prepare them one by one"
         )
-    if options.on_bad_row not in ON_BAD_ROW:
-        hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
-        raise UserError(f"`on_bad_row={options.on_bad_row}` is unknown. {hint}")
-    if options.on_copies not in ON_COPIES:
-        hint = names.nearest(options.on_copies, ON_COPIES)
-        raise UserError(f"`on_copies={options.on_copies}` is unknown. {hint}")
+    for name, known in (("on_bad_row", ON_BAD_ROW), ("on_copies", ON_COPIES)):
+        given = getattr(options, name)
+        if given not in known:
+            raise UserError(f"`{name}={given}` is unknown. {names.nearest(given, known)}")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(

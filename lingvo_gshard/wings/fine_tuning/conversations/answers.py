@@ -81,15 +81,10 @@ class Answers:
     def find(
         self, example: Example, written: Tokenized, turns: Sequence[int]
     ) -> tuple[list[int], list[Span]]:
-        """Returns the ids of a conversation and the places of its answers in them.
+        """Returns the ids of a conversation, and where the answers of some turns are in them.
 
         An answer ends with the token that ends generation. Where the template writes none after
         the last turn, the ids have one more.
-
-        Args:
-          example: the conversation.
-          written: what the template writes for it.
-          turns: numbers of the turns whose answers are wanted.
 
         Raises:
           UserError: the text of the first turns is no beginning of the whole text.

@@ -79,14 +79,7 @@ class ChatTemplate:
         self._program = TemplateProgram(source, where)
 
     def at(self, date: str) -> ChatTemplate:
-        """Returns the template with a fixed date.
-
-        Args:
-          date: such as "2025-01-01"; "" for the present.
-
-        Raises:
-          UserError: it is no date.
-        """
+        """Returns the template with a fixed date such as "2025-01-01"; with "", the present."""
         try:
             found = datetime.datetime.fromisoformat(date) if date else None
         except ValueError:
@@ -177,9 +170,6 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
     """Returns the special tokens of a published model by name, such as "eos_token".
 
     tokenizer_config.json comes before special_tokens_map.json.
-
-    Raises:
-      UserError: a file is damaged.
     """
     found: dict[str, str] = {}
     for file in (SPECIAL_TOKENS, SETTINGS):
@@ -193,11 +183,7 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Returns JSON values. An object of another type becomes its name.
-
-    Raises:
-      UserError: the value is nested deeply.
-    """
+    """Returns JSON values; UserError if nested deeply. Objects of other types become names."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth == _DEEPEST:

@@ -95,11 +95,7 @@ class ConversationInput(TextInput, CorpusInput):
 
     @property
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The vocabulary of the model.
-
-        Raises:
-          UserError: no checkpoint was loaded that has it.
-        """
+        """The vocabulary of the model; UserError if no checkpoint was loaded that has it."""
         if self._loaded is None:
             raise UserError(
                 "conversations need the vocabulary of a trained model: start the run with "
@@ -212,11 +208,7 @@ class ConversationInput(TextInput, CorpusInput):
 
 
 def chat_template_of(input_: TextInput) -> ChatTemplate | None:
-    """Returns the chat template of an input whose vocabulary is loaded; None without any.
-
-    Raises:
-      UserError: a file is damaged.
-    """
+    """Returns the chat template of an input whose vocabulary is loaded; None without any."""
     if isinstance(input_, ConversationInput):
         return input_.template
     vocabulary = input_.vocabulary

@@ -35,8 +35,7 @@ class Kind(NamedTuple):
 
     Attributes:
       name: name of the hyperparameter that holds the policy.
-      find: returns the things of this kind in a text, normalized so that equal things compare
-        equal.
+      find: returns the things of this kind in a text, so that equal things compare equal.
       present: the reason for dropping rows with text of this kind.
       unequal: the reason for dropping rows whose sides differ in this kind.
     """

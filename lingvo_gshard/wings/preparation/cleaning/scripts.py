@@ -326,14 +326,19 @@ class _ForeignLetters:
 
 def _runs_of(codes: Sequence[int]) -> re.Pattern[str]:
     """Returns a pattern of runs of characters; `codes` are sorted."""
+    body = "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges_of(codes))
+    return re.compile(f"[{body}]+")
+
+
+def ranges_of(codes: Sequence[int]) -> list[list[int]]:
+    """Returns the first and the last code of each range of neighbors among sorted ones."""
     ranges: list[list[int]] = []
     for code in codes:
         if ranges and ranges[-1][1] == code - 1:
             ranges[-1][1] = code
         else:
             ranges.append([code, code])
-    body = "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges)
-    return re.compile(f"[{body}]+")
+    return ranges
 
 
 def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:

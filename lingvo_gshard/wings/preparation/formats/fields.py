@@ -16,16 +16,10 @@ _NULS = "it has NUL bytes; no text has any"
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names of the fields of an object that is a sentence pair or a text.
+    """Names of the fields of an object that is a sentence pair or, if `is_text`, a text.
 
-    Attributes:
-      is_text: whether it is a text without a source.
-      language: language of objects that name none; of objects `translation`, the only one to read.
-      target_language: language of the targets of objects `translation`.
-      language_field: field of the language. Dots reach into objects, as in "meta.lang".
-      source_field: field of the source.
-      target_field: field of the target.
-      text_field: field of a text without a source.
+    `language` is that of objects that name none; of objects `translation`, the only one to read.
+    Dots in names reach into objects, as in "meta.lang".
     """
 
     is_text: bool = False

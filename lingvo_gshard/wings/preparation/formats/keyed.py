@@ -77,12 +77,8 @@ class KeyedReader(units.BaseUnitReader):
     def pair(self, path: str, siblings: Sequence[str] | None = None) -> tuple[str, str] | None:
         """Returns the language of a file and the file of its targets; None if it gives no rows.
 
-        Args:
-          path: the file.
-          siblings: the files that may have the targets; None: all in its directory.
-
-        Raises:
-          UserError: there is no file of its targets.
+        The targets are among `siblings`, by default all files in its directory; UserError if they
+        are not.
         """
         wanted, splits = self.p.target_language, self.named(path)
         languages = [named.language for named in splits if named.language]

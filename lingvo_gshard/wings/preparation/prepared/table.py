@@ -132,11 +132,7 @@ _MOST_OPEN = 512
 class PreparedTable:
     """The rows of a split, numbered by language, source and shard.
 
-    Attributes:
-      shards: the shards in use, in the order of their rows' numbers.
-      groups: the rows of each language and source, in the order of their numbers.
-      lengths: source and target tokens of each row.
-      damaged: file of a shard -> number of its rows that were asked for and could not be read.
+    `damaged` counts the rows of each file that were asked for and could not be read.
     """
 
     def __init__(

@@ -383,10 +383,7 @@ class PublishedVocabulary(TokenizerVocabulary):
     """
 
     def __init__(self, directory: pathlib.Path):
-        """Reads the files of a published model.
-
-        Args:
-          directory: has tokenizer.json or tokenizer.model, and config.json.
+        """Reads a directory with a tokenizer and config.json.
 
         Raises:
           UserError: a file is missing or damaged, or no id ends a text.
@@ -453,11 +450,7 @@ class PublishedVocabulary(TokenizerVocabulary):
 
 
 def loaded(tokenizers: _T | None) -> _T:
-    """Returns what was loaded from a checkpoint.
-
-    Raises:
-      UserError: nothing was.
-    """
+    """Returns what was loaded from a checkpoint; UserError if nothing was."""
     if tokenizers is None:
         raise UserError(
             "the tokenizer of a published model is in the checkpoint of an imported run; "

@@ -369,14 +369,10 @@ _PART = "\ufffd"
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """Measures of a vocabulary on some text.
+    """Measures of a vocabulary on some text, white space not counted.
 
-    Attributes:
-      characters: number of characters, without white space.
-      words: number of words, separated by white space.
-      tokens: number of tokens.
-      covered: share of the characters that are written with pieces, and not with bytes or as
-        unknown.
+    `covered` is the share of the characters that are written with pieces, and not with bytes or as
+    unknown.
     """
 
     characters: int
@@ -437,11 +433,6 @@ def of_rows(
     rows: Iterable[Row], source: Vocabulary, target: Vocabulary
 ) -> dict[str, dict[str, Coverage]]:
     """Returns how well the vocabularies write the first rows of each language.
-
-    Args:
-      rows: sentence pairs, or texts without sources.
-      source: the vocabulary of sources.
-      target: the vocabulary of targets.
 
     Returns:
       Side -> language -> coverage. The side is "joint" if the vocabularies are the same object,
