@@ -18,7 +18,7 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation import read_rows, row_files
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
-from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE, are_in, runs
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import are_in, runs
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.part_readers import Part
 from lingvo_gshard.wings.preparation.row_files import (
@@ -34,7 +34,7 @@ from lingvo_gshard.wings.preparation.row_files import (
 
 
 class BucketRecord(msgspec.Struct):
-    """Where the groups of the rows kept of a bucket are, and counts of its duplicates."""
+    """The groups of rows of a bucket that were kept, and counts of its duplicates."""
 
     tally: Tally
     groups: list[Group]
@@ -210,31 +210,23 @@ def _compare_candidates(
 ) -> None:
     """Compares candidates that share a key of a range; writes bucket and number of the copies."""
     candidates = np.sort(_load(job, _CANDIDATES, number, ranges, buckets), order=_ORDER)
-    texts, copies = _Texts(job, buckets), [np.zeros((0, 2), np.uint64)]
+    texts = [_texts_of(job, bucket) for bucket in range(buckets)]
+    copies = [np.zeros((0, 2), np.uint64)]
     for begin, end in runs(candidates["key"]):
         rows = candidates[begin:end]
-        near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
+        near = job.cleaner.near_duplicates.copies(_row(texts, row) for row in rows)
         copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
     job.work.save_array(task.name, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
     progress.update(task.rows, 1.0)
 
 
-class NearCopies:
-    """The near duplicates of a bucket."""
-
-    def __init__(self, job: Job, bucket: int, buckets: int):
-        """Loads what was found in all ranges."""
-        found = set()
-        for number in range(_ranges_of(job, buckets)):
-            copies = job.work.shared_array(f"{_COPIES}{number:06d}")
-            found.update(copies[copies[:, 0] == bucket, 1].tolist())
-        self._numbers, self._next = found, 0
-
-    def reasons(self, rows: Sequence[KeptRow]) -> list[str]:
-        """Returns why each of the next training rows is left out; "" if it is not."""
-        numbers = range(self._next, self._next + len(rows))
-        self._next = numbers.stop
-        return [NEAR_DUPLICATE if number in self._numbers else "" for number in numbers]
+def near_copies(job: Job, bucket: int, buckets: int) -> set[int]:
+    """Returns the numbers of the near duplicates among the training rows of a bucket."""
+    found = set()
+    for number in range(_ranges_of(job, buckets)):
+        copies = job.work.shared_array(f"{_COPIES}{number:06d}")
+        found.update(copies[copies[:, 0] == bucket, 1].tolist())
+    return found
 
 
 def _ranges_of(job: Job, buckets: int) -> int:
@@ -242,21 +234,17 @@ def _ranges_of(job: Job, buckets: int) -> int:
     return buckets * job.cleaner.near_duplicates.bands_of_row
 
 
-class _Texts:
-    """The texts of candidates, each read when it is compared."""
+def _texts_of(job: Job, bucket: int) -> np.ndarray:
+    """Returns the bytes of all texts of candidates of a bucket, read when they are needed."""
+    path = job.work.file(f"{_CANDIDATES}{bucket:06d}.texts")
+    # An empty file cannot be mapped into memory.
+    return np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
 
-    def __init__(self, job: Job, buckets: int):
-        names = (f"{_CANDIDATES}{bucket:06d}.texts" for bucket in range(buckets))
-        paths = [job.work.file(name) for name in names]
-        empty = np.zeros(0, np.uint8)
-        # An empty file cannot be mapped into memory.
-        self._texts = [np.memmap(p, mode="r") if p.stat().st_size else empty for p in paths]
 
-    def row(self, candidate: np.void) -> Row:
-        """Returns the row of a candidate."""
-        begin, size = int(candidate["begin"]), int(candidate["size"])
-        content = self._texts[int(candidate["bucket"])][begin : begin + size].tobytes()
-        return Row(*msgspec.msgpack.decode(content))
+def _row(texts: Sequence[np.ndarray], candidate: np.void) -> Row:
+    begin, size = int(candidate["begin"]), int(candidate["size"])
+    content = texts[int(candidate["bucket"])][begin : begin + size].tobytes()
+    return Row(*msgspec.msgpack.decode(content))
 
 
 def _limits(ranges: int) -> np.ndarray:

@@ -157,7 +157,7 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The job that every worker of a preparation knows. `params` are those of the `Preparation`."""
+    """The job that every worker of a preparation knows; `params` are Params of `Preparation`."""
 
     params: Params
     sources: tuple[Source, ...]

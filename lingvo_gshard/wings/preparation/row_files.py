@@ -78,7 +78,7 @@ def batches(
 ) -> Iterator[tuple[int, list[KeptRow], list[Row]]]:
     """Yields the rows of groups of a bucket in batches, and reports progress after each.
 
-    Each batch has the number of its first row among all of them, its rows, and these rows as
+    A batch is a tuple: the number of the first row, the rows as they are stored, and the rows as
     cleaning takes them.
     """
     done, total = 0, rows_in(groups)
@@ -184,7 +184,7 @@ class KeptRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class GroupPlace(msgspec.Struct, kw_only=True):
-    """Where rows of a bucket with the same split, language and source are in its file."""
+    """The place of rows of a bucket with the same split, language and source in its file."""
 
     split: str
     language: str

@@ -113,7 +113,7 @@ def reasons_against(rows: Sequence[Row], in_train: np.ndarray) -> list[str]:
 
     Args:
       rows: the rows.
-      in_train: uint64, sorted: those of their hashes that rows of training have.
+      in_train: uint64, sorted: the hashes of these rows that training has, too.
     """
     reasons = []
     for part in _parts(rows):
@@ -140,7 +140,7 @@ def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
 class _Grams:
     """The different word 4-grams of the folded targets of rows.
 
-    `hashes`, uint64 [H], has those of each row without repetitions.
+    `hashes`, uint64 [H], has each 4-gram of a row once.
     """
 
     def __init__(self, rows: Sequence[Row]):

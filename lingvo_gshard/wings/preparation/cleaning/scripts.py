@@ -257,7 +257,7 @@ class WrongScript:
 
     def _rule(self, language: str) -> tuple[bool, _ForeignLetters | None]:
         scripts = self._given.get(language) or scripts_of(language)
-        return _LATIN in scripts, _ForeignLetters.of(scripts) if scripts else None
+        return _LATIN in scripts, _foreign_letters(scripts) if scripts else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -310,18 +310,15 @@ class _ForeignLetters:
         self._usual = _runs_of([code for code in codes if code <= _LAST_USUAL])
         self._rare = _runs_of([code for code in codes if code > _LAST_USUAL])
 
-    @classmethod
-    @functools.lru_cache(maxsize=256)
-    def of(cls, scripts: tuple[str, ...]) -> _ForeignLetters:
-        """Returns the counter for some scripts, which is made once."""
-        return cls(scripts)
-
     def count(self, text: str) -> int:
         """Returns the number of letters outside of the scripts."""
         found = self._usual.findall(text)
         if max(text, default="") > chr(_LAST_USUAL):
             found += self._rare.findall(text)
         return sum(map(len, found)) if found else 0
+
+
+_foreign_letters = functools.lru_cache(maxsize=256)(_ForeignLetters)
 
 
 def _runs_of(codes: Sequence[int]) -> re.Pattern[str]:

@@ -18,7 +18,7 @@ _NULS = "it has NUL bytes; no text has any"
 class Fields:
     """Names of the fields of an object that is a sentence pair or, if `is_text`, a text.
 
-    `language` is that of objects that name none; of objects `translation`, the only one to read.
+    Objects that name no language have `language`; of objects `translation`, only this one is read.
     Dots in names reach into objects, as in "meta.lang".
     """
 

@@ -33,8 +33,8 @@ class DamagedCatalogError(UserError):
     """A catalog is truncated or breaks the rules of its format."""
 
 
-# Headers of a catalog, name -> value, and its other entries. The line of an entry is its line in a
-# .po file; in a .mo file it is its number after the header, counted from 1.
+# Headers of a catalog, name -> value, and its other entries. In a .mo file, the number of an entry
+# after the header, counted from 1, stands in place of a line.
 Catalog: TypeAlias = tuple[Mapping[str, str], Sequence[polib.POEntry]]
 
 

@@ -52,7 +52,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of rows: the position before it, its planned batches, and what makes them."""
+    """A block of rows: the position before it, and planned batches with what makes them."""
 
     begin: Position
     planned: Sequence[PlannedBatch]

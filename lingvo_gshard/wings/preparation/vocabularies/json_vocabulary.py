@@ -15,30 +15,13 @@ from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import JsonToke
 # them. The first that is a special token of a tokenizer is taken. DeepSeek's names have full-width
 # bars, and SentencePiece's sign for spaces.
 _ENDS = (
-    "</s>",
-    "<eos>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<|im_end|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "[EOS]",
-    "[SEP]",
-)
+    "</s> <eos> <|end_of_text|> <|endoftext|> <|im_end|> <\uff5cend\u2581of\u2581sentence\uff5c> "
+    "[EOS] [SEP]"
+).split()
 _BEGINS = (
-    "<s>",
-    "<bos>",
-    "<|begin_of_text|>",
-    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    "[BOS]",
-    "[CLS]",
-)
-_PADS = (
-    "<pad>",
-    "<|pad|>",
-    "<|finetune_right_pad_id|>",
-    "<\uff5c\u2581pad\u2581\uff5c>",
-    "[PAD]",
-)
+    "<s> <bos> <|begin_of_text|> <\uff5cbegin\u2581of\u2581sentence\uff5c> [BOS] [CLS]"
+).split()
+_PADS = "<pad> <|pad|> <|finetune_right_pad_id|> <\uff5c\u2581pad\u2581\uff5c> [PAD]".split()
 _UNKNOWNS = ("<unk>", "[UNK]")
 # Special tokens that a message shows.
 _SHOWN = 20
