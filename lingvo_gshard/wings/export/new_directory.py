@@ -104,10 +104,6 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
     If the context fails, or a signal ends the process, the temporary directory is removed. For a
     bucket, files are written to a local disk first and then copied.
 
-    Args:
-      path: the new directory, as for `check_output`.
-      needed: bytes that will be written at least.
-
     Raises:
       UserError: there is no room for `needed` bytes, or a file cannot be written; names `output`.
     """

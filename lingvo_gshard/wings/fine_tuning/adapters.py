@@ -52,11 +52,9 @@ class Adapters(Layer):
         self.create_child("dropout", Dropout.params().set(rate=self.p.dropout_rate))
 
     def add(self, name: str, spec: VariableSpec) -> None:
-        """Declares the factors of a weight.
+        """Declares the factors of a weight by its name in its layer.
 
-        Args:
-          name: name of the weight in its layer.
-          spec: the weight, with the letters that its products sum over.
+        `spec` has the letters that products with the weight sum over.
         """
         sizes = {**dict(zip(spec.layout, spec.shape, strict=True)), RANK: self.p.rank}
         batch = "".join(letter for letter in spec.layout if letter in letters.WEIGHT_BATCH)

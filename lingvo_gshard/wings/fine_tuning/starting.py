@@ -75,17 +75,10 @@ class StartingPoint:
         return self._first.extras
 
     def checkpoint(self, trainer: Trainer, abstract_state: NestedMap | None) -> Checkpoint:
-        """Returns a checkpoint of step 0 with the run's weights.
+        """Returns a checkpoint of step 0 with the run's weights; see `FirstWeights`.
 
         Factors of adapters that the run has not get their initial values. The reference of
         preferences gets a copy of the weights.
-
-        Args:
-          trainer: the trainer of the new run.
-          abstract_state: the state of its runtime. Each process reads its own shards.
-
-        Raises:
-          UserError: the weights do not fit the model of the new run.
         """
         stored = self._first.record.digests[PART]
         specs = dict(trainer.theta_specs.flatten_items())

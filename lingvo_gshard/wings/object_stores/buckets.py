@@ -32,11 +32,7 @@ _REQUESTS = 16
 
 
 def path_of(path: str) -> pathlib.Path:
-    """Returns a URL as etils' epath.Path, which has the methods of pathlib.Path.
-
-    Raises:
-      UserError: the URL names no bucket, or a package is missing.
-    """
+    """Returns a URL as etils' epath.Path, which has the methods of pathlib.Path; or UserError."""
     split(path)
     prepare(path)
     from etils import epath

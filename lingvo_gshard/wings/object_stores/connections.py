@@ -56,8 +56,7 @@ def file_system(path: str) -> fsspec.AbstractFileSystem:
 def key_value_store(path: str) -> dict[str, Any]:
     """Returns TensorStore's specification of the store below a path in a bucket.
 
-    Args:
-      path: a URL. Keys are appended to the URL, so the URL of a folder ends with "/".
+    Keys are appended to the URL, so the URL of a folder ends with "/".
     """
     prepare(path)
     scheme, _, rest = path.partition("://")

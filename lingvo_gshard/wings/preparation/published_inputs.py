@@ -30,11 +30,7 @@ class PublishedTextInput(LanguageModelInput):
 
     @property
     def vocabulary(self) -> PublishedVocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The tokenizer of the published model.
-
-        Raises:
-          UserError: no checkpoint was loaded that has it.
-        """
+        """The tokenizer of the published model; UserError if no checkpoint was loaded with it."""
         return loaded(self.__dict__.get("_published"))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
@@ -173,12 +169,7 @@ class PublishedTranslationInput(TranslationInput):
     def use_languages(self, source: str = "", target: str = "") -> None:
         """Changes the languages of texts; the tokenizers must be loaded.
 
-        Args:
-          source: code of the language of all sources; empty: as it is.
-          target: code of the language of all translations; empty: as it is.
-
-        Raises:
-          UserError: the model has no such language.
+        An empty code keeps a language. UserError if the model does not have one.
         """
         now = self._vocabularies[0]
         assert isinstance(now, PublishedSide)

@@ -24,16 +24,6 @@ Message = Mapping[str, Any]
 
 TEMPLATE_FILE = "chat_template.jinja"
 _OLD_TEMPLATE_FILE = "chat_template.json"
-# Names of the special tokens that templates may use, as tokenizer_config.json has them.
-_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 # Levels of lists and objects in a conversation. Schemas of functions have about ten.
 _DEEPEST = 100
 # Names of a message's reasoning; the first is the one that templates read.
@@ -122,9 +112,7 @@ class ChatTemplate:
     def of_model(cls, directory: pathlib.Path, name: str = "default") -> ChatTemplate | None:
         """Returns the template of a published model; None if it has none.
 
-        Args:
-          directory: the model's files.
-          name: which template, where tokenizer_config.json has several.
+        A name chooses one where tokenizer_config.json has several.
 
         Raises:
           UserError: a file is damaged, or the model has templates but none of this name.
@@ -174,7 +162,7 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in (SPECIAL_TOKENS, SETTINGS):
         values = read_json(directory / file)
-        for name in (key for key in values if key in _TOKENS or key.endswith("_token")):
+        for name in (key for key in values if key.endswith("_token")):
             token = values[name]
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):

@@ -54,16 +54,9 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
 
 
 def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
-    """Returns the state that a run of this trainer starts with.
+    """Returns the state that a run of the trainer of a new model starts with.
 
-    Args:
-      trainer: the trainer of the new model.
-      find: returns each weight by name.
-      find_moment: returns each optimizer moment by name.
-
-    Returns:
-      The weights, the moments and the trainer's other state. Averages of the weights start at the
-      weights.
+    Averages of the weights start at the weights.
     """
     specs, seed = trainer.state_specs(), trainer.p.seed
     theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)

@@ -18,12 +18,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 def order_of(
     path: str, placement: Sequence[Sequence[int]], layers: Mapping[str, MixtureOfExperts]
 ) -> np.ndarray:
-    """Returns the order of a layer's experts under a placement.
-
-    Args:
-      path: path of the layer.
-      placement: the experts of each device.
-      layers: the model's layers with experts by path.
+    """Returns the order of the experts of a layer, by its path, under a placement on devices.
 
     Raises:
       UserError: the model has no such layer, devices have different numbers of experts, an expert

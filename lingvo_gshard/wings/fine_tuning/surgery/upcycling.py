@@ -133,8 +133,7 @@ def upcycled_state(
       dense: the trainer of the dense model.
       sparse: the trainer of the sparse model.
       theta: the weights of the dense model by path.
-      moments: its optimizer moments by path; None to start all moments at 0. Moments of
-        weights that the dense model does not have are always new.
+      moments: its optimizer moments by path; None to start all at 0. New weights have new moments.
 
     Raises:
       UserError: the sparse model has other weights than the dense model, experts and routers. The

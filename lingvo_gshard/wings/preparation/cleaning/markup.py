@@ -50,10 +50,10 @@ class Policy:
     """Decides whether a row is dropped for a kind of text that its sides have."""
 
     def __init__(self, kind: Kind, policy: str, choices: Sequence[str] = POLICIES):
-        """Prepares the policy.
+        """Prepares the policy on a kind of text.
 
         Args:
-          kind: the kind of text.
+          kind: the kind.
           policy: "keep" drops no row. "drop" drops rows with text of this kind. "equal" drops rows
             whose sides differ in this kind.
           choices: the policies that make sense.

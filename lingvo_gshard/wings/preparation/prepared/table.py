@@ -77,9 +77,7 @@ class Lengths:
 def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the number of each shard with some of the rows, and the places of these, ascending.
 
-    Args:
-      rows: numbers of rows.
-      starts: number of the first row of each shard, and of the row after the last.
+    `starts` has the number of the first row of each shard, and of the row after the last.
     """
     if not len(rows):
         return

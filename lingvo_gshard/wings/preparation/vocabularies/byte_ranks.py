@@ -132,11 +132,7 @@ def is_tekken(content: Mapping[str, Any]) -> bool:
 
 
 def of_tekken(content: Mapping[str, Any]) -> str:
-    """Returns the tokenizer.json of a tekken.json. Texts begin with `<s>`.
-
-    Raises:
-      UserError: it is damaged.
-    """
+    """Returns the tokenizer.json of a tekken.json, UserError if damaged. Texts begin with `<s>`."""
     try:
         config = content["config"]
         first, size = config["default_num_special_tokens"], config["default_vocab_size"]

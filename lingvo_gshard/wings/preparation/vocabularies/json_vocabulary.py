@@ -96,9 +96,7 @@ class JsonVocabulary(TokenizerVocabulary):
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does.
 
-        Args:
-          texts: the lines.
-          num_threads: 1 stays in the calling thread; else the package chooses.
+        One thread stays in the calling thread; else the package chooses.
         """
         if num_threads == 1:
             return [self.encode(text) for text in texts]

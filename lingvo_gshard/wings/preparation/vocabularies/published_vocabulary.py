@@ -153,7 +153,7 @@ class PiecesTokenizer:
         self._ids, self._unknown = ids, ids["<unk>"]
         self._pieces = {index: piece for piece, index in ids.items()}
         self._names = {index: token for token, index in special.items()}
-        self._special, self.languages = special, languages_in({**ids, **special})
+        self.languages = languages_in({**ids, **special})
         self.size = max(max(self._pieces), max(self._names, default=0)) + 1
         self.before: tuple[int, ...] = ()
 
@@ -196,9 +196,12 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     """
     settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
     if path.is_file():
-        return _json_tokenizer(objects.read_bytes(path).decode("utf-8", "replace"), path)
-    if ranked := byte_ranks.in_directory(directory, settings):
-        return _json_tokenizer(*ranked)
+        found = objects.read_bytes(path).decode("utf-8", "replace"), path
+    else:
+        found = byte_ranks.in_directory(directory, settings)
+    if found:
+        tokenizer: Any = JsonTokenizer(found[0], f"{found[1]} is no tokenizer")
+        return tokenizer
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
     if (directory / FAIRSEQ_MODEL).is_file():
@@ -222,11 +225,6 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
         "expected. tokenizer.save_pretrained(DIR) of transformers writes it. Encoder-decoders may "
         f"have {SENTENCEPIECE_MODELS[1]}, {FAIRSEQ_MODEL} or source.spm instead"
     )
-
-
-def _json_tokenizer(content: str, path: pathlib.Path) -> Tokenizer:
-    found: Any = JsonTokenizer(content, f"{path} is no tokenizer")
-    return found
 
 
 def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> Tokenizer:

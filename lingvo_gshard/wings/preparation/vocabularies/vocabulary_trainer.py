@@ -181,11 +181,7 @@ class VocabularyTrainer(Configurable):
 
     @classmethod
     def configured_sizes(cls, params: Params) -> tuple[int, int]:
-        """Returns the sizes of the vocabularies of source and target that Params ask for.
-
-        Raises:
-          UserError: a file of others is no vocabulary.
-        """
+        """Returns the sizes of source and target vocabulary that Params ask for."""
         if params.files:
             found = _of_others(params)
             return found[0].size, found[-1].size
@@ -385,16 +381,12 @@ class Coverage:
         """Tokens for each character that is no white space."""
         return self.tokens / max(self.characters, 1)
 
-    @property
-    def tokens_per_word(self) -> float:
-        """Tokens for each word; of no use for languages that do not separate words."""
-        return self.tokens / max(self.words, 1)
-
     def to_json(self) -> dict[str, float]:
         """Returns all values, rounded to four digits after the point."""
         values = dataclasses.asdict(self) | {
             "tokens_per_character": self.tokens_per_character,
-            "tokens_per_word": self.tokens_per_word,
+            # Of no use for languages that do not separate words.
+            "tokens_per_word": self.tokens / max(self.words, 1),
         }
         return {name: round(value, 4) for name, value in values.items()}
 
