@@ -109,5 +109,5 @@ def _described(
         files=[file],
         size=vocabulary.size,
         sha256=sha256_of(f"{job.local_output}/{file}"),
-        coverage={language: one.to_json() for language, one in covered.items()},
+        coverage=covered,
     )
