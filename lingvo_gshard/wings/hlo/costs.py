@@ -7,7 +7,7 @@ A fusion counts as one instruction, since the values within it are not in memory
 memory cause no traffic; on a TPU, memory space 1 is the vector memory. Arrays count with the
 padding of their tiles.
 
-The rules follow XLA's HloCostAnalysis, as those of demand.py do.
+The rules follow XLA's HloCostAnalysis; demand.py has its address.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def _row_changes(before: Plan, after: Plan) -> Iterator[PlanDifference]:
         lambda old, new: _TENSOR_FIELDS,
     )
     yield from _layers(before.layers, after.layers)
-    # Names do not pair temporaries: the compiler numbers the instructions of every program anew.
+    # Names do not pair temporaries: the compiler numbers the instructions of each program itself.
     yield from changed_items(
         "temporaries", "", *(_temporaries(plan.largest_temporaries) for plan in plans), "bytes"
     )

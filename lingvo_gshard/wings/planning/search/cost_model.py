@@ -265,9 +265,9 @@ def _add_weight(
 ) -> None:
     """Adds memory and update of equal weights.
 
-    The gradient of a weight that is no operand of an einsum is also reduced over the batch. If
-    moments are offloaded, those of one weight come while those of the weight before go, and no
-    computation hides the copies.
+    The gradient of a weight that is no operand of an einsum is also reduced over the batch. No
+    computation hides copies of offloaded moments. The moments of one weight come while the moments
+    of the weight before go.
     """
     cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
     where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")

@@ -27,7 +27,7 @@ def search_machines(
 ) -> list[ExperimentSearch]:
     """Returns a search for each machine, the best first, and last those where nothing fits.
 
-    The arguments are those of `search_experiment`.
+    The arguments have the same meaning as in `search_experiment`.
 
     Raises:
       UserError: the cheapest machine is searched, and the price of one is not published.
