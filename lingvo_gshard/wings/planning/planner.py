@@ -42,12 +42,7 @@ _LEAST_SHARE = 0.01
 
 
 def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tuple[str, ...]:
-    """Returns notes for the plan of a step on several slices.
-
-    Args:
-      timed: the operations of the step.
-      topology: the machine.
-    """
+    """Returns notes for the plan of a step on several slices."""
     if topology.slices == 1:
         return ()
     chip = topology.chip

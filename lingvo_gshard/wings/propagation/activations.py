@@ -34,11 +34,9 @@ class Activation(msgspec.Struct, frozen=True):
       operations: TensorFlow's types of the operations that compute it, such as ("MatMul", "Relu").
       layout: letters of its annotation; "" if it has none.
       dtype: NumPy's name of its type.
-      shape: its shape.
       asked: the sharding that its annotation asks for; "" if it has none.
       chosen: its sharding, which XLA chooses where nothing is asked.
       parts: number of different parts; 1 if every device holds the whole tensor.
-      bytes: bytes of the whole tensor.
       bytes_per_device: bytes of the largest part.
       source: the line of code that computes the tensor, such as "my_layer.py:12"; "" if unknown.
     """
@@ -139,10 +137,6 @@ def dependents(module: Module, inputs: Collection[int]) -> set[Instruction]:
     """Returns the instructions that some of a program's inputs, or counting, determine.
 
     Counting (iota) makes masks and positions, which belong to activations as well.
-
-    Args:
-      module: the program.
-      inputs: numbers of the inputs.
     """
     reader = _Reader()
     reader.run(module.entry, [i in inputs for i in range(len(module.entry.parameters))])

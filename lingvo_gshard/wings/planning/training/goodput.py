@@ -111,11 +111,9 @@ class _Attempts:
 def _continue(
     costs: Interruptions, work: float, interval: float, until: np.ndarray, kept: np.ndarray
 ) -> _Attempts:
-    """Continues runs by a block of attempts.
+    """Continues runs by a block of A attempts, which fail after `until` [S, A] seconds each.
 
-    Args:
-      until: [S, A] time from the begin of each of A attempts to its failure.
-      kept: [S] intervals of work that earlier blocks have kept.
+    Earlier blocks have kept `kept` [S] intervals of work.
     """
     period = interval + costs.stall
     # An attempt keeps the intervals whose checkpoints were complete when it failed.

@@ -53,7 +53,6 @@ class JobOptions:
     """Options of a training that a plan does not know. None takes the default.
 
     Attributes:
-      tokens: tokens to train on.
       failures: a published rate's name or mean chip-hours between failures, as `failures.get`.
       checkpoint_rate: bytes per second that one host writes and reads.
       checkpoint_stall: seconds that training waits for a checkpoint.
@@ -62,8 +61,6 @@ class JobOptions:
       compile_seconds: seconds of tracing and compiling after each restart.
       agents: whether agents start workers again, which restore snapshots in memory. Times of
         checkpoints then mean times of snapshots.
-      runs: number of simulated runs.
-      seed: of the simulation.
     """
 
     tokens: float
@@ -83,9 +80,6 @@ class Job:
     """All numbers of a training. Times are in seconds.
 
     Attributes:
-      topology: the machine.
-      steps: number of steps.
-      step: time of a step.
       state_bytes: weights and moments of the whole model.
       failure_rate: how often chips fail.
       host_rate: bytes per second that one host writes and reads.
