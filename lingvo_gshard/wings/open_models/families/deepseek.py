@@ -26,13 +26,7 @@ from lingvo_gshard.wings.open_models.families.experts import (
     expert_rows,
     sigmoid_config,
 )
-from lingvo_gshard.wings.open_models.families.family import (
-    SILU,
-    Part,
-    extra_layers,
-    fixed,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers, fixed, unread
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention

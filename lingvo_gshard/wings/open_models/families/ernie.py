@@ -16,17 +16,8 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     decoder,
     layer_row,
 )
-from lingvo_gshard.wings.open_models.families.experts import (
-    expert_rows,
-    experts,
-    shared_rows,
-)
-from lingvo_gshard.wings.open_models.families.family import (
-    Part,
-    always,
-    fixed,
-    setting,
-)
+from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts, shared_rows
+from lingvo_gshard.wings.open_models.families.family import Part, always, fixed, setting
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
 
 # Published with a dimension of size 1 before the experts.

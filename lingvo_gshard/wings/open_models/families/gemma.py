@@ -30,11 +30,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     unread,
     windows_config,
 )
-from lingvo_gshard.wings.open_models.families.rope import (
-    ROPE,
-    ropes_config,
-    rotated_by_type,
-)
+from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
 _NORMS = (
     NORMS[0],

@@ -15,10 +15,7 @@ from lingvo_gshard.wings.open_models.families.experts import (
     SIGMOID_EXPERTS,
     expert_rows,
 )
-from lingvo_gshard.wings.open_models.families.family import (
-    extra_layers,
-    setting,
-)
+from lingvo_gshard.wings.open_models.families.family import extra_layers, setting
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,

@@ -23,6 +23,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FEED_FORWARD_BIAS,
     Part,
+    setting,
 )
 
 _ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
@@ -93,16 +94,14 @@ EXPERTS = decoder(
     parts=(*_PARTS, LOCAL_EXPERTS),
     defaults=_EXPERTS_DEFAULTS,
 )
-_SHARED_SIZE = Part(
-    lambda config, task: task.decoder.moe.set(
-        shared_hidden_dim=config.get("shared_intermediate_size", 0)
-    ),
-    lambda task: {"shared_intermediate_size": task.decoder.moe.shared_hidden_dim},
-)
 SHARED = decoder(
     model_type="granitemoeshared",
     architecture="GraniteMoeSharedForCausalLM",
     table=(*_ROWS, *_EXPERTS, *_SHARED),
-    parts=(*_PARTS, LOCAL_EXPERTS, _SHARED_SIZE),
+    parts=(
+        *_PARTS,
+        LOCAL_EXPERTS,
+        setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
+    ),
     defaults=_SHARED_DEFAULTS,
 )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER_DEFAULTS,
-    USUAL,
-    decoder,
-)
+from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS
 
 FAMILY = decoder(

@@ -10,11 +10,7 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    decoder,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import DECODER, decoder, layer_row
 from lingvo_gshard.wings.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,

@@ -18,13 +18,7 @@ from lingvo_gshard.wings.open_models.families.experts import (
     experts,
     selection_bias,
 )
-from lingvo_gshard.wings.open_models.families.family import (
-    JITTER,
-    SILU,
-    Part,
-    fixed,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part, fixed, unread
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 

@@ -9,10 +9,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     decoder,
 )
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS, MIXTRAL_EXPERTS
-from lingvo_gshard.wings.open_models.families.family import (
-    JITTER,
-    WINDOW,
-)
+from lingvo_gshard.wings.open_models.families.family import JITTER, WINDOW
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "intermediate_size": 14336,

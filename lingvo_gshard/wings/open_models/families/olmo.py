@@ -24,11 +24,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     pattern_of,
     windows_config,
 )
-from lingvo_gshard.wings.open_models.families.rope import (
-    ROPE,
-    ropes_config,
-    rotated_by_type,
-)
+from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,

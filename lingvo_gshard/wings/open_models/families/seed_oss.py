@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER_DEFAULTS,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.family import (
-    FEED_FORWARD_BIAS,
-    setting,
-)
+from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.family import FEED_FORWARD_BIAS, setting
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": True,

@@ -12,11 +12,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     USUAL,
     decoder,
 )
-from lingvo_gshard.wings.open_models.families.experts import (
-    ALL_SPARSE,
-    expert_rows,
-    experts,
-)
+from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, expert_rows, experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
