@@ -66,6 +66,8 @@ def _config(task: Params) -> dict[str, Any]:
     return {**fairseq_config(task), "tie_word_embeddings": task.tie_softmax}
 
 
+# Its positions are learned, so no sinusoids are left out.
+_OPTIONS: dict[str, Any] = FAIRSEQ | {"read_left_out": lambda config: ()}
 FAMILY = Family(
     model_type="mbart",
     architecture="MBartForConditionalGeneration",
@@ -73,6 +75,5 @@ FAMILY = Family(
     read_task=_task,
     config_of=_config,
     defaults=_DEFAULTS,
-    # Its positions are learned.
-    **FAIRSEQ | {"read_left_out": lambda config: ()},
+    **_OPTIONS,
 )
