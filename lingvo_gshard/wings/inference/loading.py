@@ -97,23 +97,13 @@ def make_engine(
 def prepared_weights(
     executables: Executables, theta: NestedMap
 ) -> tuple[tuple[Array, ...], list[jax.Array]]:
-    """Returns the decoding weights of a model: their names and layouts, and the arrays.
-
-    Args:
-      executables: the model's programs.
-      theta: its weights, NumPy arrays or jax.Arrays.
-    """
+    """Returns the decoding weights of a model: their names and layouts, and the arrays."""
     prepare = executables.get(ProgramKey(PREPARE))
     values = [x if isinstance(x, jax.Array) else np.asarray(x) for x in theta.flatten()]
     return prepare.outputs, list(prepare.call(*values))
 
 
 def mesh_of(partitioning: Partitioning | None, devices: Sequence[Device]) -> jax.sharding.Mesh:
-    """Returns the mesh of devices that decoding programs run on.
-
-    Args:
-      partitioning: the mesh and what is split over it; None for one device.
-      devices: the devices of the mesh, in its order.
-    """
+    """Returns the mesh of devices that decoding programs run on."""
     mesh = partitioning.mesh if partitioning else Mesh.parse(ONE_DEVICE)
     return jax.sharding.Mesh(mesh.arrange(devices), mesh.names)

@@ -32,9 +32,7 @@ class TokenScores:
 def score(engine: Engine, tokens: Sequence[int]) -> TokenScores:
     """Returns the scores of a text, computed in one pass. The program is compiled on first use.
 
-    Args:
-      engine: has the model, a language model.
-      tokens: the tokens of the text; at most one more than the model has positions.
+    A text has at most one token more than the model has positions.
     """
     key = scoring_program(engine.facts, len(tokens))
     assert key.shape is not None
@@ -45,12 +43,7 @@ def score(engine: Engine, tokens: Sequence[int]) -> TokenScores:
 
 
 def scoring_program(facts: ModelFacts, tokens: int) -> ProgramKey:
-    """Returns the key of the program that `score` runs.
-
-    Args:
-      facts: what the host knows of the model.
-      tokens: the number of tokens of the text.
-    """
+    """Returns the key of the program that `score` runs."""
     given = max(tokens - 1, 1)
     length = next((n for n in shapes.LENGTHS if n >= given), max(facts.most_positions, given))
     length = min(length, max(facts.most_positions, given))

@@ -28,7 +28,6 @@ from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
@@ -39,6 +38,7 @@ from lingvo_gshard.wings.pipeline.pipeline_operands import (
     WeightOnce,
     WeightOperand,
 )
+from lingvo_gshard.wings.repeat.loop import read, spec_of
 
 LOCAL_LETTERS = {"m": "micro-batches"}
 
@@ -49,15 +49,7 @@ _STATE, _STORE = "PBLM", "mPBLM"
 
 @dataclasses.dataclass(frozen=True)
 class _TracedBody:
-    """The traced graph of one run of the body by one stage.
-
-    Attributes:
-      reports: names of the values that the body reported.
-      values: specs of the values of the reports.
-      saved: specs of the products that the policy saves.
-      saved_layouts: letters of these products.
-      with_gradient: indices of the arguments of the loop that have a gradient.
-    """
+    """Specs of the reports, saved products and gradients of one run of the body by one stage."""
 
     reports: Reports
     values: list[tf.TensorSpec]
@@ -72,12 +64,6 @@ class PipelineLoop:
 
     The body is a function of (x [B,L,M], *inputs, index of the micro-batch, *weights). It sees the
     rows of one micro-batch and the weights of one iteration.
-
-    Attributes:
-      body: the body and its remat policy.
-      schedule: the schedule of the pipeline.
-      repetition: names of the layers in each iteration of the body.
-      weight_specs: specs of the weights of one iteration.
     """
 
     body: RematUnit
@@ -97,11 +83,6 @@ class PipelineLoop:
 
         For the gradient, each run of the body saves its input and the products that the policy
         names. The others are recomputed.
-
-        Args:
-          x: micro-batches [m,B,L,M].
-          inputs: other inputs of the body, each [m,B,...].
-          weights: weights, each [P,R,...].
 
         Returns:
           The output [m,B,L,M], the names of the reported values, and the reported values,
@@ -287,13 +268,9 @@ class _Passes:
     def _gradients(
         self, t: tf.Tensor, r: tf.Tensor, dy: tf.Tensor, results: Tensors
     ) -> list[tf.Tensor]:
-        """Returns the gradients of x and of the operands, each [P,...].
+        """Returns the gradients of x and of the operands, each [P,...], of run r in tick t.
 
-        Args:
-          t: tick.
-          r: run of the body within the tick.
-          dy: gradient of the output.
-          results: x, the saved products, and the gradients of the values of the reports.
+        `results` has x, the saved products, and the gradients of the values of the reports.
         """
         loop, saved, count = self._loop, len(self._traced.saved), len(self._operands)
 
@@ -326,12 +303,7 @@ class _Passes:
         return tf.math.floormod(t + 1, self._schedule.micro_batches)
 
     def _store_of(self, x: tf.Tensor, at_all_stages: bool) -> tf.TensorArray:
-        """Returns a store that holds x at the first stage.
-
-        Args:
-          x: micro-batches [m,B,L,M].
-          at_all_stages: whether the store also holds x, and not zeros, at the other stages.
-        """
+        """Returns a store that holds x [m,B,L,M] at the first stage, and else x or zeros."""
         count, *shape = x.shape
         shape = [self._schedule.stages, *shape]
         stored = tf.broadcast_to(x[:, None], [count, *shape])

@@ -25,11 +25,6 @@ class Schedule:
     section 2.3): stage s computes micro-batch i in tick i + s. With several circulations a stage
     has several chunks of layers, and a micro-batch that leaves the last stage returns to the first
     one (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
-
-    Attributes:
-      stages: number P of stages.
-      micro_batches: number of micro-batches.
-      circulations: number of times that each micro-batch passes all stages.
     """
 
     stages: int
@@ -67,10 +62,7 @@ class Schedule:
         return tick - tf.range(self.stages)
 
     def busy_ticks(self) -> np.ndarray:
-        """Returns the tick of each stage for each micro-batch.
-
-        The result is int [circulations, P, micro_batches].
-        """
+        """Returns the tick of each stage for each micro-batch, [circulations, P, micro_batches]."""
         entry = np.arange(self.circulations * self.micro_batches)
         entry = entry.reshape(self.circulations, 1, self.micro_batches)
         return entry + np.arange(self.stages)[None, :, None]
@@ -89,12 +81,7 @@ class Operand(abc.ABC):
         return sums
 
     def end_tick(self, sums: Sums, total: Sums) -> Sums:
-        """Returns the sums after a tick.
-
-        Args:
-          sums: the sums before the tick.
-          total: the result of the tick's last `add`.
-        """
+        """Returns the sums after a tick, whose last `add` returned `total`."""
         del sums
         return total
 
@@ -108,58 +95,47 @@ class Operand(abc.ABC):
 
     @abc.abstractmethod
     def add(self, total: Any, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> Sums:
-        """Adds the gradients of one read to a total, and returns the total.
-
-        Args:
-          total: the result of `begin_tick`, or of the `add` before.
-          t: tick.
-          r: run of the body within the tick.
-          d: the gradients, [P,...].
-        """
+        """Adds the gradients d [P,...] of a read to the total of `begin_tick` or the last `add`."""
 
     @abc.abstractmethod
     def gradient(self, sums: Any) -> tf.Tensor:
         """Returns the gradient of the operand."""
 
 
+def _array_of(zeros: tf.Tensor) -> tf.TensorArray:
+    array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
+    return array.unstack(zeros)
+
+
 @dataclasses.dataclass(frozen=True)
 class MicroBatchOperand(Operand):
-    """A tensor of all micro-batches. A stage reads the part of its current micro-batch.
+    """A tensor [m,B,...] of all micro-batches. A stage reads its current part.
 
     In tick t all stages add their gradients at index t modulo the number of micro-batches,
     regardless of their micro-batch. An index that differs between stages would need communication.
     `gradient` puts the sums in order.
-
-    Attributes:
-      tensor: [m,B,...].
-      schedule: the schedule of the pipeline.
     """
 
     tensor: tf.Tensor
     schedule: Schedule
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of each stage's micro-batch, [P,B,...]."""
         del r
         return tf.gather(self.tensor, self.schedule.micro_batch(t))
 
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,B,...], one for each micro-batch."""
         count, *shape = self.tensor.shape
-        zeros = tf.zeros([count, self.schedule.stages, *shape])
-        array = tf.TensorArray(tf.float32, count, element_shape=zeros.shape[1:])
-        return array.unstack(zeros)
+        return _array_of(tf.zeros([count, self.schedule.stages, *shape]))
 
     def add(
         self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
     ) -> tf.TensorArray:
-        """Returns the sums with the gradients d [P,B,...] of one read added."""
         del r
         index = tf.math.floormod(t, self.schedule.micro_batches)
         return total.write(index, total.read(index) + tf.cast(d, tf.float32))
 
     def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
-        """Returns the gradient [m,B,...] of the tensor."""
         micro_batches, stages = np.ogrid[: self.schedule.micro_batches, : self.schedule.stages]
         indices = (micro_batches + stages) % self.schedule.micro_batches
         order = [1, 0, *range(2, self.tensor.shape.rank + 1)]
@@ -169,17 +145,13 @@ class MicroBatchOperand(Operand):
 
 @dataclasses.dataclass(frozen=True)
 class WeightOperand(Operand):
-    """A stack of weights. A stage reads the weight of the layer that it runs next.
+    """A stack of weights [P,R,...]. A stage reads the weight of the layer that it runs next.
+
+    R counts the layers of a stage, which runs its body `per_tick` times in a tick.
 
     The circulations of two stages differ by at most one. In every tick, all stages therefore read
     and write the same two indices along R, and each stage selects one. An index that differs
     between stages would make XLA communicate weights.
-
-    Attributes:
-      weight: [P,R,...], where R counts the layers of a stage.
-      spec: spec of the weight of one layer.
-      schedule: the schedule of the pipeline.
-      per_tick: number of times that a stage runs its body in a tick.
     """
 
     weight: tf.Tensor
@@ -188,7 +160,6 @@ class WeightOperand(Operand):
     per_tick: int
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-        """Returns the weight that each stage uses, [P,...]."""
         (index, _), *alternatives = self._candidates(t, r)
         selected = self._at(index)
         for index, is_selected in alternatives:
@@ -197,34 +168,28 @@ class WeightOperand(Operand):
 
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,...], one for each layer of a stage."""
-        zeros = self._zeros()
-        array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
-        return array.unstack(zeros)
+        return _array_of(self._zeros())
 
     def add(
         self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
     ) -> tf.TensorArray:
-        """Returns the sums with the gradients d [P,...] of one read added."""
         d = tf.cast(annotate_like(d, self._spec_with("P")), tf.float32)
         for index, is_selected in self._candidates(t, r):
             total = total.write(index, total.read(index) + tf.where(is_selected, d, 0.0))
         return total
 
-    def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
-        """Returns the gradient [P,R,...] of the weight."""
-        return self._gradient(sums.stack())
+    def gradient(self, sums: Sums) -> tf.Tensor:
+        """Returns the gradient [P,R,...] of the weight, from the sums [R,P,...]."""
+        by_layer = sums if isinstance(sums, tf.Tensor) else sums.stack()
+        by_layer = annotate_like(by_layer, self._spec_with("RP"))
+        order = [1, 0, *range(2, by_layer.shape.rank)]
+        gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
+        return annotate_like(gradient, self._spec_with("PR"))
 
     def _zeros(self) -> tf.Tensor:
         """Returns float32 zeros [R,P,...], split as the weights are."""
         stages, layers, *shape = self.weight.shape
         return annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
-
-    def _gradient(self, by_layer: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient [P,R,...] of the weight, from the sums [R,P,...]."""
-        by_layer = annotate_like(by_layer, self._spec_with("RP"))
-        order = [1, 0, *range(2, by_layer.shape.rank)]
-        gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
-        return annotate_like(gradient, self._spec_with("PR"))
 
     def _candidates(self, t: tf.Tensor, r: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Returns indices along R, each with the stages [P,1,...] that run this layer now."""
@@ -276,7 +241,3 @@ class WeightOnce(WeightOperand):
         """Returns the sums [R,P,...] with the gradients of a tick added."""
         by_layer = total[tf.newaxis] if self.per_tick == 1 else total.stack()
         return sums + tf.cast(annotate_like(by_layer, self._spec_with("RP")), tf.float32)
-
-    def gradient(self, sums: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient [P,R,...] of the weight."""
-        return self._gradient(sums)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import IO, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,15 +22,9 @@ _BITS_LEFT = 4
 
 
 class KeyedRow(NamedTuple):
-    """A row with its digest.
+    """A row with its digest: rows are equal if and only if their digests are.
 
-    Attributes:
-      digest: rows are equal if and only if their digests are.
-      language: language of the row.
-      source: the sentence, or "".
-      target: its translation, or a text.
-      split: "train", "dev" or "test".
-      line: number of the row in its part, which orders equal rows.
+    `source` is "" for a text. `line` orders equal rows.
     """
 
     digest: bytes
@@ -76,89 +69,31 @@ def read_rows(path: pathlib.Path, begin: int, end: int) -> Iterator[KeyedRow]:
 _ROWS_AT_A_TIME = 4096
 
 
-class Done(msgspec.Struct):
-    """Records that a task is finished. Its result is in a file."""
+# The groups of each bucket that are worked on.
+Groups: TypeAlias = Sequence[Sequence["Group"]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Some rows of a group that are worked on together.
+def batches(
+    job: Job, progress: Progress, bucket: int, groups: Sequence[Group]
+) -> Iterator[tuple[int, list[KeptRow], list[Row]]]:
+    """Yields the rows of groups of a bucket in batches, and reports progress after each.
 
-    Attributes:
-      group: the group.
-      first: number of the first row among all rows of the task.
-      rows: the rows.
+    A batch is a tuple: the number of the first row, the rows as they are stored, and the rows as
+    cleaning takes them.
     """
-
-    group: Group
-    first: int
-    rows: list[KeptRow]
-
-    @property
-    def texts(self) -> list[Row]:
-        """The rows as cleaning takes them."""
-        return list(map(self.group.to_row, self.rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketTask:
-    """Base of tasks over rows of one bucket.
-
-    Attributes:
-      files: the task's name in the work directory, without the number of the bucket.
-      bucket: number of the bucket.
-      groups: the groups of the bucket that the task works on.
-    """
-
-    files: ClassVar[str]
-    bucket: int
-    groups: tuple[Group, ...]
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{self.files}{self.bucket:06d}"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for group in self.groups)
-
-    def batches(self, job: Job, progress: Progress) -> Iterator[Batch]:
-        """Yields all rows in batches, and reports progress after each batch."""
-        done, total = 0, self.rows
-        for group in self.groups:
-            rows = read_group(job, self.bucket, group)
-            for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-                part = rows[begin : begin + _ROWS_AT_A_TIME]
-                yield Batch(group, done, part)
-                done += len(part)
-                progress.update(done, done / total)
+    done, total = 0, rows_in(groups)
+    for group in groups:
+        rows = read_group(job, bucket, group)
+        for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+            part = rows[begin : begin + _ROWS_AT_A_TIME]
+            yield done, part, list(map(group.to_row, part))
+            done += len(part)
+            progress.update(done, done / total)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOutTask:
-    """Base of tasks over the rows held out in all buckets.
-
-    Attributes:
-      buckets: the groups that are held out, by bucket.
-    """
-
-    buckets: tuple[tuple[Group, ...], ...]
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for groups in self.buckets for group in groups)
-
-    def texts(self, job: Job, progress: Progress) -> Iterator[list[Row]]:
-        """Yields the rows of each bucket, and reports progress after each."""
-        done = 0
-        for bucket, groups in enumerate(self.buckets):
-            rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
-            yield rows
-            done += len(rows)
-            progress.update(done, done / max(1, self.rows))
+def rows_in(groups: Iterable[GroupPlace]) -> int:
+    """Returns the number of rows of groups."""
+    return sum(group.rows for group in groups)
 
 
 _EXAMPLES = 3
@@ -167,10 +102,8 @@ _EXAMPLES = 3
 class Example(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A row that was left out.
 
-    Attributes:
-      part: number of the part it is in.
-      line: its line, or another number that orders the rows of a part.
-      text: where it is and what is wrong with it.
+    `line` may be another number that orders the rows of a part. `text` says where it is and what is
+    wrong with it.
     """
 
     part: int
@@ -179,14 +112,7 @@ class Example(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @classmethod
     def of_row(cls, part: int, file: str, line: int, text: str) -> Example:
-        """Returns the example of a row: where it is, and the beginning of its text.
-
-        Args:
-          part: number of the part it is in.
-          file: the raw file.
-          line: its line.
-          text: one of its texts.
-        """
+        """Returns the example of a row: where it is, and the beginning of one of its texts."""
         return cls(part, line, f"{file}:{line}: {excerpt(text)}")
 
 
@@ -249,14 +175,7 @@ class Tally(msgspec.Struct):
 
 
 class KeptRow(msgspec.Struct, array_like=True, gc=False):
-    """A row that is kept.
-
-    Attributes:
-      source: the sentence, or "".
-      target: its translation, or a text.
-      part: number of the part it was read from.
-      line: number of its line.
-    """
+    """A row that is kept, and where it was read: number of the part, and line."""
 
     source: str
     target: str
@@ -265,15 +184,7 @@ class KeptRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class GroupPlace(msgspec.Struct, kw_only=True):
-    """Names the place of rows of a bucket with the same split, language and source.
-
-    Attributes:
-      split: the split.
-      language: language of the rows.
-      source: name of the source.
-      rows: number of rows.
-      begin: first byte in the bucket's file.
-    """
+    """The place of rows of a bucket with the same split, language and source in its file."""
 
     split: str
     language: str
@@ -285,10 +196,7 @@ class GroupPlace(msgspec.Struct, kw_only=True):
 class Group(GroupPlace, kw_only=True):
     """Rows of a bucket with the same split, language and source, in the order of their digests.
 
-    Attributes:
-      is_divided: whether the split was chosen by a hash.
-      characters: number of characters.
-      size: number of bytes.
+    `is_divided` says whether the split was chosen by a hash. `size` counts bytes.
     """
 
     is_divided: bool

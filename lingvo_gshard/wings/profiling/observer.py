@@ -44,7 +44,7 @@ from lingvo_gshard.wings.planning.planned_program import layer_scopes
 from lingvo_gshard.wings.profiling import timeline as steps_lib
 from lingvo_gshard.wings.profiling import xspace
 from lingvo_gshard.wings.profiling.comparison import Comparison, calibrate, check_plan, compare
-from lingvo_gshard.wings.profiling.files import ProfileFiles
+from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY, ProfileFiles
 from lingvo_gshard.wings.profiling.profile import Profile, Rate
 from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
@@ -58,14 +58,10 @@ _CPU = "cpu"
 
 
 def attainable(tracer: Tracer, devices: int) -> Rate | None:
-    """Returns the rate that large products reach on the devices of this process together.
+    """Returns the rate that large products reach on all devices of this process together.
 
     It is the published rate in bfloat16 if the chip is known. Otherwise a large float32 product is
     timed on one device. CPU devices share the machine's cores: one product uses them all.
-
-    Args:
-      tracer: the tracer of the library that runs the steps, which computes the product.
-      devices: number of devices of this process.
 
     Returns:
       None if the chip is unknown and no product can be timed.
@@ -91,13 +87,7 @@ _BACKWARD = re.compile(r"(?:gradient_tape|gradients(?:_\d+)?|rematerialized(?:_\
 
 
 class SourceLines:
-    """Finds lines by the names of operations.
-
-    Args:
-      trainer: the trainer of the step.
-      batch: shape and dtype of each array of a batch.
-        partitioning: the mesh and strategy; None on one device.
-    """
+    """Finds lines by the names of operations."""
 
     def __init__(self, trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning | None):
         self._trainer, self._batch, self._partitioning = trainer, batch, partitioning
@@ -146,8 +136,6 @@ class SourceLines:
             return [*new_state.flatten(), *metrics.flatten()]
 
         traced = tf.function(step, jit_compile=True, autograph=False)
-        if self._partitioning is None:
-            return traced.get_concrete_function(flat, self._batch).graph
         with use_partitioning(self._partitioning):
             return traced.get_concrete_function(flat, self._batch).graph
 
@@ -180,15 +168,7 @@ def _line_of_class(cls: type) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileResult:
-    """A finished profile.
-
-    Attributes:
-      profile: where the time went.
-      files: the folder with the trace and the summary.
-      comparison: predicted and measured time; None without a plan.
-      calibration: ratios of measured to predicted time; None without a plan, or if the plan was
-        calibrated itself.
-    """
+    """A finished profile, compared with a plan. One that is calibrated gives no calibration."""
 
     profile: Profile
     files: ProfileFiles
@@ -201,14 +181,7 @@ OnProfile = Callable[[ProfileResult], None]
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledStep:
-    """The training step to profile.
-
-    Attributes:
-      name: the experiment.
-      trainer: the trainer.
-      runtime: what runs the steps.
-      partitioning: mesh and strategy; None on one device.
-    """
+    """The training step to profile."""
 
     name: str
     trainer: Trainer
@@ -260,14 +233,7 @@ class ProfileObserver(StepObserver):
     def __init__(
         self, run: ObservedRun, steps: StepRange, on_profile: OnProfile, plan: Plan | None = None
     ):
-        """Makes the observer of a run.
-
-        Args:
-          run: the run.
-          steps: the steps to profile.
-          on_profile: is called in the main process.
-          plan: a plan of the run's step to compare with.
-        """
+        """Makes the observer of a run."""
         self._run, self._steps, self._on_profile, self._plan = run, steps, on_profile, plan
         self._recorder: Recorder | None = None
         self._trace: bytes | None = None
@@ -361,14 +327,6 @@ def write_profile(
 ) -> ProfileResult:
     """Adds up a recorded trace and writes all files of the profile.
 
-    Args:
-      step: the step that was recorded.
-      recorder: recorded it, and has ended.
-      serialized: the trace, as the recorder returned it.
-      batch: a batch of the step.
-      files: where to write.
-      plan: a plan of the step to compare with.
-
     Raises:
       UserError: the trace has no operations.
       OSError: a file cannot be written.
@@ -402,9 +360,9 @@ def write_profile(
     if plan is not None:
         result = ProfileResult(profile, files, compare(profile, plan), calibrate(profile, plan))
     if processes.is_main():
-        files.write_summary(profile)
-        if result.comparison is not None:
-            files.write_comparison(result.comparison, result.calibration)
+        files.write(SUMMARY, profile)
+        files.write(COMPARISON, result.comparison)
+        files.write(CALIBRATION, result.calibration)
     return result
 
 

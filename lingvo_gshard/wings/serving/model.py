@@ -65,26 +65,16 @@ class ServedModel:
         decoder, name = run.decoder, run.params.name
         engine: Engine = decoder.engine
         input_: Any = decoder.input
-        if not engine.facts.has_source:
-            return cls(
-                name,
-                decoder.step,
-                engine,
-                input_.vocabulary,
-                published=run.published_settings,
-                template=_template_of(input_),
-            )
-        languages = listed(input_.p.get("languages")) if "languages" in input_.p else ()
-        return cls(
-            name,
-            decoder.step,
-            engine,
-            input_.target_vocabulary,
-            run.translator(),
-            input_.source_vocabulary,
-            languages,
-            run.published_settings,
-        )
+        made: dict[str, Any] = {"published": run.published_settings}
+        if engine.facts.has_source:
+            made["vocabulary"] = input_.target_vocabulary
+            made["source_vocabulary"] = input_.source_vocabulary
+            made["translator"] = run.translator()
+            if "languages" in input_.p:
+                made["languages"] = listed(input_.p.get("languages"))
+        else:
+            made |= {"vocabulary": input_.vocabulary, "template": _template_of(input_)}
+        return cls(name, decoder.step, engine, **made)
 
     def check_name(self, name: str | None) -> None:
         """Raises RequestError if a request names another model than this one."""
@@ -119,13 +109,7 @@ _LENGTHS = (32, 64)
 
 
 def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> None:
-    """Compiles the programs for short texts, one by one and many at once.
-
-    Args:
-      model: the model.
-      beam_size: the beam that most requests to a translation model will ask for.
-      say: shows a line.
-    """
+    """Compiles the programs for short texts, one by one and many at once."""
     engine, facts = model.engine, model.engine.facts
     options = (
         model.published.options(DecodingOptions(beam_size=beam_size), {})
@@ -150,13 +134,7 @@ class DirectoryWatch:
     """Compares a run's directory with what it was when its model was loaded."""
 
     def __init__(self, logdir: Logdir, step: int, choice: str | int = BEST):
-        """Remembers the directory.
-
-        Args:
-          logdir: the directory.
-          step: the step of the checkpoint that was loaded.
-          choice: which checkpoint that was, as in `preferred`.
-        """
+        """Remembers the directory."""
         self._logdir, self._step, self._choice = logdir, step, choice
         self._identity = self._logdir.identity()
         self._last = UNCHANGED

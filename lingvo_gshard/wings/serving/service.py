@@ -66,16 +66,7 @@ class Limits:
 
 
 class Service:
-    """One model being served.
-
-    Attributes:
-      model: the model.
-      limits: what the server takes.
-      metrics: of this server.
-      queue: passes requests to the engine.
-      directory: watches where the model was loaded from; None if it was in memory.
-      is_draining: whether the server is about to stop.
-    """
+    """One model being served, with its limits, metrics and queue."""
 
     def __init__(
         self,
@@ -84,14 +75,7 @@ class Service:
         token: str = "",
         directory: DirectoryWatch | None = None,
     ):
-        """Prepares to serve.
-
-        Args:
-          model: the model.
-          limits: what to take.
-          token: what requests must bring as a bearer token; empty for none.
-          directory: watches where the model was loaded from.
-        """
+        """Prepares to serve requests that bring `token`, if it is not empty, as a bearer token."""
         self.model, self.limits, self.directory = model, limits or Limits(), directory
         self.metrics = Metrics(lambda: model.engine.waiting)
         self.queue = AdmissionQueue(
@@ -133,11 +117,7 @@ class Service:
             )
 
     def checked_search(self, body: SearchBody) -> DecodingOptions:
-        """Returns the options of a request.
-
-        Raises:
-          RequestError: an option is wrong, or asks for more than the limits or the vocabulary have.
-        """
+        """Returns the options of a request. Raises RequestError if one is wrong or too large."""
         options = body.options()
         for name in ("beam_size", "best"):
             if getattr(options, name) > self.limits.beam_size:
@@ -175,11 +155,7 @@ class Service:
             )
 
     def deadline(self, seconds: float | None) -> float:
-        """Returns when a request that began now must be answered, in the event loop's time.
-
-        Raises:
-          RequestError: it asks for more time than the server gives.
-        """
+        """Returns the event loop's time to answer by. Raises RequestError if it is too late."""
         most = self.limits.seconds
         if seconds is not None and seconds > most:
             raise RequestError(
@@ -205,16 +181,7 @@ class Service:
         request: Request,
         status: int = UNPROCESSABLE,
     ) -> Answers:
-        """Returns the answers to texts; see `AdmissionQueue.submit`.
-
-        Args:
-          requests: one for each text.
-          request: the HTTP request.
-          status: the HTTP status of a text that does not fit the model.
-
-        Raises:
-          RequestError: there is no room, or a text does not fit.
-        """
+        """Returns the answers to texts. Raises RequestError with `status` if one does not fit."""
         try:
             client = request.client.host if request.client else ""
             return self.queue.submit(requests, request.receive, client)

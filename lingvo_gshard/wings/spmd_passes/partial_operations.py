@@ -99,11 +99,7 @@ def moved(
 ) -> ir.Value:
     """Returns a value after slices, and operations that only move or annotate (see `passes`).
 
-    Args:
-      value: the value.
-      movers: the operations, first one first.
-      axes: the mesh axes that split the first dimension of partial sums; () for other values.
-      mesh: the mesh, of partial sums.
+    `axes` split the first dimension of partial sums; other values have none.
     """
     first = 1 if axes else 0
     for mover in movers:
@@ -133,14 +129,7 @@ def _slices(operation: ir.Operation) -> Iterator[range]:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """An operation whose operands are cut along split dimensions.
-
-    Attributes:
-      operation: the operation.
-      splits: the splits of the module's values.
-      mesh: the mesh.
-      claimed: mesh axes that split dimensions of the result, so that nothing is summed over them.
-    """
+    """An operation whose operands are cut along split dimensions, except by `claimed` mesh axes."""
 
     operation: ir.Operation
     splits: ValueSplits
@@ -148,11 +137,7 @@ class _Source:
     claimed: frozenset[str] = frozenset()
 
     def shared_axes(self, places: Sequence[tuple[int, int]]) -> list[Axes]:
-        """Returns the mesh axes of dimensions that several operands have.
-
-        Args:
-          places: operand and dimension, one for each operand that has the dimension.
-        """
+        """Returns the mesh axes of dimensions that several operands have."""
         found = set()
         for operand, dimension in places:
             split = self.splits.of(self.operation.operands[operand])
@@ -161,11 +146,7 @@ class _Source:
         return list(found)
 
     def agreed(self, dimensions: Sequence[Sequence[tuple[int, int]]]) -> list[Axes] | None:
-        """Returns the mesh axes of each summed dimension; None if nothing is summed over devices.
-
-        Args:
-          dimensions: for each summed dimension, operand and dimension of all that have it.
-        """
+        """Returns the mesh axes of each summed dimension; None if none is summed over devices."""
         agreed: list[Axes] = []
         for places in dimensions:
             found = self.shared_axes(places)
@@ -187,15 +168,10 @@ class _Source:
     def cut(
         self, operand: int, dimensions: Sequence[int], agreed: Sequence[Axes]
     ) -> tuple[ir.Value, list[int], list[int]]:
-        """Returns an operand whose split dimensions are cut.
+        """Returns an operand whose summed dimensions are cut along their agreed mesh axes.
 
         Other dimensions lose the axes of summed dimensions and of earlier dimensions of the result:
         devices need these dimensions whole.
-
-        Args:
-          operand: number of the operand.
-          dimensions: its summed dimensions.
-          agreed: their mesh axes, major first.
 
         Returns:
           the operand; the places of the first parts of cut dimensions; and the place of each
@@ -239,13 +215,7 @@ class _Source:
         )
 
     def merged(self, value: ir.Value, agreed: Sequence[Axes], split: Split | None) -> ir.Value:
-        """Returns partial sums with one first dimension.
-
-        Args:
-          value: the partial sums, with a first dimension for each cut one.
-          agreed: mesh axes of the summed dimensions.
-          split: the split of the other dimensions, if it is known.
-        """
+        """Returns partial sums with one first dimension."""
         axes = _flat(agreed)
         count = sum(map(bool, agreed))
         if split is not None and count > 1:
@@ -415,13 +385,7 @@ _ADD = "stablehlo.add"
 
 @dataclasses.dataclass(frozen=True)
 class _Term:
-    """A term of a sum.
-
-    Attributes:
-      value: what is added, before `movers`.
-      movers: the operations that bring it into the shape of the sum, first one first.
-      partial: how it can be computed as partial sums, or None.
-    """
+    """A term of a sum: a value, the movers before it is added, and perhaps its partial sums."""
 
     value: ir.Value
     movers: tuple[ir.Operation, ...]

@@ -39,14 +39,7 @@ Compute: TypeAlias = "Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class SplitExperts:
-    """The part of each device.
-
-    Attributes:
-      experts: the experts.
-      mesh: the mesh; None on one device.
-      expert_axes: mesh axes that split the experts, evenly.
-      hidden_axes: mesh axes that split the hidden units of each expert, evenly.
-    """
+    """The part of each device: which mesh axes split the experts, and the hidden units of each."""
 
     experts: Experts
     mesh: Mesh | None = None
@@ -71,11 +64,7 @@ class SplitExperts:
         return cls(experts, mesh, expert_axes, hidden_axes)
 
     def place(self, weights: NestedMap) -> NestedMap:
-        """Returns weights for inference, annotated with their split.
-
-        Args:
-          weights: the weights of all experts, or of one.
-        """
+        """Returns weights for inference, annotated with their split."""
         mesh = self.mesh
         if mesh is None:
             return weights
@@ -90,14 +79,7 @@ class SplitExperts:
         routing: TokenChoiceRouting,
         x_GSM: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns [G,S,M]: the gate-weighted sum of the outputs of each token's experts.
-
-        Args:
-          compute: (weights, x_TM, expert_kT, gate_kT) -> [T,M], for the experts of one device.
-          weights: the weights of each expert, or of all in one stack.
-          routing: the experts of each token.
-          x_GSM: the tokens.
-        """
+        """Returns [G,S,M]: the gate-weighted sum of the outputs of each token's experts."""
         groups = _group_axes(known_sizes(x_GSM.shape)[0])
         trees = [weights] if isinstance(weights, NestedMap) else weights
 
@@ -193,9 +175,6 @@ def of_groups(groups: int) -> Iterator[Callable[[tf.Tensor], tf.Tensor]]:
 
     Tokens so few are the same on all devices. XLA would otherwise pad them, and communicate in
     every operation of the router.
-
-    Args:
-      groups: number of groups.
 
     Yields:
       A function that places a tensor [G,...] as the block needs it.

@@ -5,10 +5,9 @@ says which slots each new token sees. One code therefore decodes a token, comput
 encodes a sentence, and searches with a beam. The hypotheses of a beam share the slots of a row.
 Programs for TPUs and GPUs use a kernel of the hardware where there is one (cached_fused.py).
 
-Keys and values are lists of blocks of slots, each an array of its own. Every step reads them from
-the device's memory, which takes most of the time of long texts. Attention to the first blocks reads
-these only; XLA would copy a slice of one array first. The blocks of a single row may lack its
-dimension (`without_row`).
+Keys and values are lists of blocks of slots, each an array of its own (docs/architecture.md): XLA
+would first copy a slice of one array. The blocks of a single row may lack its dimension
+(`without_row`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.layers.attention.rotary import chunks_of
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.layers.attention.rotary import positions_in_segments
+from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
 _MOST_BLOCKS = 4
@@ -103,13 +102,7 @@ class CacheView:
         reach: Reach = EVERYTHING,
         learned_bias: RelativeBias | None = None,
     ) -> Visible:
-        """Returns the slots that attentions with one reach see.
-
-        Args:
-          mask_BL: int32, 0 for new tokens that are padding, whatever they see.
-          reach: the part of a text that a token sees.
-          learned_bias: as in `Visible`.
-        """
+        """Returns the slots that attentions with one reach see."""
         is_visible_BLK = self.is_visible_BLK
         if reach.window:
             is_visible_BLK &= tf.abs(self.distances_LK) <= reach.window
@@ -140,14 +133,22 @@ class CacheView:
         return Ring(self.first_slot, reach_B, reach.window)
 
 
+def chunks_of(segments_BL: tf.Tensor, chunk: int) -> tf.Tensor:
+    """Returns int32 segments [B,L] that are the chunks of texts, 0 in padding.
+
+    Args:
+      segments_BL: int32 segments, each a text; the tokens of a segment are contiguous.
+      chunk: positions of a chunk. The last one of a text may have fewer.
+    """
+    most = -(-shapes.known_sizes(segments_BL.shape)[1] // chunk)
+    chunks_BL = segments_BL * most + positions_in_segments(segments_BL) // chunk
+    return annotate(tf.where(tf.equal(segments_BL, 0), 0, chunks_BL), "BL")
+
+
 def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
     """Returns the view of rows without a cache. Each row is one text.
 
     Padding may stand before or after the text. Positions count the tokens of the text.
-
-    Args:
-      is_token_BL: bool, False in padding.
-      is_causal: whether a token sees no later one.
     """
     length = is_token_BL.shape[1]
     index_L = tf.range(length)
@@ -166,10 +167,6 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
     """Returns an int32 scalar: the number of first slots that hold all visible ones.
 
     Devices that each have some of the rows would have to agree on it: then None, for all slots.
-
-    Args:
-      bias_BLK: float32 bias of each new token, or of all new tokens of a row, and slot.
-      mask_BL: int32, 0 for new tokens that are padding, whatever they see.
     """
     if axes_of("B")[0]:
         return None
@@ -179,13 +176,7 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
 
 
 def block_count(rows: int, positions: int, width: int = 1) -> int:
-    """Returns into how many blocks the slots of each row are divided.
-
-    Args:
-      rows: B.
-      positions: of the texts.
-      width: slots of a position.
-    """
+    """Returns into how many blocks the slots of each row are divided, `width` for a position."""
     if rows * positions * width < _LEAST_SLOTS:
         return 1
     return next(
@@ -215,13 +206,7 @@ def in_blocks(x_BNKD: tf.Tensor, count: int) -> list[tf.Tensor]:
 
 
 def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
-    """Returns the cache with new keys and values at the view's slots, all in one block.
-
-    Args:
-      cache: lists of blocks [B,N,K,D] by name, such as `key` and `value`.
-      new: tensors [B,N,L,D] of the new tokens by the same names.
-      view: the slots.
-    """
+    """Returns the cache, blocks [B,N,K,D], with new keys and values [B,N,L,D] in one of them."""
     return NestedMap(
         {name: _write_blocks(cache[name], new[name], view.first_slot) for name in cache}
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
@@ -26,6 +25,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     setting,
     unread,
 )
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"
 # Command R+ has a norm for each head, in place of one over all heads together.
@@ -68,7 +68,7 @@ def _read_layer(config: PublishedConfig, task: Params) -> None:
     layer = task.decoder.layer
     layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon, use_bias=False)
     layer.norm_position = "shared"
-    layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    layer.self_attention.rotary_pairs = NEIGHBORS
 
 
 def _read_norms(config: PublishedConfig, task: Params) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
@@ -31,6 +30,7 @@ from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, s
 from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
@@ -128,7 +128,7 @@ def _read_attention(config: PublishedConfig, task: Params) -> None:
         value_dim=config.get("v_head_dim"),
         use_bias=has_bias,
         use_output_bias=has_bias,
-        rotary_pairs=rotary.NEIGHBORS,
+        rotary_pairs=NEIGHBORS,
     )
     rope = config.rope()
     set_rope(config, attention, rope)
@@ -154,13 +154,13 @@ def _attention_config(task: Params) -> dict[str, Any]:
 
 def _read_pairs(config: PublishedConfig, task: Params) -> None:
     is_interleaved = config.get("rope_interleave", False)
-    pairs = rotary.NEIGHBORS if is_interleaved else rotary.HALVES
+    pairs = NEIGHBORS if is_interleaved else HALVES
     task.decoder.layer.self_attention.rotary_pairs = pairs
 
 
 def _pairs_config(task: Params) -> dict[str, Any]:
     pairs = task.decoder.layer.self_attention.rotary_pairs
-    return {"rope_interleave": pairs == rotary.NEIGHBORS}
+    return {"rope_interleave": pairs == NEIGHBORS}
 
 
 def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
@@ -18,6 +17,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
 )
 from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts, shared_rows
 from lingvo_gshard.wings.open_models.families.family import Part, always, fixed, setting
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
 
 # Published with a dimension of size 1 before the experts.
@@ -110,7 +110,7 @@ _PARTS = (
         "decoder.layer.feed_forward.use_bias",
         null=False,
     ),
-    always({"attention.rotary_pairs": rotary.NEIGHBORS}),
+    always({"attention.rotary_pairs": NEIGHBORS}),
 )
 DENSE = decoder(
     model_type="ernie4_5",

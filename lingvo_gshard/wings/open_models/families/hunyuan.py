@@ -6,7 +6,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention.rotary import AlphaNTKScaling
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
@@ -34,6 +33,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     unread,
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
 _ROWS = (
     *EMBEDDINGS,

@@ -9,7 +9,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
@@ -37,6 +36,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     types_of_layers,
     unread,
 )
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
@@ -74,7 +74,7 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params, of attentions that rotate and of others."""
-    attention.rotary_pairs = rotary.NEIGHBORS
+    attention.rotary_pairs = NEIGHBORS
     rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
     if config.get("use_qk_norm", False):
         norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float), has_scale=False)

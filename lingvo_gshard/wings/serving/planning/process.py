@@ -40,11 +40,7 @@ class PlanLimits:
 
 
 class PlanProcess:
-    """Makes plans, each in a process of its own.
-
-    Attributes:
-      limits: of a plan.
-    """
+    """Makes plans, each in a process of its own."""
 
     def __init__(
         self,
@@ -52,29 +48,14 @@ class PlanProcess:
         settings: Settings | None = None,
         limits: PlanLimits | None = None,
     ):
-        """Prepares to plan.
-
-        Args:
-          configs: name of each config that requests may name -> its file.
-          settings: how the planner compiles.
-          limits: of a plan.
-        """
+        """Prepares to plan."""
         self.limits = limits or PlanLimits()
         self._configs, self._settings = dict(configs), settings or Settings()
 
     def __call__(
         self, request: PlanRequest, tell: Callable[[News], None], is_over: Callable[[], bool]
     ) -> Plan:
-        """Returns the plan of a request.
-
-        Args:
-          request: what to plan.
-          tell: called with each stage, and with what is done of it.
-          is_over: whether the plan is not wanted any more.
-
-        Raises:
-          UserError: the request cannot be planned, or passes a limit.
-        """
+        """Returns the plan of a request. Raises UserError at a limit, or when `is_over`."""
         process = start_module(_MODULE, stderr=None)
         try:
             assert process.stdin
