@@ -15,9 +15,9 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # Stands in padding where every id may be a token.
@@ -176,7 +176,9 @@ class Input(Configurable, abc.ABC):
         """Returns the endless iterator of training batches for a seed."""
 
     def token_kinds(self, batch: Batch) -> TokenKinds | None:
-        """Returns what watched routers count the tokens of a training batch by; None for nothing.
+        """Returns what watched routers count the tokens of a training batch by.
+
+        The default is None: they do not, unless the input packs rows of known languages.
 
         Args:
           batch: a batch that `train_batches` gave.

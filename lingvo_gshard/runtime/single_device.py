@@ -46,7 +46,7 @@ class SingleDeviceRuntime:
           UserError: the GPU lacks the products of `step.precision`, or the trainer needs host
             memory.
         """
-        offloading.refuse(trainer.offload_settings, "local")
+        offloading.refuse(trainer, "local")
         self._trainer = trainer
         self._messages = _check_device(trainer)
         self._variables: NestedMap | None = None

@@ -63,7 +63,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
                 f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
                 "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
             )
-        offloading.refuse(trainer.offload_settings, "tpu_strategy")
+        offloading.refuse(trainer, "tpu_strategy")
         if trainer.precision.rounding:
             raise UserError(
                 f"step.precision is {trainer.p.precision!r}, which `runtime=tpu_strategy` does not "

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.training.run.monitoring import metrics
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.services.divergence import Divergence, advice, of_run
 
 GUESSING = math.log(1000)

@@ -131,14 +131,7 @@ class Gradients:
         passing: context.Context,
         scale: tf.Tensor | None,
     ) -> micro_batches.Result:
-        """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up.
-
-        Args:
-          theta: the weights that layers compute with, and what is measured.
-          batch: feature name -> tensor.
-          passing: the context of the pass.
-          scale: see `__call__`.
-        """
+        """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up."""
         trained = self._trained(theta)
         with context.use(passing) as scope, tf.GradientTape() as tape:
             tape.watch(trained.flatten())

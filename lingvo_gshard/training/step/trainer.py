@@ -10,14 +10,12 @@ import math
 from typing import Any
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import micro_batches, precision
@@ -37,17 +35,6 @@ from lingvo_gshard.training.step.state_part import (
     Update,
     Verdict,
 )
-
-
-def is_sharded(path: str) -> bool:
-    """Returns whether an array of a state belongs to a part whose tensors are split over devices.
-
-    Args:
-      path: the array's path, such as "theta.output.w".
-    """
-    part = path.partition(".")[0]
-    parts = [p for p in STEP_PARTS if issubclass(p, StatePart)]
-    return part in ("theta", "moments", *(p.name for p in parts if p.split_as))
 
 
 class Trainer(Configurable):
@@ -293,15 +280,7 @@ class Trainer(Configurable):
         seen: Seen,
         verdicts: dict[str, Verdict],
     ) -> Update:
-        """Returns the update of a step. A training that stops skips it.
-
-        Args:
-          state: the state before the step.
-          clipped: the gradients and how they are clipped.
-          learning_rate: the step's learning rate.
-          seen: facts on the step.
-          verdicts: what the parts of the state say of it, by name.
-        """
+        """Returns the update of a step. A training that stops skips it."""
         goes_on, updates = seen.finite, state.step
         for name, part in self.parts.items():
             goes_on |= verdicts[name].goes_on
@@ -330,15 +309,6 @@ class Trainer(Configurable):
         for name, part in self.parts.items():
             new_state[name] = part.after(state[name], seen, verdicts[name], outcome)
         return new_state
-
-    @property
-    def offload_settings(self) -> list[str]:
-        """The Params that keep arrays in host memory, such as `step.offload_moments = True`."""
-        found = [setting for part in self.step_parts for setting in part.host_settings]
-        for layer in self.task.all_layers():
-            if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
-                found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
-        return found
 
     def is_on_host(self, part: str, spec: VariableSpec) -> bool:
         """Returns whether an array of the state is kept in host memory.

@@ -13,13 +13,14 @@ from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.data.vocabularies.vocabulary import Tokenizer, Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     PublishedVocabulary,
     ids_of,
     loaded,
     tokenizer_of,
 )
+from lingvo_gshard.wings.preparation.vocabularies.tokenizer_vocabulary import Tokenizer
 
 
 class PublishedTextInput(LanguageModelInput):

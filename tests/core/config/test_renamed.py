@@ -11,8 +11,8 @@ from lingvo_gshard.core.config import gin_binding, params_text, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.stacks.loop import Repeat
-from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.wings.low_precision.fp8 import Fp8
+from lingvo_gshard.wings.low_precision.loss_scale import LossScale
 
 OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
 

@@ -18,9 +18,8 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import unstacked
-from lingvo_gshard.core.token_kinds import WatchedKinds
+from lingvo_gshard.core.token_kinds import TokenKinds, WatchedKinds
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Execution
