@@ -13,6 +13,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "program_readers": ("lingvo_gshard.wings.planning.program_reader",),
     "step_parts": (
         "lingvo_gshard.wings.low_precision.loss_scale",
+        "lingvo_gshard.wings.optimizers.micro_batches",
         "lingvo_gshard.wings.optimizers.averages",
         "lingvo_gshard.wings.optimizers.spikes",
         "lingvo_gshard.wings.optimizers.local_updates",
@@ -37,6 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.preparation.cleaning.leaks",
         "lingvo_gshard.wings.preparation.vocabularies.vocabulary_trainer",
     ),
+    "report_notes": ("lingvo_gshard.wings.preparation.cleaning.report_notes",),
     "leaks": ("lingvo_gshard.wings.preparation.cleaning.leaks",),
     "object_stores": ("lingvo_gshard.wings.object_stores",),
     "orbax_stores": ("lingvo_gshard.wings.object_stores.checkpoints",),

@@ -1,4 +1,4 @@
-"""Kinds of tokens, by which watched routers count tokens: a language, and a class of pieces."""
+"""Kinds of tokens for whoever counts tokens by kind: languages, and classes of pieces."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_weights_of_a_layer_count_together_and_stacked_layers_apart():
     update = Update(
         state,
         lambda: specs.pack(map(tf.constant, gradients)),
-        *(tf.constant(0), tf.constant(0.5), tf.constant(False), tf.constant(False)),
+        *(None, {}, tf.constant(0), tf.constant(0.5), tf.constant(False), tf.constant(False)),
     )
     found = UpdateRatios(1, optimizer, specs).measure(update, state)
 

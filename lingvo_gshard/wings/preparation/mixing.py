@@ -14,7 +14,8 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.mixture_plan import BLOCKS_OF_CHAPTER, Planner, language_shares
+from lingvo_gshard.data.batching import mixture_plan
+from lingvo_gshard.data.batching.mixture_plan import Planner, language_shares
 from lingvo_gshard.data.batching.table import Group
 
 
@@ -216,7 +217,7 @@ def uses(planner: Planner, block: int, batch: int) -> list[Use]:
       block: number of a block.
       batch: number of a batch of the block.
     """
-    first, groups = block - block % BLOCKS_OF_CHAPTER, planner.mixture.groups
+    first, groups = block - block % mixture_plan.BLOCKS_OF_CHAPTER, planner.mixture.groups
     counts = planner.mixture.drawn(first)
     begins = np.array([group.begin for group in groups])
     for number, batches in zip(range(first, block + 1), planner.blocks(first), strict=False):

@@ -17,7 +17,7 @@ from lingvo_gshard.data.input import Batch
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
-from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.services.expert_balance import DEAD

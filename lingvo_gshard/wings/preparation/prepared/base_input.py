@@ -22,6 +22,7 @@ from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.wings.preparation.cleaning.report_notes import advice_of
 from lingvo_gshard.wings.preparation.mixing import Shares, Use, uses
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests
 from lingvo_gshard.wings.preparation.prepared.manifest import (
@@ -107,7 +108,7 @@ class PreparedInput(PackedInput):
             Limit(f"input.{side}_length", f"{side} tokens", self.buckets[-1][1 + column], count)
             for column, (side, count) in enumerate(zip(self._limited_sides, counts, strict=False))
         ]
-        return [limit.advice() for limit in limits if limit.exceeded]
+        return [advice_of(limit) for limit in limits if limit.exceeded]
 
     # Sides whose longer rows are left out.
     _limited_sides: tuple[str, ...] = ()

@@ -24,9 +24,10 @@ from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.training.step.metric_vectors import ReadMeasured
-from lingvo_gshard.training.step.micro_batches import TensorBatch, sum_over_parts
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers.micro_batches import sum_over_parts
 from lingvo_gshard.wings.services.routers.router_records import OTHERS, RouterRecord
 
 # A record holds at most this many counts by language, and at most this many by class.
