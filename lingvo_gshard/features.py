@@ -21,6 +21,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.optimizers.offload",
         "lingvo_gshard.wings.low_precision.fp8",
     ),
+    "run_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.wings.object_stores.checkpoints",),
     "experiments": (

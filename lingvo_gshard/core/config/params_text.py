@@ -92,7 +92,7 @@ RENAMED_MODULES = {
     "tasks.future_token": "tasks.token_task",
     "training.local_updates": "wings.optimizers.local_updates",
     "training.loss_scale": "wings.low_precision.loss_scale",
-    "training.monitoring.routers.settings": "training.run.options",
+    "training.monitoring.routers.settings": "wings.services.run_options",
     "training.spikes.rule": "wings.optimizers.spikes",
     "training.step.loss_scale": "wings.low_precision.loss_scale",
     "training.trainer": "training.step.trainer",
@@ -146,6 +146,7 @@ RENAMED_CLASSES = {
         )
         for name in ("AlphaNTK", "DynamicNTK", "Linear", "Llama3", "LongRope", "Yarn")
     },
+    "training.run.options.Routers": "wings.services.run_options.Routers",
     "training.step.precision.Fp8": "wings.low_precision.fp8.Fp8",
     "training.step.precision.LossScale": "wings.low_precision.loss_scale.LossScale",
     **{

@@ -117,7 +117,7 @@ class CleaningReport:
         )
 
 
-# What a report is about -> returns lines for the user: LIMITS, and others.
+# Subject of a report, such as LIMITS -> returns lines about it for the user.
 NOTES: Seam[Callable[[CleaningReport], list[str]]] = Seam("report_notes")
 LIMITS = "limits"
 

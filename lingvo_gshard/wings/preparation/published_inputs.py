@@ -22,6 +22,19 @@ from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
 )
 from lingvo_gshard.wings.preparation.vocabularies.tokenizer_vocabulary import Tokenizer
 
+# Stands in padding where every id may be a token.
+_NO_ID = -1
+
+
+def published_ids(vocabulary: Vocabulary) -> TextIds:
+    """Returns the ids around the texts of a published model.
+
+    Many have no id of their own for padding. Then no id stands for it.
+    """
+    around = (vocabulary.bos_id, *vocabulary.end_ids)
+    pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
+    return TextIds((vocabulary.bos_id,), vocabulary.end_ids, pad)
+
 
 class PublishedTextInput(LanguageModelInput):
     """Reads, cleans and packs documents. The tokenizer comes from the run's checkpoint.
@@ -46,7 +59,7 @@ class PublishedTextInput(LanguageModelInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a text."""
-        return TextIds.published(self.vocabulary)
+        return published_ids(self.vocabulary)
 
 
 _SIDES = ("source", "target")

@@ -13,7 +13,7 @@ from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
-from lingvo_gshard.training.run.options import DEV
+from lingvo_gshard.wings.services.run_options import DEV
 
 _SHOWN = ("loss", "perplexity", "accuracy")
 
