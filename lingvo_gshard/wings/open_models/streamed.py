@@ -32,10 +32,10 @@ from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
 from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, quiet_orbax
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord, WriteExtras
-from lingvo_gshard.training.run.checkpoint.trainer_state import contiguous
 from lingvo_gshard.wings.object_stores import buckets, scratch
 from lingvo_gshard.wings.object_stores.checkpoints import checkpointer
 from lingvo_gshard.wings.object_stores.connections import key_value_store
+from lingvo_gshard.wings.open_models.transposing import contiguous
 
 # The largest piece of an array on disk, in bytes, so that a process can read its shard alone.
 # Writing one takes memory for several.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.training.run.checkpoint.trainer_state import copy
+from lingvo_gshard.wings.open_models.transposing import copy
 
 # Returns the part of a tensor within (start, stop) of each dimension.
 ReadBox = Callable[[Sequence[tuple[int, int]]], np.ndarray]

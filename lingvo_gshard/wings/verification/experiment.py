@@ -15,7 +15,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.executable import Executable
@@ -28,7 +27,7 @@ from lingvo_gshard.training.step import precision
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.local_updates.runtime import outer_step_program
 from lingvo_gshard.wings.local_updates.workers import Workers, check
-from lingvo_gshard.wings.verification import shrinking
+from lingvo_gshard.wings.verification import shrinking, synthetic
 from lingvo_gshard.wings.verification.causes import describe, find_first
 from lingvo_gshard.wings.verification.findings import (
     Compared,
