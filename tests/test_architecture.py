@@ -28,9 +28,9 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # The line between the heart of the package and its wings (docs/wings.txt). These numbers shrink.
-MOST_LINES_OF_THE_HEART = 34_450
-MOST_FILES_OF_THE_HEART = 217
-MOST_NAMES_TAKEN = 611
+MOST_LINES_OF_THE_HEART = 32_600
+MOST_FILES_OF_THE_HEART = 212
+MOST_NAMES_TAKEN = 608
 
 # Folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "tasks")
@@ -50,12 +50,14 @@ WINGS_OF = {
     "object_stores": (),
     "kernels": (),
     "preparation": (),
+    "gin": (),
     "hlo": (),
+    "repeat": (),
     "optimizers": (),
-    "pipeline": (),
     "pages": (),
     "tracing": (),
     "spmd_passes": (),
+    "pipeline": ("repeat",),
     "dropless": ("kernels",),
     "long_inputs": ("kernels",),
     "fine_tuning": ("preparation",),
@@ -68,13 +70,30 @@ WINGS_OF = {
     "verification": ("hlo", "optimizers", "tracing", "local_updates"),
     "agents": ("cluster", "object_stores", "services"),
     "export": ("object_stores", "preparation", "inference"),
-    "planning": ("hlo", "pages", "tracing", "dropless", "services", "inference", "facts"),
+    "planning": (
+        "gin",
+        "hlo",
+        "pages",
+        "repeat",
+        "tracing",
+        "dropless",
+        "services",
+        "inference",
+        "facts",
+    ),
     "published_layers": ("inference", "facts"),
     "testing": ("hlo", "inference", "verification"),
     "keras": ("verification", "planning"),
     "profiling": ("hlo", "tracing", "services", "facts", "planning"),
-    "giants": ("preparation", "dropless", "published_layers"),
-    "open_models": ("object_stores", "preparation", "dropless", "fine_tuning", "published_layers"),
+    "giants": ("preparation", "repeat", "dropless", "published_layers"),
+    "open_models": (
+        "object_stores",
+        "preparation",
+        "repeat",
+        "dropless",
+        "fine_tuning",
+        "published_layers",
+    ),
     "reporting": ("pages", "services", "profiling"),
 }
 ALL_BELOW_API = (*HEART, *(wing for wing in WINGS_OF if wing not in ("agents", "keras", "testing")))
