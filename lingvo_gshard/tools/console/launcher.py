@@ -76,10 +76,7 @@ def _run(tool: str, argv: list[str]) -> int:
 def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
     """Runs a program as the commands are run, and returns its exit code.
 
-    Args:
-      command: the program's name, which starts its messages.
-      argv: the program's name and the arguments.
-      load: imports and returns the main function, which takes `argv` and returns the exit code.
+    `load` imports and returns the main function, which takes `argv` and returns the exit code.
     """
     open_closed_streams()
     if sys.stdout is None:

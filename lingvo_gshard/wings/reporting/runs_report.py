@@ -68,8 +68,7 @@ class Report(msgspec.Struct, frozen=True):
 def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
     """Returns the report of the runs in these directories.
 
-    Args:
-      logdirs: directories of runs; a run may still be training.
+    The runs may still be training.
 
     Raises:
       UserError: names `logdir`: a directory holds no run or one without metrics, is named twice,
