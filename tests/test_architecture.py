@@ -47,6 +47,9 @@ HEART = {
 # Wings may import the heart, and the other wings that are named.
 WINGS_OF = {
     "cluster": (),
+    "compiler_options": (),
+    "functions": (),
+    "saved_programs": (),
     "object_stores": (),
     "kernels": (),
     "preparation": (),
@@ -65,12 +68,15 @@ WINGS_OF = {
     "services": ("cluster", "optimizers", "tracing"),
     "inference": ("kernels", "preparation", "dropless"),
     "facts": ("fine_tuning",),
-    "verification": ("hlo", "optimizers", "tracing", "local_updates"),
+    "verification": ("functions", "hlo", "optimizers", "tracing", "local_updates"),
     "agents": ("cluster", "object_stores", "services"),
     "export": ("object_stores", "preparation", "inference"),
-    "planning": ("hlo", "pages", "tracing", "dropless", "services", "inference", "facts"),
+    "planning": (
+        *("cluster", "compiler_options", "functions", "hlo", "pages", "tracing", "dropless"),
+        *("services", "inference", "facts"),
+    ),
     "published_layers": ("inference", "facts"),
-    "testing": ("hlo", "inference", "verification"),
+    "testing": ("functions", "hlo", "inference", "verification"),
     "keras": ("verification", "planning"),
     "profiling": ("hlo", "tracing", "services", "facts", "planning"),
     "giants": ("preparation", "dropless", "published_layers"),

@@ -24,12 +24,9 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.lowering.folding import (
     make_constants,
     make_iotas,
-    remove_barriers,
     separate_constants,
-    unfolded_constants,
     without_folding,
 )
-from lingvo_gshard.runtime.lowering.inlining import inline_in_loops
 from lingvo_gshard.runtime.lowering.shardy import (
     call_target,
     operations_of,
@@ -57,6 +54,11 @@ Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 # A feature rewrites a StableHLO module in place before XLA partitions it over a mesh.
 PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
 
+# Rewrites a StableHLO module in place.
+Rewrite: TypeAlias = "Callable[[ir.Module], None]"
+# Makes a context to trace a function in. The context yields what the lowered module needs first.
+Tracing: TypeAlias = "Callable[[], contextlib.AbstractContextManager[Rewrite | None]]"
+
 
 def lower(
     name: str,
@@ -65,7 +67,7 @@ def lower(
     partitioning: Partitioning,
     donated: Sequence[int] = (),
     partitioner: str = "gspmd",
-    folds_constants: bool = True,
+    tracing: Tracing = contextlib.nullcontext,
     variables: Sequence[HeldVariable] = (),
 ) -> Program:
     """Returns a function of flat tensors as a Program.
@@ -81,7 +83,7 @@ def lower(
       partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
       partitioner: "gspmd" or "shardy".
-      folds_constants: whether TensorFlow computes what depends on constants alone, in float32.
+      tracing: the context to trace the function in.
       variables: all variables that the function may use.
 
     Raises:
@@ -99,7 +101,7 @@ def lower(
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
     started = time.monotonic()
-    with _tracing(partitioning, folds_constants), kernel_use.recording() as kernels:
+    with _tracing(partitioning), tracing() as rewrite, kernel_use.recording() as kernels:
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
@@ -109,7 +111,7 @@ def lower(
     state, pairs = [each.array for each in found.held], zip(inputs, concrete.inputs, strict=False)
     return Program(
         name=name,
-        module=_portable(name, module, found, partitioning, partitioner, not folds_constants),
+        module=_portable(name, module, found, partitioning, partitioner, rewrite),
         inputs=(*(_with_annotated_split(*pair, partitioning) for pair in pairs), *state),
         outputs=(*outputs, *state),
         donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
@@ -153,12 +155,11 @@ def with_bodies(
 
 
 @contextlib.contextmanager
-def _tracing(partitioning: Partitioning, folds_constants: bool) -> Iterator[None]:
+def _tracing(partitioning: Partitioning) -> Iterator[None]:
     with (
         use_partitioning(partitioning),
         tf.device("/device:CPU:0"),
         custom_gradient.forgetting_gradients(),
-        contextlib.nullcontext() if folds_constants else unfolded_constants(),
     ):
         yield
 
@@ -216,7 +217,7 @@ def _portable(
     found: Captured,
     partitioning: Partitioning,
     partitioner: str,
-    has_barriers: bool,
+    first: Rewrite | None,
 ) -> bytes:
     """Returns TensorFlow's StableHLO as a portable artifact, which other versions can read."""
     mesh = partitioning.mesh
@@ -225,7 +226,6 @@ def _portable(
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
         has_moves = _name_memory_kinds(parsed)
-        inline_in_loops(parsed)
         has_kernels = partitioning.platform in PLATFORMS
         if has_kernels:
             for replace_marks in BODIES:
@@ -236,8 +236,8 @@ def _portable(
             version = stablehlo.get_version_from_compatibility_requirement(weeks)
         make_constants(parsed, found.constants)
         remove_last_barriers(parsed, len(found.held))
-        if has_barriers:
-            remove_barriers(parsed)
+        if first:
+            first(parsed)
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         for rewrite in PASSES:

@@ -28,7 +28,6 @@ from lingvo_gshard.runtime.program.step_programs import state_arrays, train_prog
 from lingvo_gshard.runtime.spmd import SpmdFunction, SpmdOptions, SpmdRuntime
 from lingvo_gshard.runtime.step_compiler import (
     CompiledStep,
-    MeanMetrics,
     StepCompiler,
     batch_key,
     batch_specs,
@@ -42,7 +41,7 @@ from lingvo_gshard.training.step.metric_vectors import (
     WeightedMetrics,
 )
 from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.wings.local_updates.workers import Workers, stacked
+from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked
 from lingvo_gshard.wings.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 
 

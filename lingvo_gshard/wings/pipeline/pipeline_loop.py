@@ -32,13 +32,13 @@ from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
-from lingvo_gshard.sharding.vectorize import vectorize
 from lingvo_gshard.wings.pipeline.pipeline_operands import (
     MicroBatchOperand,
     Schedule,
     WeightOnce,
     WeightOperand,
 )
+from lingvo_gshard.wings.pipeline.vectorize import vectorize
 
 LOCAL_LETTERS = {"m": "micro-batches"}
 

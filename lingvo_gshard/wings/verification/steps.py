@@ -31,6 +31,7 @@ from lingvo_gshard.wings.verification.findings import (
     compare_digests,
 )
 from lingvo_gshard.wings.verification.observation import Observation, Observed
+from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 # (kind, name, difference) of tensors.
 TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
@@ -157,7 +158,7 @@ class _Lowered:
                 inputs,
                 partitioning,
                 partitioner=partitioner,
-                folds_constants=False,
+                tracing=unfolded_constants,
             )
         )
 
