@@ -11,6 +11,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "long_losses": ("lingvo_gshard.wings.long_inputs.chunked_loss",),
     "compiler_options": ("lingvo_gshard.wings.compiler_options.table",),
     "lowering_passes": ("lingvo_gshard.wings.spmd_passes.passes",),
+    "partitioners": ("lingvo_gshard.wings.spmd_passes.shardy",),
     "program_files": ("lingvo_gshard.wings.saved_programs.saving",),
     "program_readers": ("lingvo_gshard.wings.planning.program_reader",),
     "step_parts": (

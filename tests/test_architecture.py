@@ -73,7 +73,7 @@ WINGS_OF = {
     "export": ("object_stores", "preparation", "inference"),
     "planning": (
         *("cluster", "compiler_options", "functions", "hlo", "pages", "tracing", "dropless"),
-        *("services", "inference", "facts"),
+        *("spmd_passes", "services", "inference", "facts"),
     ),
     "published_layers": ("inference", "facts"),
     "testing": ("functions", "hlo", "inference", "verification"),

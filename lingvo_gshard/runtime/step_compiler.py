@@ -107,16 +107,6 @@ class StepCompiler:
         self._steps: dict[tuple, CompiledStep] = {}
         self._messages: list[str] = []
 
-    @property
-    def seconds(self) -> float:
-        """Seconds spent so far tracing, lowering and compiling."""
-        return sum(compilation.seconds for compilation in self.compilations)
-
-    @property
-    def count(self) -> int:
-        """Number of programs compiled so far."""
-        return len(self._steps)
-
     def step(
         self,
         kind: str,

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core.lazy import func, ir, mlir, pywrap_tfe
-from lingvo_gshard.runtime.lowering.shardy import (
+from lingvo_gshard.runtime.lowering.operations import (
     ENTERS_REGION,
     call_target,
     operations_of,

@@ -12,11 +12,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lingvo_gshard.core import kernel_use
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.core.seams import Seam
@@ -27,11 +28,10 @@ from lingvo_gshard.runtime.lowering.folding import (
     separate_constants,
     without_folding,
 )
-from lingvo_gshard.runtime.lowering.shardy import (
+from lingvo_gshard.runtime.lowering.operations import (
     call_target,
     operations_of,
     shorten_shardings,
-    to_shardy,
 )
 from lingvo_gshard.runtime.lowering.variables import (
     Captured,
@@ -45,7 +45,7 @@ from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.sharding.platforms import BODIES, HARDWARE, PLATFORMS
+from lingvo_gshard.sharding.platforms import BODIES, PLATFORMS
 from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
@@ -53,6 +53,21 @@ Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 
 # A feature rewrites a StableHLO module in place before XLA partitions it over a mesh.
 PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
+
+
+class Partitioner(Protocol):
+    """A partitioner of XLA that reads other annotations than GSPMD, which TensorFlow writes."""
+
+    def check(self, model: Layer, mesh: Mesh) -> None:
+        """Raises UserError if it cannot partition a model over a mesh."""
+        ...
+
+    def rewrite(self, module: ir.Module, mesh: Mesh) -> None:
+        """Rewrites the annotations of a module. Raises UserError if it cannot partition it."""
+        ...
+
+
+OTHER_PARTITIONERS: Seam[Partitioner] = Seam("partitioners")
 
 # Rewrites a StableHLO module in place.
 Rewrite: TypeAlias = "Callable[[ir.Module], None]"
@@ -122,6 +137,12 @@ def lower(
     )
 
 
+def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
+    """Raises UserError, before anything is traced, if a partitioner cannot partition a model."""
+    if partitioner in OTHER_PARTITIONERS:
+        OTHER_PARTITIONERS[partitioner].check(model, mesh)
+
+
 def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
     """Returns the fields of a Program that say how it was made."""
     return {
@@ -131,27 +152,6 @@ def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
         "flags": os.environ.get("XLA_FLAGS", ""),
         "versions": writers_versions(tensorflow=tf.__version__),
     }
-
-
-def with_bodies(
-    portable: Program, make: Callable[[Partitioning], Program], partitioning: Partitioning
-) -> Program:
-    """Returns a program with a body for each platform whose kernels it can use.
-
-    Args:
-      portable: the program without kernels, which all other platforms run.
-      make: makes the same program under a partitioning.
-      partitioning: the partitioning of `portable`.
-    """
-    bodies = []
-    for platform in HARDWARE:
-        program = make(partitioning.on(platform))
-        if not program.kernels:
-            # A function without a layer that could use kernels has none on any platform.
-            break
-        if any(not use.obstacle for use in program.kernels):
-            bodies.append((platform, program.module))
-    return dataclasses.replace(portable, bodies=tuple(bodies))
 
 
 @contextlib.contextmanager
@@ -243,8 +243,8 @@ def _portable(
         for rewrite in PASSES:
             rewrite(parsed, mesh)
         separate_constants(parsed)
-        if partitioner == "shardy":
-            to_shardy(parsed, mesh)
+        if partitioner in OTHER_PARTITIONERS:
+            OTHER_PARTITIONERS[partitioner].rewrite(parsed, mesh)
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -10,6 +12,9 @@ from lingvo_gshard.core import memory_kinds
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.platforms import HARDWARE
 from lingvo_gshard.wings.saved_programs.program_file import ProgramRecord
 
 ALL = ("cpu", "cuda", "rocm", "tpu")
@@ -60,3 +65,24 @@ def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
             f"({device.device_kind}) here; export it again without operations that only that "
             "platform has"
         )
+
+
+def with_bodies(
+    portable: Program, make: Callable[[Partitioning], Program], partitioning: Partitioning
+) -> Program:
+    """Returns a program with a body for each platform whose kernels it can use.
+
+    Args:
+      portable: the program without kernels, which all other platforms run.
+      make: makes the same program under a partitioning.
+      partitioning: the partitioning of `portable`.
+    """
+    bodies = []
+    for platform in HARDWARE:
+        program = make(partitioning.on(platform))
+        if not program.kernels:
+            # A function without a layer that could use kernels has none on any platform.
+            break
+        if any(not use.obstacle for use in program.kernels):
+            bodies.append((platform, program.module))
+    return dataclasses.replace(portable, bodies=tuple(bodies))

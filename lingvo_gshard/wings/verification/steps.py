@@ -14,8 +14,7 @@ from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.lowering.shardy import check_layers
+from lingvo_gshard.runtime.lowering.lowering import check_layers, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program

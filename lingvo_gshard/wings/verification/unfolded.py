@@ -15,7 +15,7 @@ import numpy as np
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.lazy import ir, op_callbacks, tf
 from lingvo_gshard.runtime.lowering.lowering import Rewrite
-from lingvo_gshard.runtime.lowering.shardy import maker_of, operations_of
+from lingvo_gshard.runtime.lowering.operations import maker_of, operations_of
 
 _BARRIER, _CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")

@@ -17,13 +17,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.lowering.lowering import lower, with_bodies
+from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.saved_programs import platforms, program_file
+from lingvo_gshard.wings.saved_programs.platforms import with_bodies
 
 B, N, L, D = 4, 2, 128, 64
 PARTITIONING = Partitioning.make("data=4", "data")
