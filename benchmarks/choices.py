@@ -22,7 +22,6 @@ from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -32,6 +31,7 @@ from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 # Applies a technique to an experiment's Params.
 Choice = Callable[[Params], None]

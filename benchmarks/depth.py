@@ -22,7 +22,6 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.bench import stack_flags
 from lingvo_gshard.tools.benchmarks import step as step_bench
@@ -30,6 +29,7 @@ from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.flags.definitions import define
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 
 @dataclasses.dataclass

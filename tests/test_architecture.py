@@ -28,9 +28,9 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # The line between the heart of the package and its wings (docs/wings.txt). These numbers shrink.
-MOST_LINES_OF_THE_HEART = 34_450
-MOST_FILES_OF_THE_HEART = 217
-MOST_NAMES_TAKEN = 611
+MOST_LINES_OF_THE_HEART = 32_600
+MOST_FILES_OF_THE_HEART = 212
+MOST_NAMES_TAKEN = 608
 
 # Folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "tasks")
@@ -53,12 +53,14 @@ WINGS_OF = {
     "object_stores": (),
     "kernels": (),
     "preparation": (),
+    "gin": (),
     "hlo": (),
+    "repeat": (),
     "optimizers": (),
-    "pipeline": (),
     "pages": (),
     "tracing": (),
     "spmd_passes": (),
+    "pipeline": ("repeat",),
     "dropless": ("kernels",),
     "long_inputs": ("kernels",),
     "fine_tuning": ("preparation",),
@@ -72,15 +74,22 @@ WINGS_OF = {
     "agents": ("cluster", "object_stores", "services"),
     "export": ("object_stores", "preparation", "inference"),
     "planning": (
-        *("cluster", "compiler_options", "functions", "hlo", "pages", "tracing", "dropless"),
-        *("spmd_passes", "services", "inference", "facts"),
+        *("cluster", "compiler_options", "functions", "gin", "hlo", "pages", "repeat", "tracing"),
+        *("dropless", "spmd_passes", "services", "inference", "facts"),
     ),
     "published_layers": ("inference", "facts"),
     "testing": ("functions", "hlo", "inference", "verification"),
     "keras": ("verification", "planning"),
     "profiling": ("hlo", "tracing", "services", "facts", "planning"),
-    "giants": ("preparation", "dropless", "published_layers"),
-    "open_models": ("object_stores", "preparation", "dropless", "fine_tuning", "published_layers"),
+    "giants": ("preparation", "repeat", "dropless", "published_layers"),
+    "open_models": (
+        "object_stores",
+        "preparation",
+        "repeat",
+        "dropless",
+        "fine_tuning",
+        "published_layers",
+    ),
     "reporting": ("pages", "services", "profiling"),
 }
 ALL_BELOW_API = (*HEART, *(wing for wing in WINGS_OF if wing not in ("agents", "keras", "testing")))

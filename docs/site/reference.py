@@ -13,10 +13,10 @@ from typing import Any
 import lingvo_gshard
 from lingvo_gshard import keras as gshard_keras
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.gin_binding import gin_name
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.tools.console.launcher import tool_names
+from lingvo_gshard.wings.gin.binding import gin_name
 
 # Experiments whose trees together have the hyperparameters of tasks, inputs and steps.
 _TREES = ("translation.quickstart", "language_model.quickstart")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config import gin_binding, params_text, registry
+from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.gin.binding import apply_gin, to_gin
 
 
 def experiment(
@@ -82,7 +83,7 @@ def describe(params: Params, pattern: str = "") -> str:
     Raises:
       UserError: no path matches. The message has the nearest name.
     """
-    return gin_binding.to_gin(params, pattern)
+    return to_gin(params, pattern)
 
 
 def experiments() -> dict[str, str]:
@@ -94,4 +95,4 @@ def apply_settings(
     params: Params, settings: Sequence[str], gin_files: Sequence[str | os.PathLike]
 ) -> Params:
     """Returns a copy of `params` with gin files and then single settings applied."""
-    return gin_binding.apply_gin(params, [os.fspath(path) for path in gin_files], settings)
+    return apply_gin(params, [os.fspath(path) for path in gin_files], settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from lingvo_gshard.wings.preparation.preparation import Preparation
 from lingvo_gshard.wings.preparation.sources import Source
@@ -27,4 +27,4 @@ def preparation_params(
       UserError: a name or value is wrong. The message has the nearest valid name.
     """
     files = [os.fspath(path) for path in gin_files]
-    return gin_binding.apply_gin(Preparation.params(), files, settings)
+    return apply_gin(Preparation.params(), files, settings)

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff import subgraph
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import xla
@@ -149,13 +148,6 @@ def annotate_stack(stacks: tf.Tensor, dimension: int) -> tf.Tensor:
     if region is None:
         return stacks
     return xla.tile(stacks, _over_all_axes(stacks.shape.rank, dimension), region.mesh)
-
-
-def shards_in(graph: tf.Graph) -> set[str]:
-    """Returns the names of the tensors of a graph that are shards of one device."""
-    operations = graph.get_operations()
-    entries = [y for op in operations if op.type == xla.ENTER_REGION for y in op.outputs]
-    return subgraph.dependent_tensors(entries, ignoring={xla.LEAVE_REGION})
 
 
 def resolve(split: str | Split, rank: int) -> Split:

@@ -44,11 +44,11 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import preparation, tables
-from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated, string
 from lingvo_gshard.tools.flags.run import SETTINGS
+from lingvo_gshard.wings.gin.binding import to_gin
 from lingvo_gshard.wings.preparation.preparation import counts, notes
 from lingvo_gshard.wings.services.progress import StageDisplay
 
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     values = startup.parse_flags(define_flags(), argv, __doc__)
     params = preparation.preparation_params(values.gin_param, values.gin_file)
     if values.params is not None:
-        print(gin_binding.to_gin(params, values.params), end="")
+        print(to_gin(params, values.params), end="")
         return 0
     if not values.output:
         raise UserError("--output is missing: name the directory for the prepared data")

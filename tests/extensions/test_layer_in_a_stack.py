@@ -10,12 +10,12 @@ import tensorflow as tf
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.wings.inference.decoding.precision import INT8_WEIGHTS, stored_weights
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 

@@ -5,13 +5,13 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.optimizer import Optimizer
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.gin.binding import apply_gin
 from tests import tiny
 
 STEPS = 12
@@ -46,7 +46,7 @@ def make_trainer() -> Trainer:
         "step.optimizer.decay = 0.8",
         "step.schedule.learning_rate = 0.01",
     ]
-    p = gin_binding.apply_gin(tiny.experiment_params(STEPS), [], settings)
+    p = apply_gin(tiny.experiment_params(STEPS), [], settings)
     return p.step.instantiate(p.task, p.run.steps)
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
@@ -23,6 +22,7 @@ from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import E, H, M
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.gin.binding import apply_gin
 
 
 class NearestRouter(Router):

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.training.lora_model import batch, random_factors, task_params
 
 KEY = (1, 1)

@@ -16,6 +16,7 @@ from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 
@@ -24,7 +25,7 @@ LATENT = LatentAttention.params().set(
 )
 NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, use_sinks=True, use_bias=True)
 NET = GatedDeltaNet.params().set(num_heads=2, values_per_head=2, head_dim=3, chunk_size=4)
-GATED = SelfAttention.params().set(rotary_fraction=0.5, has_output_gate=True)
+GATED = PublishedAttention.params().set(rotary_fraction=0.5, has_output_gate=True)
 MODELS = {
     "latent": {"decoder__layer__self_attention": LATENT},
     "recurrent": {"decoder__layer__self_attention": NET},

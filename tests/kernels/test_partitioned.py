@@ -9,11 +9,11 @@ from absl.testing import parameterized
 import lingvo_gshard
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing import passes
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.verification.function import verify_function
 from tests.layers.attention import attention_options as attentions
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
@@ -106,7 +106,7 @@ class PartitionedTest(testing.TestCase, parameterized.TestCase):
     def test_a_training_step_is_equal(self, kernels):
         """Rows of 256 shrink to 128, the least that kernels compute."""
         settings = [*SETTINGS, "input.source_length = 256", "input.target_length = 256"]
-        params = gin_binding.apply_gin(lingvo_gshard.experiment(EXPERIMENT), [], settings)
+        params = apply_gin(lingvo_gshard.experiment(EXPERIMENT), [], settings)
         params.input.batch_rows = 8
         found = lingvo_gshard.verify(
             params, mesh="data=2,model=4", strategy="data_tensor", kernels=kernels

@@ -1,4 +1,4 @@
-# tests: layers/stacks/execution.py, layers/stacks/loop.py, wings/pipeline/pipeline.py
+# tests: layers/stacks/execution.py, wings/repeat/loop.py, wings/pipeline/pipeline.py
 # tests: wings/kernels/layers/fused_attention.py
 """Tests that rematerialized stacks of layers on a mesh compute the same with kernels."""
 
@@ -11,11 +11,11 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.repeat.loop import Repeat
 from lingvo_gshard.wings.saved_programs.platforms import calls_of_libraries
 from tests.kernels import programs
 

@@ -30,7 +30,6 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
@@ -41,6 +40,7 @@ from lingvo_gshard.wings.published_layers.routers import (
     SigmoidRouter,
     SinkhornRouter,
 )
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.layers.attention import attention_options as attentions
 from tests.layers.stacks.executions import loop
 

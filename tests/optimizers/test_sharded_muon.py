@@ -13,7 +13,6 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import train_program
@@ -30,6 +29,7 @@ from lingvo_gshard.wings.optimizers.muon import Muon
 from lingvo_gshard.wings.optimizers.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import compilers, topologies
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.runtime import tiny_translation
 
 M, H, LAYERS = 64, 256, 16

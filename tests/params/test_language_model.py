@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -16,6 +16,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from tests.layers.stacks.executions import loop
@@ -68,7 +69,7 @@ def test_docstrings_show_the_training_command(name):
     for command in commands(name, "gshard-train"):
         assert f"--experiment=language_model.{name}" in command
         settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
-        params = gin_binding.apply_gin(params_of(name), [], settings)
+        params = apply_gin(params_of(name), [], settings)
         params.input.instantiate()
         assert (params.input.corpus.cls is TextReader) == (name == "from_files")
     assert commands(name, "gshard-train")

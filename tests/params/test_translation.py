@@ -6,10 +6,11 @@ import shlex
 
 import pytest
 
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.preparation.formats import gettext, moses
 
 NAMES = [name for name in registry.names() if name.startswith("translation.")]
@@ -75,7 +76,7 @@ def test_docstrings_show_how_to_set_the_files():
     readers = []
     for command in commands("translation.from_files"):
         settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
-        params = gin_binding.apply_gin(registry.get("translation.from_files"), [], settings)
+        params = apply_gin(registry.get("translation.from_files"), [], settings)
         build(params)
         readers.append(params.input.corpus.cls)
     assert readers == [tsv.TsvReader, moses.MosesReader, gettext.GettextReader]

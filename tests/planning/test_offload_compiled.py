@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.adam import Adam
@@ -17,6 +16,7 @@ from lingvo_gshard.wings.planning import planner
 from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.wings.planning.operation_rows import HOST_TRANSFERS
 from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 pytestmark = pytest.mark.slow
 needs_libtpu = pytest.mark.skipif(compilers.installed() is None, reason="libtpu is missing")

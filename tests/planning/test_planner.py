@@ -14,7 +14,6 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.facts.flops import flops
@@ -22,6 +21,7 @@ from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.planning import picture, planner
 from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.wings.planning.plan.plan import FlopCounts, ParameterCounts, Plan
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.planning import example_plan
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, layer_of
 from tests.runtime import tiny_translation

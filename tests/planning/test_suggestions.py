@@ -7,10 +7,11 @@ from unittest import mock
 
 import pytest
 
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import spelling
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.planning import experiments
 from lingvo_gshard.wings.planning.experiments import PlanOptions
 from lingvo_gshard.wings.planning.machines import topologies
@@ -46,7 +47,7 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
 
 
 def quickstart(*settings):
-    return gin_binding.apply_gin(registry.get(EXPERIMENT), [], settings)
+    return apply_gin(registry.get(EXPERIMENT), [], settings)
 
 
 def test_suggested_changes_accumulate():
@@ -76,7 +77,7 @@ def test_suggested_flags_reproduce_the_params():
     spelling.spell_flags_of(values)
     values([plan.NAME, *shlex.split(spelling.with_flags(rows[-1].change))])
     spelling.spell_flags_of([])
-    again = gin_binding.apply_gin(quickstart(), [], values.gin_param)
+    again = apply_gin(quickstart(), [], values.gin_param)
     assert again.to_text() == seen[-1][1].to_text()
     assert values.strategy == seen[-1][0] == "expert_fsdp"
 

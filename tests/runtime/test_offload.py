@@ -12,7 +12,6 @@ import lingvo_gshard as gshard
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.memory_kinds import HOST
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -25,6 +24,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests import tiny
 from tests.runtime import tiny_translation, trainings
 

@@ -9,7 +9,6 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.layers.embedding import LearnedPositions
@@ -25,6 +24,7 @@ from lingvo_gshard.sharding.partitioning import (
 from lingvo_gshard.sharding.strategies import Strategy
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
+from lingvo_gshard.wings.gin.binding import apply_gin
 
 
 def translation_task() -> TranslationTask:

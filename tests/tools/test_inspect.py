@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
@@ -21,6 +21,7 @@ from lingvo_gshard.tools.inspection import inspection, tables
 from lingvo_gshard.tools.inspection.inspection import NO_SINGLE_LAYER, CollectiveTotal
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.compiler_options.table import OPTIONS
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.hlo import CollectiveCall
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
@@ -38,7 +39,7 @@ def run_here(capsys, *flags):
 
 
 def tiny_params():
-    return gin_binding.apply_gin(registry.get(EXPERIMENT), [], SETTINGS)
+    return apply_gin(registry.get(EXPERIMENT), [], SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +289,7 @@ def test_collectives_of_recomputed_layers_are_not_reported_as_forward(capsys):
     options = {
         "num_layers": 2,
         "moe_every": 1,
-        "execution": "@lingvo_gshard.layers.stacks.loop.Repeat",
+        "execution": "@lingvo_gshard.wings.repeat.loop.Repeat",
         "execution.rematerialize": "'full'",
     }
     flags = [f"--gin_param=task.encoder.{name} = {value}" for name, value in options.items()]

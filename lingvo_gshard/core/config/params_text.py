@@ -78,13 +78,14 @@ RENAMED_MODULES = {
     "data.vocabulary_trainer": "wings.preparation.vocabularies.vocabulary_trainer",
     "layers.lora": "wings.fine_tuning.lora",
     "layers.attention.latent.latent_attention": "wings.published_layers.latent_attention",
-    "layers.attention.positions.rotary_scaling": "layers.attention.rotary",
+    "layers.attention.positions.rotary_scaling": "wings.published_layers.rotary_scaling",
     "layers.attention.positions.shared_relative_bias": "layers.attention.relative_bias",
     "layers.moe.dispatches.dropless": "wings.dropless.dispatch",
     "layers.moe.dispatches.buffers": "layers.moe.dispatches.dispatch",
     "layers.moe.routers.switch": "layers.moe.routers.top_k",
     "layers.stacks.pipeline": "wings.pipeline.pipeline",
-    "layers.stacks.repeat": "layers.stacks.loop",
+    "layers.stacks.loop": "wings.repeat.loop",
+    "layers.stacks.repeat": "wings.repeat.loop",
     "layers.stacks.sequential": "layers.stacks.execution",
     "tasks.preferences": "wings.fine_tuning.preferences",
     "tasks.future_token": "tasks.token_task",
@@ -135,6 +136,15 @@ RENAMED_MODULES = {
 }
 # Class of an earlier version -> the class today, where its module has other classes still.
 RENAMED_CLASSES = {
+    "layers.attention.positions.rotary_scaling.RotaryScaling": (
+        "layers.attention.rotary.RotaryScaling"
+    ),
+    **{
+        f"layers.attention.rotary.{name}Scaling": (
+            f"wings.published_layers.rotary_scaling.{name}Scaling"
+        )
+        for name in ("AlphaNTK", "DynamicNTK", "Linear", "Llama3", "LongRope", "Yarn")
+    },
     "training.step.precision.Fp8": "wings.low_precision.fp8.Fp8",
     **{
         f"{package}.{name}Router": f"wings.published_layers.routers.{name}Router"
@@ -145,6 +155,23 @@ RENAMED_CLASSES = {
         f"{package}.DroplessDispatch": "wings.dropless.dispatch.DroplessDispatch"
         for package in ("layers.moe", "layers.moe.dispatches")
     },
+}
+# Class of an earlier version -> the subclass with options that the class had, and the values that
+# these options have in a class without them.
+_MOVED_OPTIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "layers.attention.self_attention.SelfAttention": (
+        "wings.published_layers.published_attention.PublishedAttention",
+        {
+            "chunk": "0",
+            "has_output_gate": "False",
+            "normalizes_rotated": "False",
+            "rotary_pairs": "'halves'",
+            "temperature_floor": "0",
+            "temperature_scale": "0.1",
+            "value_dim": "0",
+            "value_scale": "1.0",
+        },
+    ),
 }
 # Folders of an earlier version that stand in wings/ today.
 _IN_WINGS = ("export", "hlo", "inference", "kernels", "open_models", "planning", "profiling")
@@ -167,8 +194,27 @@ def lines_today(lines: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]
       lines: (path, value, number of the line).
     """
     found = [(path_today(path), class_today(value), number) for path, value, number in lines]
+    found = _without_moved_options(found)
     is_old = any(path == f"{_TRAINER}.cls" for path, _, _ in lines)
     return [*found, ("run.cls", f"{_RUN_OPTIONS}.RunOptions", 0)] if is_old else found
+
+
+def _without_moved_options(lines: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    """Returns lines without the options that left a class, or with the class that has them."""
+    values = {path: value for path, value, _ in lines}
+    classes: dict[str, str] = {}
+    left_out: set[str] = set()
+    for path, value in values.items():
+        own = value.removeprefix(_PACKAGE)
+        if not path.endswith(".cls") or own not in _MOVED_OPTIONS:
+            continue
+        cls, usual = _MOVED_OPTIONS[own]
+        options = {f"{path.removesuffix('cls')}{name}": usual[name] for name in usual}
+        if all(values.get(option, default) == default for option, default in options.items()):
+            left_out.update(options)
+        else:
+            classes[path] = f"{_PACKAGE}{cls}"
+    return [(path, classes.get(path, v), n) for path, v, n in lines if path not in left_out]
 
 
 def last_path(text: str) -> str | None:

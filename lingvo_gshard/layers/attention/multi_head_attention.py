@@ -20,13 +20,17 @@ class MultiHeadAttention(Attention):
     """An attention with a projection for each of queries, keys and values.
 
     This is the base class of SelfAttention and CrossAttention, and owns their weights.
+
+    Attributes:
+      head_dim: size of D of queries and keys.
+      value_dim: size of D of values.
+      key_value_heads: number of heads of keys and values.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         p.define("head_dim", 0, "Size of D; 0 for M / N.", minimum=0)
-        p.define("value_dim", 0, "Size of D of values; 0 for head_dim.", minimum=0)
         p.define(
             "num_key_value_heads",
             0,
@@ -51,7 +55,7 @@ class MultiHeadAttention(Attention):
                 f"{path}.num_heads: {p.num_heads} heads do not divide model_dim {p.model_dim}"
             )
         self.head_dim = p.head_dim or p.model_dim // p.num_heads
-        self.value_dim = p.value_dim or self.head_dim
+        self.value_dim = self.head_dim
         self.key_value_heads = p.num_key_value_heads or p.num_heads
         if p.num_heads % self.key_value_heads:
             raise UserError(

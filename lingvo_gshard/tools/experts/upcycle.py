@@ -27,7 +27,6 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
@@ -36,6 +35,7 @@ from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, switch
 from lingvo_gshard.tools.flags.run import SETTINGS, required_logdir
 from lingvo_gshard.wings.fine_tuning.surgery import upcycling
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.inference.translator import Translator
 from lingvo_gshard.wings.services.progress import StageDisplay
 
@@ -112,4 +112,4 @@ def _params(values: flags.FlagValues, dense: Params) -> Params:
         params.task = upcycling.upcycled_task(dense.task, values.experts, values.moe_every)
     except UserError as error:
         raise UserError(f"--logdir={values.logdir}: {error}") from None
-    return gin_binding.apply_gin(params, values.gin_file, values.gin_param)
+    return apply_gin(params, values.gin_file, values.gin_param)

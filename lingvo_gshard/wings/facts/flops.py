@@ -95,10 +95,9 @@ def _(layer: Execution, shape: TokenShape) -> int:
 
 
 @flops.register(SelfAttention)
-def _(layer: SelfAttention, shape: TokenShape) -> int:
-    gate = 2 * shape.tokens * layer.p.model_dim * layer.p.num_heads * layer.value_dim
-    count = _attention_flops(layer, shape.rows, shape.length, shape.length)
-    return count + gate if layer.p.has_output_gate else count
+def self_attention_flops(layer: SelfAttention, shape: TokenShape) -> int:
+    """Returns the operations of a self-attention without a gate of its output."""
+    return _attention_flops(layer, shape.rows, shape.length, shape.length)
 
 
 @flops.register(CrossAttention)

@@ -18,7 +18,6 @@ from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -26,6 +25,7 @@ from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 1024, 8192, 16, 128
 SOURCE_VOCABULARY, TARGET_VOCABULARY = 64_000, 32_000

@@ -16,7 +16,6 @@ from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.run.options import RunOptions
@@ -25,6 +24,7 @@ from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 
 @registry.register("language_model.gpt3_175b")

@@ -51,6 +51,7 @@ from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     SCALES_FILE,
     copy_files,
 )
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 
 # (path of a hyperparameter, its value, its value in the other model).
 _Difference = tuple[str, str, str]
@@ -83,7 +84,7 @@ _FREE_NODES = frozenset(("execution", "lora", "preferences"))
 
 def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
     """Raises ValueError, naming Params, if a config does not describe a task."""
-    rows = _differences(task, family.task_of(config))
+    rows = _differences(_as_published(task), family.task_of(config))
     if rows:
         raise UserError(
             f"{CONFIG_FILE} of {family.architecture} cannot describe this model: {_listed(rows)}"
@@ -102,10 +103,22 @@ def why_none_fits(task: Params) -> str:
             f"its task is {cls.__name__}, and the families ({', '.join(FAMILIES)}) are "
             "language models and translation models"
         )
+    task = _as_published(task)
     found = [(_differences_to(task, family), family) for family in FAMILIES.values()]
     rows, nearest = min(found, key=lambda pair: _distance(pair[0]))
     differs = _listed(rows) if rows else "its vocabulary was trained here"
     return f"the nearest is {nearest.architecture}, but {differs}"
+
+
+def _as_published(task: Params) -> Params:
+    """Returns a language model's Params with the attentions that families describe."""
+    if not issubclass(task.cls, LanguageModelTask):
+        return task
+    task = task.copy()
+    decoder, of = task.decoder, PublishedAttention.of
+    decoder.layer.self_attention = of(decoder.layer.self_attention)
+    decoder.attention_pattern = tuple(map(of, decoder.attention_pattern))
+    return task
 
 
 def _distance(rows: list[_Difference]) -> tuple[bool, int]:

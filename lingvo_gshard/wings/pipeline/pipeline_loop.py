@@ -28,7 +28,6 @@ from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
@@ -39,6 +38,7 @@ from lingvo_gshard.wings.pipeline.pipeline_operands import (
     WeightOperand,
 )
 from lingvo_gshard.wings.pipeline.vectorize import vectorize
+from lingvo_gshard.wings.repeat.loop import read, spec_of
 
 LOCAL_LETTERS = {"m": "micro-batches"}
 
@@ -72,12 +72,6 @@ class PipelineLoop:
 
     The body is a function of (x [B,L,M], *inputs, index of the micro-batch, *weights). It sees the
     rows of one micro-batch and the weights of one iteration.
-
-    Attributes:
-      body: the body and its remat policy.
-      schedule: the schedule of the pipeline.
-      repetition: names of the layers in each iteration of the body.
-      weight_specs: specs of the weights of one iteration.
     """
 
     body: RematUnit
@@ -287,13 +281,9 @@ class _Passes:
     def _gradients(
         self, t: tf.Tensor, r: tf.Tensor, dy: tf.Tensor, results: Tensors
     ) -> list[tf.Tensor]:
-        """Returns the gradients of x and of the operands, each [P,...].
+        """Returns the gradients of x and of the operands, each [P,...], of run r in tick t.
 
-        Args:
-          t: tick.
-          r: run of the body within the tick.
-          dy: gradient of the output.
-          results: x, the saved products, and the gradients of the values of the reports.
+        `results` has x, the saved products, and the gradients of the values of the reports.
         """
         loop, saved, count = self._loop, len(self._traced.saved), len(self._operands)
 

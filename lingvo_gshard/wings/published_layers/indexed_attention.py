@@ -135,7 +135,7 @@ class IndexedAttention(LatentAttention):
         """Returns queries or keys of the indexer with as many rotated dimensions as others have."""
         p = self.p
         share = p.rotary_dim / p.index_dim
-        return rotary.rotate(x_BLND, positions, share, p.rotary_base, "halves", self.scaling)
+        return rotary.rotate(x_BLND, positions, share, p.rotary_base, self.scaling)
 
 
 @flops.register(IndexedAttention)

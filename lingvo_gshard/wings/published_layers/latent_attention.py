@@ -25,6 +25,7 @@ from lingvo_gshard.wings.inference.layers import cache_shapes, cached, decoding_
 from lingvo_gshard.wings.inference.layers.attention import mix_slots
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.wings.inference.stored_weights import store
+from lingvo_gshard.wings.published_layers import rotary_pairs
 
 LOCAL_LETTERS = {
     "q": "rank of queries",
@@ -67,12 +68,13 @@ class LatentAttention(Attention):
         p.define("use_bias", False, "Whether the products with the input have a bias.")
         p.define("latent_norm", RMSNorm.params(), "Params of the norms of latent vectors.")
         rotary.define_rotation(p)
+        rotary_pairs.define(p)
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        rotary.check_pairs(p, path)
+        rotary_pairs.check(p, path)
         if p.rotary_dim % 2:
             raise UserError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
         self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
@@ -224,8 +226,7 @@ class LatentAttention(Attention):
         return plain_BLND, rotated_BLND
 
     def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
-        p = self.p
-        return rotary.rotate(x_BLND, positions, 1.0, p.rotary_base, p.rotary_pairs, self.scaling)
+        return rotary_pairs.rotate(x_BLND, positions, 1.0, self.p, self.scaling)
 
     def join_down(self, theta: NestedMap, kind: str) -> tf.Tensor:
         """Returns the weights, or the biases, of the products with the input as one."""

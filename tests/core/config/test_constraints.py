@@ -6,8 +6,8 @@ import numpy as np
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Configurable, Params, ParamsError
+from lingvo_gshard.wings.gin.binding import apply_gin
 
 
 class Model(Configurable):

@@ -1,4 +1,4 @@
-# tests: api/experiments.py, core/config/gin_binding.py, core/config/params_text.py
+# tests: api/experiments.py, wings/gin/binding.py, core/config/params_text.py
 """Tests that Params written as gin explain themselves and are read back."""
 
 import functools

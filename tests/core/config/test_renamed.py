@@ -7,12 +7,20 @@ import pathlib
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.config import gin_binding, params_text, registry
+from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.training.step.precision import LossScale
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.low_precision.fp8 import Fp8
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
+from lingvo_gshard.wings.repeat.loop import Repeat
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
 
 OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
 
@@ -36,13 +44,13 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
     )
     def test_a_setting_with_an_old_name_is_refused_with_todays(self, old, new):
         with self.assertRaisesRegex(ValueError, f"Did you mean '{new}'"):
-            gin_binding.apply_gin(registry.get("translation.quickstart"), [], [old])
+            apply_gin(registry.get("translation.quickstart"), [], [old])
 
     def test_every_class_with_a_new_module_is_found_there(self):
         """Expects gin files, which name classes as params.txt does, to find them too."""
         old = "lingvo_gshard.layers.stacks.repeat.Repeat"
         params = registry.get("translation.quickstart")
-        params = gin_binding.apply_gin(params, [], [f"task.decoder.execution = @{old}"])
+        params = apply_gin(params, [], [f"task.decoder.execution = @{old}"])
         self.assertIs(params.task.decoder.execution.cls, Repeat)
         for module in params_text.RENAMED_MODULES.values():
             importlib.import_module(f"lingvo_gshard.{module}")
@@ -55,6 +63,16 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
                 params_text.class_today(f"lingvo_gshard.{old}").rpartition(".")[2], name
             )
             self.assertTrue(issubclass(found, Configurable))
+
+    def test_a_layer_with_options_that_moved_is_of_the_class_that_has_them(self):
+        """Expects a layer whose options have the usual values to stay of its class."""
+        new = registry.get("translation.quickstart")
+        decoder = new.task.decoder.layer
+        decoder.self_attention = PublishedAttention.of(decoder.self_attention).set(chunk=16)
+        old = new.to_text().replace(_name(PublishedAttention), _name(SelfAttention))
+        for line in ("chunk : 0", "rotary_pairs : 'halves'", "value_scale : 1.0"):
+            old += f"task.encoder.layer.self_attention.{line}\n"
+        self.assertEqual(experiment_from_text(old).to_text(), new.to_text())
 
     def test_classes_of_folders_that_are_wings_today_are_found(self):
         old = "lingvo_gshard.open_models.layers.Mine"

@@ -390,7 +390,7 @@ CASES = (
     ),
     Case(
         "an unknown remat policy",
-        _MODEL + "--gin_param='task.encoder.execution = @lingvo_gshard.layers.stacks.loop.Repeat' "
+        _MODEL + "--gin_param='task.encoder.execution = @lingvo_gshard.wings.repeat.loop.Repeat' "
         "--gin_param='task.encoder.execution.rematerialize = \"al\"'",
         error="task.encoder: encoder.execution.rematerialize: unknown rematerialization "
         "policy 'al'. Valid: exchanges, exchanges_offloaded, full, full_offloaded, none, "

@@ -2,7 +2,6 @@
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.rotary import YarnScaling
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import HeadsRMSNorm
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
@@ -10,6 +9,8 @@ from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
+from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
 
 EACH: dict[str, dict] = {
     "grouped": {"num_key_value_heads": 2},
@@ -62,8 +63,10 @@ def plain(kind: type = SelfAttention, **values: object) -> Params:
 
 def attention(name: str, **values: object) -> Params:
     """Returns the Params of a self-attention with the options EACH[name], 4 heads and M = 8."""
-    p = SelfAttention.params().set(model_dim=8, num_heads=4, head_dim=8, **EACH[name])
-    return p.set(**values)
+    options = {**EACH[name], **values}
+    is_plain = options.keys() <= dict(SelfAttention.params().items()).keys()
+    p = (SelfAttention if is_plain else PublishedAttention).params()
+    return p.set(model_dim=8, num_heads=4, head_dim=8, **options)
 
 
 def cross_attention(name: str) -> Params:

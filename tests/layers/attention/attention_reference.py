@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.layers.attention.rotary import YarnScaling
 from lingvo_gshard.layers.norm import HeadsRMSNorm
+from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
 
 
 def attention(p, theta, x, segments, sees) -> np.ndarray:

@@ -1,5 +1,6 @@
 # tests: layers/attention/relative_bias.py, layers/attention/rotary.py
 # tests: layers/attention/self_attention.py, wings/inference/layers/transformer.py
+# tests: wings/published_layers/published_attention.py, wings/published_layers/rotary_pairs.py
 """Tests options of attention against loops in float64, in stacks and in decoding."""
 
 import numpy as np
@@ -17,6 +18,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.inference.layers import transformer
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
@@ -64,11 +66,13 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
             return SEGMENTS[b, q] == SEGMENTS[b, k] > 0 and (k <= q or not is_causal)
 
         actual = run(layer, theta, x).numpy()
-        expected = attention_reference.attention(layer.p, theta, x, SEGMENTS, sees)
+        expected = attention_reference.attention(
+            PublishedAttention.of(layer.p), theta, x, SEGMENTS, sees
+        )
         assert_close(actual[REAL], expected[REAL], "order")
-        plain = SelfAttention.params().set(head_dim=8, num_heads=4)
+        plain = PublishedAttention.params().set(head_dim=8, num_heads=4)
         for option, value in attention_options.EACH[name].items():
-            without = layer.p.copy().set(**{option: plain.get(option)})
+            without = PublishedAttention.of(layer.p).copy().set(**{option: plain.get(option)})
             if option in ("rotary_base", "relative_max_distance"):
                 without.set(**{option: 3 * value})
             if option in ("num_key_value_heads", "value_dim"):
@@ -96,7 +100,9 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
             is_near = places[b, q] // 3 == places[b, k] // 3
             return SEGMENTS[b, q] == SEGMENTS[b, k] > 0 and k <= q and is_near
 
-        expected = attention_reference.attention(layer.p, theta, x, SEGMENTS, sees)
+        expected = attention_reference.attention(
+            PublishedAttention.of(layer.p), theta, x, SEGMENTS, sees
+        )
         assert_close(run(layer, theta, x).numpy()[REAL], expected[REAL], "order")
         with self.assertRaisesRegex(ValueError, "chunk: 3 with .*is_causal=False; 0 and True"):
             make("rotary", chunk=3)
@@ -104,9 +110,8 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
     def test_decoding_steps_equal_a_decoder_with_chunks(self):
         """Layers with chunks and layers with full attention have masks of their own."""
         full = attention_options.attention("rotary")
-        stack, theta = stack_of(
-            "rotary", is_causal=True, attention_pattern=(full.copy().set(chunk=4), full)
-        )
+        near = attention_options.attention("rotary", chunk=4)
+        stack, theta = stack_of("rotary", is_causal=True, attention_pattern=(near, full))
         x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
         expected = stack.fprop(theta, x, ones)
         assert_close(run_stepwise(stack, theta, x, None), expected, "order")

@@ -2,8 +2,8 @@
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 
 def sequential(policy: str = "none", interleaved: int = 1) -> Params:

@@ -7,9 +7,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.planning.search import candidates, search
 from lingvo_gshard.wings.planning.search.candidates import candidate, group, patterns
 from lingvo_gshard.wings.planning.search.choices import SAVE_ALL, Candidate, ChoicePaths
@@ -95,7 +96,7 @@ def test_remat_policy_is_set_on_every_stack():
     ]
     chosen = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").settings(paths)
     settings = [setting for setting in chosen if " = " in setting]
-    applied = gin_binding.apply_gin(params, [], settings)
+    applied = apply_gin(params, [], settings)
     assert applied.task.encoder.execution.rematerialize == "full"
     assert applied.sharding.overrides == {"encoder": "H->none"}
 

@@ -22,7 +22,6 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
@@ -41,6 +40,7 @@ from lingvo_gshard.wings.published_layers.routers import (
     SigmoidRouter,
     SinkhornRouter,
 )
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 T = TypeVar("T")
 Made = tuple[type, Mapping[str, object]]

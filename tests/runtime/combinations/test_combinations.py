@@ -1,4 +1,4 @@
-# tests: runtime/spmd.py, training/step/trainer.py, layers/stacks/loop.py
+# tests: runtime/spmd.py, training/step/trainer.py, wings/repeat/loop.py
 # tests: wings/pipeline/pipeline.py
 """Random combinations of options equal one device, or are refused with a reason, on a mesh.
 

@@ -1,4 +1,4 @@
-# tests: layers/stacks/loop.py, training/step/gradients.py
+# tests: wings/repeat/loop.py, training/step/gradients.py
 """Compares loops that gather weights one layer ahead with those that gather all weights before."""
 
 from unittest import mock

@@ -6,7 +6,6 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
@@ -16,6 +15,7 @@ from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.training.lora_model import batch, task_params
 
 STEPS, ROWS = 4, 8

@@ -12,13 +12,13 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 B, L, M = 16, 8, 16
 PIPELINE = {"stages": 4, "micro_batches": 8}

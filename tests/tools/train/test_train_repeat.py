@@ -1,4 +1,4 @@
-# tests: layers/stacks/loop.py, tools/train.py
+# tests: wings/repeat/loop.py, tools/train.py
 """Checks that gshard-train with rematerialized loops equals separate layers."""
 
 import json
@@ -11,7 +11,7 @@ from tests.tools import tiny_translation
 
 STEPS = 2
 LOOP = {
-    "execution": "@lingvo_gshard.layers.stacks.loop.Repeat",
+    "execution": "@lingvo_gshard.wings.repeat.loop.Repeat",
     "execution.rematerialize": "'full'",
 }
 

@@ -25,8 +25,8 @@ from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.layers.attention.rotary import chunks_of
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.layers.attention.rotary import positions_in_segments
+from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
 _MOST_BLOCKS = 4
@@ -140,14 +140,22 @@ class CacheView:
         return Ring(self.first_slot, reach_B, reach.window)
 
 
+def chunks_of(segments_BL: tf.Tensor, chunk: int) -> tf.Tensor:
+    """Returns int32 segments [B,L] that are the chunks of texts, 0 in padding.
+
+    Args:
+      segments_BL: int32 segments, each a text; the tokens of a segment are contiguous.
+      chunk: positions of a chunk. The last one of a text may have fewer.
+    """
+    most = -(-shapes.known_sizes(segments_BL.shape)[1] // chunk)
+    chunks_BL = segments_BL * most + positions_in_segments(segments_BL) // chunk
+    return annotate(tf.where(tf.equal(segments_BL, 0), 0, chunks_BL), "BL")
+
+
 def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
     """Returns the view of rows without a cache. Each row is one text.
 
     Padding may stand before or after the text. Positions count the tokens of the text.
-
-    Args:
-      is_token_BL: bool, False in padding.
-      is_causal: whether a token sees no later one.
     """
     length = is_token_BL.shape[1]
     index_L = tf.range(length)
@@ -179,13 +187,7 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
 
 
 def block_count(rows: int, positions: int, width: int = 1) -> int:
-    """Returns into how many blocks the slots of each row are divided.
-
-    Args:
-      rows: B.
-      positions: of the texts.
-      width: slots of a position.
-    """
+    """Returns into how many blocks the slots of each row are divided, `width` for a position."""
     if rows * positions * width < _LEAST_SLOTS:
         return 1
     return next(

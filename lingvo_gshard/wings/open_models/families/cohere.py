@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
@@ -28,6 +27,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     windows_config,
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"
 # Command R+ has a norm for each head, in place of one over all heads together.
@@ -72,7 +72,7 @@ def _task(config: PublishedConfig) -> Params:
     layer = task.decoder.layer
     layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon, use_bias=False)
     layer.norm_position = "shared"
-    layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    layer.self_attention.rotary_pairs = NEIGHBORS
     set_rope(config, layer.self_attention, config.rope())
     return task
 

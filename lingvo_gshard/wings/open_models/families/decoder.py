@@ -7,7 +7,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.norm import HeadsRMSNorm, RMSNorm
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.wings.open_models.config import PublishedConfig
@@ -19,6 +18,8 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 _LAYER, _OURS = "model.layers.{layer}", "decoder.{layer}"
 
@@ -188,7 +189,7 @@ def plain_task(
         execution=Repeat.params(),
     )
     decoder.layer.norm = RMSNorm.params().set(epsilon=config.get(epsilon, kind=float))
-    decoder.layer.self_attention.set(
+    decoder.layer.self_attention = PublishedAttention.params().set(
         head_dim=config.get("head_dim", model_dim // heads, least=1),
         num_key_value_heads=config.get("num_key_value_heads", heads, least=1),
     )

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER_DEFAULTS,
@@ -31,6 +30,7 @@ from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, s
 from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
@@ -168,14 +168,14 @@ def _v3_task(config: PublishedConfig) -> Params:
     for name in ("aux_loss_alpha", "seq_aux"):
         config.get(name, None)
     interleaved = config.get("rope_interleave", False)
-    pairs = rotary.NEIGHBORS if interleaved else rotary.HALVES
+    pairs = NEIGHBORS if interleaved else HALVES
     task.decoder.layer.self_attention.rotary_pairs = pairs
     set_sigmoid_experts(config, task.decoder)
     return task
 
 
 def _v3_config(task: Params) -> dict[str, Any]:
-    is_interleaved = task.decoder.layer.self_attention.rotary_pairs == rotary.NEIGHBORS
+    is_interleaved = task.decoder.layer.self_attention.rotary_pairs == NEIGHBORS
     return {
         **_latent_config(task),
         **sigmoid_config(task.decoder),
@@ -190,7 +190,7 @@ def _v2_task(config: PublishedConfig) -> Params:
     config.expect("norm_topk_prob", False)
     method = config.expect("topk_method", _GREEDY, _LIMITED)
     config.get("seq_aux", None)
-    task.decoder.layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    task.decoder.layer.self_attention.rotary_pairs = NEIGHBORS
     hidden_dim = config.get("moe_intermediate_size")
     moe = top_k_experts(
         experts=config.get("n_routed_experts"),
@@ -247,7 +247,7 @@ def _v32_task(config: PublishedConfig) -> Params:
     for name, value in task.decoder.layer.self_attention.items():
         attention.set(**{name: value})
     task.decoder.layer.self_attention = attention.set(
-        rotary_pairs=rotary.NEIGHBORS,
+        rotary_pairs=NEIGHBORS,
         index_heads=config.get("index_n_heads"),
         index_dim=config.get("index_head_dim"),
         index_topk=config.get("index_topk"),

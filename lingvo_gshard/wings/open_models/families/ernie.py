@@ -6,7 +6,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
@@ -18,6 +17,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
 )
 from lingvo_gshard.wings.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
 from lingvo_gshard.wings.open_models.families.family import Family, Setting
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
 
 # Published with a dimension of size 1 before the experts.
@@ -68,7 +68,7 @@ _EXPERTS_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "h
 
 def _task(config: PublishedConfig) -> Params:
     task = decoder_task(config, _BIASES)
-    task.decoder.layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    task.decoder.layer.self_attention.rotary_pairs = NEIGHBORS
     return task
 
 

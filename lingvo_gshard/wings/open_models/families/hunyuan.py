@@ -6,7 +6,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention.rotary import AlphaNTKScaling
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
@@ -22,6 +21,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
 from lingvo_gshard.wings.open_models.families.experts import expert_rows, shared_rows, top_k_experts
 from lingvo_gshard.wings.open_models.families.family import BIASES, Family
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
 _ROWS = (
     *EMBEDDINGS,

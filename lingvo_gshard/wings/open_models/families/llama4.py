@@ -9,7 +9,6 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
@@ -36,6 +35,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     set_pattern,
     types_of_layers,
 )
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
@@ -77,7 +77,7 @@ def _task(config: PublishedConfig) -> Params:
     for name in ("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"):
         config.get(name, None)
     decoder, attention = task.decoder, task.decoder.layer.self_attention
-    attention.rotary_pairs = rotary.NEIGHBORS
+    attention.rotary_pairs = NEIGHBORS
     rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
     if config.get("use_qk_norm", False):
         norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps", kind=float), has_scale=False)

@@ -9,20 +9,20 @@ from typing import Any
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.attention.rotary import (
-    DynamicNTKScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    RotaryScaling,
-    YarnScaling,
-)
+from lingvo_gshard.layers.attention.rotary import RotaryScaling
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
     attentions_by_type,
     original_length,
+)
+from lingvo_gshard.wings.published_layers.rotary_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    YarnScaling,
 )
 
 _DEFAULT = "default"

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.config.gin_binding import gin_name
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
+from lingvo_gshard.wings.gin.binding import gin_name
 from lingvo_gshard.wings.planning.plan.plan import Record
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 # These compute the same function, so a search may replace one by the other.
 DISPATCHES = (GatherDispatch, EinsumDispatch)

@@ -9,7 +9,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.loop import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
@@ -17,6 +16,7 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.experts import loss_coefficient, loss_weight
 from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTranslationInput
+from lingvo_gshard.wings.repeat.loop import Repeat
 
 # Published activation -> ours.
 _ACTIVATIONS = {

@@ -5,8 +5,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.autodiff.joint_graph import JointGraph
-from lingvo_gshard.core.autodiff.remat_policy import MemoryCosts, TimeCosts
+from lingvo_gshard.wings.repeat.joint_graph import JointGraph
+from lingvo_gshard.wings.repeat.minimum_cut import MemoryCosts, TimeCosts
 
 B, M, H = 4, 8, 16
 X, W_IN, W_OUT = ([B, M], [M, H], [H, M])

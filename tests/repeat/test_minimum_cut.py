@@ -1,4 +1,3 @@
-# tests: core/autodiff/remat_policy.py
 """Compares the minimum cut with an exhaustive search over all sets of saved tensors."""
 
 import itertools
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.autodiff.remat_policy import tensors_to_save
+from lingvo_gshard.wings.repeat.minimum_cut import tensors_to_save
 
 
 class Case:

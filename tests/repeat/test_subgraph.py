@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.autodiff import subgraph
+from lingvo_gshard.wings.repeat import subgraph
 
 
 def traced(function, *specs: tf.TensorSpec) -> tf.Graph:

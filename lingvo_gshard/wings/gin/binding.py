@@ -26,10 +26,11 @@ from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core.config import gin_reader, names, params_text
-from lingvo_gshard.core.config.gin_reader import Setting
+from lingvo_gshard.core.config import names, params_text
 from lingvo_gshard.core.config.params import Params, ParamsError
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.wings.gin import reader
+from lingvo_gshard.wings.gin.reader import Setting
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +52,9 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
         gin syntax is invalid. The message names the gin path and the file and line or the binding.
     """
     result = params.copy().locate()
-    settings = gin_reader.read(files, bindings)
-    references = [s for s in settings if gin_reader.holds(s.value, gin_reader.Reference)]
-    values = [s for s in settings if not gin_reader.holds(s.value, gin_reader.Reference)]
+    settings = reader.read(files, bindings)
+    references = [s for s in settings if reader.holds(s.value, reader.Reference)]
+    values = [s for s in settings if not reader.holds(s.value, reader.Reference)]
     for setting in sorted(references, key=lambda s: s.name.count(".")):
         _Namespace(result).apply(setting)
     result.locate()
@@ -173,7 +174,7 @@ class _Namespace:
 
 def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:
     try:
-        return gin_reader.convert(setting.value, exemplar, nullable)
+        return reader.convert(setting.value, exemplar, nullable)
     except ValueError as error:
         raise UserError(f"{setting.where}: {gin_path}: {error}") from None
 
@@ -227,7 +228,7 @@ def _settings(root: Params) -> list[tuple[str, str, str]]:
             meaning = (inspect.getdoc(node.cls) or "").partition("\n")[0]
             settings.append((name, _literal(node.cls), meaning))
         for child, value in node.items():
-            if not gin_reader.holds(value, Params):
+            if not reader.holds(value, Params):
                 full = f"{name}.{child}".lstrip(".")
                 settings.append((full, _literal(value), _meaning(node, child)))
     return settings
@@ -240,7 +241,7 @@ def _meaning(node: Params, name: str) -> str:
     if limits:
         parts.append(f"A number {limits}.")
     value, default = getattr(node, name), node.default(name)
-    if not gin_reader.holds(default, Params) and value != default:
+    if not reader.holds(default, Params) and value != default:
         owner = node.cls.__name__ if node.cls else "the class"
         parts.append(f"Default of {owner}: {_literal(default)}.")
     return " ".join(parts)

@@ -13,13 +13,7 @@ from typing import Any, TypeAlias
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient, optimization_barrier
-from lingvo_gshard.core.autodiff.joint_graph import JointGraph
-from lingvo_gshard.core.autodiff.remat_policy import (
-    MemoryCosts,
-    RematCosts,
-    SavedProducts,
-    TimeCosts,
-)
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
@@ -28,15 +22,17 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.shapes import known_sizes, write_slice
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.sharding import annotate, annotate_like, recording
+from lingvo_gshard.sharding import annotate, annotate_like, recording, xla
 from lingvo_gshard.sharding.manual import (
     annotate_stack,
     mesh_in_use,
     own_shard,
-    shards_in,
     stack_of_shards,
 )
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
+from lingvo_gshard.wings.repeat import subgraph
+from lingvo_gshard.wings.repeat.joint_graph import JointGraph
+from lingvo_gshard.wings.repeat.minimum_cut import MemoryCosts, RematCosts, TimeCosts
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 
@@ -248,7 +244,7 @@ class Loop:
         reports, products = runs[-1]
         layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
         layouts[id(joint.forward_inputs[0])] = self.layout
-        shards = shards_in(joint.graph)
+        shards = _shards_in(joint.graph)
         return _TracedBody(
             joint,
             reports,
@@ -360,6 +356,13 @@ def read(stack: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
 def spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
     """Returns the shape and the type of a tensor."""
     return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _shards_in(graph: tf.Graph) -> set[str]:
+    """Returns the names of the tensors of a graph that are shards of one device."""
+    operations = graph.get_operations()
+    entries = [y for op in operations if op.type == xla.ENTER_REGION for y in op.outputs]
+    return subgraph.dependent_tensors(entries, ignoring={xla.LEAVE_REGION})
 
 
 def _slice_spec(stack: tf.Tensor) -> tf.TensorSpec:

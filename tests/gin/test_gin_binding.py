@@ -1,4 +1,4 @@
-# tests: core/config/gin_binding.py, core/config/gin_reader.py
+# tests: wings/gin/binding.py, wings/gin/reader.py
 """Tests gin bindings of Params: values, files, macros, references and error messages."""
 
 import pathlib
@@ -11,9 +11,9 @@ from absl.testing import parameterized
 from hypothesis import strategies
 
 from lingvo_gshard import testing
-from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.wings.gin.binding import apply_gin
 
 
 class Optimizer(Configurable):

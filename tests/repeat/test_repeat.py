@@ -1,4 +1,4 @@
-# tests: layers/stacks/loop.py, layers/stacks/execution.py, core/autodiff/remat_unit.py
+# tests: wings/repeat/loop.py, layers/stacks/execution.py, core/autodiff/remat_unit.py
 """Compares loops of layers with layers run one by one, under all remat policies."""
 
 import functools

@@ -1,4 +1,4 @@
-# tests: layers/attention/rotary.py
+# tests: layers/attention/rotary.py, wings/published_layers/rotary_scaling.py
 """Compares scalings of rotary positions with numbers of Hugging Face's transformers 5.23."""
 
 import numpy as np
@@ -7,17 +7,17 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.rotary import (
+from lingvo_gshard.layers.attention.rotary import RotaryScaling
+from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
+from lingvo_gshard.wings.published_layers.rotary_scaling import (
     AlphaNTKScaling,
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    RotaryScaling,
     YarnScaling,
 )
-from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.testing.layers import assert_close
 
 # Frequencies of some pairs: Llama 3.1, DeepSeek-V3, gpt-oss, Gemma 3's factor, a dynamic scaling.
 PUBLISHED = {
@@ -122,7 +122,7 @@ class RotaryScalingTest(testing.TestCase, parameterized.TestCase):
         ),
     )
     def test_rejects_invalid_options(self, values, message):
-        p = SelfAttention.params().set(model_dim=8, num_heads=2, rotary_fraction=1.0, **values)
+        p = PublishedAttention.params().set(model_dim=8, num_heads=2, rotary_fraction=1.0, **values)
         with self.assertRaisesRegex(ValueError, f"attention.{message}"):
             p.instantiate(path="attention")
 

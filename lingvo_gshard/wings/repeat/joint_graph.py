@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core.autodiff import remat_policy, subgraph
-from lingvo_gshard.core.autodiff.remat_policy import RematCosts
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import RECOMPUTED_SCOPE
+from lingvo_gshard.wings.repeat import minimum_cut, subgraph
+from lingvo_gshard.wings.repeat.minimum_cut import RematCosts
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 Gradients: TypeAlias = "list[tf.Tensor | None]"
@@ -88,7 +88,7 @@ class JointGraph:
         # Constants are computed in both passes. In a manual region they are no shards, so that
         # a saved one could not be read there.
         needed &= subgraph.dependents([*inputs, *upstream, *(x for _, x in graph.captures)])
-        saved = remat_policy.tensors_to_save(
+        saved = minimum_cut.tensors_to_save(
             [operation for operation in graph.get_operations() if operation in needed],
             input_operations,
             subgraph.dependents(upstream),

@@ -1,0 +1,154 @@
+"""PublishedAttention: self-attention with options that only published models have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import BIAS, layer_method
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
+from lingvo_gshard.layers.attention.rotary import TextPositions
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
+from lingvo_gshard.wings.inference.layers.cached import chunks_of
+from lingvo_gshard.wings.published_layers import rotary_pairs
+
+
+class PublishedAttention(SelfAttention):
+    """Self-attention with chunks, gates, and other rotations, norms and scales.
+
+    With the defaults of its own options it computes what SelfAttention does.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        rotary_pairs.define(p)
+        p.define("value_dim", 0, "Size of D of values; 0 for head_dim.", minimum=0)
+        p.define(
+            "chunk",
+            0,
+            "Positions of the chunks of a text: a position attends to those of its own chunk; 0: "
+            "no chunks. With is_causal.",
+            minimum=0,
+        )
+        p.define(
+            "temperature_floor",
+            0,
+            "Positions n after which queries grow: times 1 + temperature_scale * "
+            "log(1 + floor((position + 1) / n)) (arXiv 2501.19399); 0: never.",
+            minimum=0,
+        )
+        p.define("temperature_scale", 0.1, "See temperature_floor.", minimum=0)
+        p.define(
+            "normalizes_rotated",
+            False,
+            "Whether qk_norm comes after the rotation of queries and keys, not before it.",
+        )
+        p.define("value_scale", 1.0, "Factor of the values.", above=0)
+        p.define(
+            "has_output_gate",
+            False,
+            "Whether the values of each head are multiplied with sigmoid of another product with "
+            "the input (arXiv 2505.06708).",
+        )
+        return p
+
+    @classmethod
+    def of(cls, attention: Params) -> Params:
+        """Returns Params that compute what a SelfAttention's do. Other Params are returned."""
+        if attention.cls is not SelfAttention:
+            return attention
+        return cls.params().set(**dict(attention.items()))
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.chunk and (p.temperature_floor or not p.is_causal):
+            raise UserError(
+                f"{path}.chunk: {p.chunk} with {path}.temperature_floor={p.temperature_floor} and "
+                f"is_causal={p.is_causal}; 0 and True were expected"
+            )
+        rotary_pairs.check(p, path)
+
+    def _create_weights(self) -> None:
+        p = self.p
+        self.value_dim = p.value_dim or self.head_dim
+        super()._create_weights()
+        if not p.has_output_gate:
+            return
+        sizes = {"M": p.model_dim, "N": p.num_heads, "D": self.value_dim}
+        init = initializers.glorot_uniform(p.model_dim, p.num_heads * self.value_dim)
+        self.create_variable("w_gate", "MND", sizes, init, inputs="M")
+        if p.use_bias:
+            self.create_variable("b_gate", "ND", sizes, initializers.constant(0.0), role=BIAS)
+
+    def joined_products(self) -> list[tuple[str, ...]]:
+        first, *rest = super().joined_products()
+        gate = ("w_gate",) if self.p.has_output_gate else ()
+        return [(first[0], *gate, *first[1:]), *rest]
+
+    def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
+        """Returns the mask of packed rows, as `SelfAttention.mask` does; chunks need segments."""
+        chunk = self.p.chunk
+        if not chunk:
+            return super().mask(segments_BL)
+        assert segments_BL is not None, f"{self.path}: chunks of rows need segments"
+        # Rotations count positions from the start of a chunk: only their differences matter.
+        return dataclasses.replace(super().mask(chunks_of(segments_BL, chunk)), chunk=chunk)
+
+    @property
+    def reach(self) -> Reach:
+        """The part of a text that a position attends to."""
+        return Reach(self.p.window, self.p.chunk)
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether queries or keys depend on the positions of their tokens."""
+        return super().needs_positions or self.p.temperature_floor > 0
+
+    @layer_method
+    def project_row(
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions | None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Returns queries, keys, values and the gate; see the base class."""
+        query_BLND, key_BLND, value_BLND, gate_BLND = super().project_row(theta, x_BLM, positions)
+        if self.p.value_scale != 1.0:
+            value_BLND *= tf.constant(self.p.value_scale, value_BLND.dtype)
+        return self._warmed(query_BLND, positions), key_BLND, value_BLND, gate_BLND
+
+    def _warmed(self, query_BLND: tf.Tensor, positions: TextPositions | None) -> tf.Tensor:
+        """Returns the queries, larger at later positions if Params say so."""
+        p = self.p
+        if not p.temperature_floor:
+            return query_BLND
+        assert positions is not None
+        count_BL = (positions.index_BL + 1) // p.temperature_floor
+        factor_BL = 1.0 + p.temperature_scale * tf.math.log1p(tf.cast(count_BL, tf.float32))
+        warmed_BLND = tf.cast(query_BLND, tf.float32) * factor_BL[:, :, None, None]
+        return tf.cast(warmed_BLND, query_BLND.dtype)
+
+    def _placed(
+        self, name: str, theta: NestedMap, x_BLND: tf.Tensor, positions: TextPositions | None
+    ) -> tf.Tensor:
+        if self.p.normalizes_rotated:
+            return self._normalize(name, theta, self._rotate(x_BLND, positions))
+        return super()._placed(name, theta, x_BLND, positions)
+
+    def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions | None) -> tf.Tensor:
+        if not self.p.rotary_fraction:
+            return x_BLND
+        assert positions is not None
+        return rotary_pairs.rotate(x_BLND, positions, self.p.rotary_fraction, self.p, self.scaling)
+
+
+@flops.register(PublishedAttention)
+def _(layer: PublishedAttention, shape: TokenShape) -> int:
+    gate = 2 * shape.tokens * layer.p.model_dim * layer.p.num_heads * layer.value_dim
+    count = self_attention_flops(layer, shape)
+    return count + gate if layer.p.has_output_gate else count
