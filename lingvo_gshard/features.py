@@ -9,7 +9,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "fused_attention": ("lingvo_gshard.wings.kernels.layers.fused_attention",),
     "kernel_bodies": ("lingvo_gshard.wings.kernels.splicing",),
     "long_losses": ("lingvo_gshard.wings.long_inputs.chunked_loss",),
+    "compiler_options": ("lingvo_gshard.wings.compiler_options.table",),
     "lowering_passes": ("lingvo_gshard.wings.spmd_passes.passes",),
+    "partitioners": ("lingvo_gshard.wings.spmd_passes.shardy",),
+    "program_files": ("lingvo_gshard.wings.saved_programs.saving",),
     "program_readers": ("lingvo_gshard.wings.planning.program_reader",),
     "step_parts": (
         "lingvo_gshard.wings.low_precision.loss_scale",

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.runtime import partition as partition_lib
+from lingvo_gshard.wings.functions import partition as partition_lib
 from lingvo_gshard.wings.verification.experiment import VerifyOptions, verify_experiment
 from lingvo_gshard.wings.verification.findings import Verification
 from lingvo_gshard.wings.verification.function import verify_function

@@ -15,21 +15,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 # Maps (theta, ids) to a tensor.
 WeightsFunction: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
-
-
-class BoundFunction(Protocol):
-    """A compiled function of token ids.
-
-    Attributes:
-      compile_count: number of shapes compiled so far.
-    """
-
-    @property
-    def compile_count(self) -> int: ...
-
-    def __call__(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the function of `ids`. Compiles once per shape of `ids`."""
-        ...
+# Maps token ids to the function's result. It is compiled once for each shape of the ids.
+BoundFunction: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
 
 class WeightsHolder(Protocol):

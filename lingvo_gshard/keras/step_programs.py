@@ -14,7 +14,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.keras.layouts import Layouts
-from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.lowering.lowering import Tracing, lower
 from lingvo_gshard.runtime.lowering.variables import HeldVariable
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
@@ -61,7 +61,7 @@ def lower_step(
     held: Sequence[HeldVariable],
     layouts: Layouts,
     partitioner: str = "gspmd",
-    folds_constants: bool = True,
+    tracing: Tracing = contextlib.nullcontext,
 ) -> StepProgram:
     """Returns a step of a built model over a mesh.
 
@@ -72,7 +72,7 @@ def lower_step(
       held: the variables of the model.
       layouts: how batches are split, and the mesh.
       partitioner: "gspmd" or "shardy".
-      folds_constants: as in `lower`.
+      tracing: as in `lower`.
 
     Raises:
       UserError: XLA has no kernel for an operation, or the model uses a variable that Keras does
@@ -96,7 +96,7 @@ def lower_step(
             inputs,
             layouts.partitioning,
             partitioner=partitioner,
-            folds_constants=folds_constants,
+            tracing=tracing,
             variables=held,
         )
     logs = structures[0]

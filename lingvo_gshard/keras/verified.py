@@ -23,6 +23,7 @@ from lingvo_gshard.wings.verification.findings import Compared, Verification, co
 from lingvo_gshard.wings.verification.function import TOLERANCE
 from lingvo_gshard.wings.verification.rules import Evidence
 from lingvo_gshard.wings.verification.steps import in_float64
+from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 # The least scale of a tensor, relative to the largest number in a tensor of its part of the state.
 # Some gradients are zero but for rounding: the biases of attention's keys have no effect.
@@ -103,7 +104,7 @@ def _run(
     """Returns the results of one step, and the program."""
     mesh = layouts.partitioning.mesh
     devices = devices[: mesh.size]
-    step = lower_step(model, TRAIN, batch, held, layouts, partitioner, folds_constants=False)
+    step = lower_step(model, TRAIN, batch, held, layouts, partitioner, tracing=unfolded_constants)
     program = dataclasses.replace(in_float64(step.program), donated=())
     on = jax.sharding.Mesh(mesh.arrange(devices), mesh.names)
     variables = {each.array.path: each.variable for each in held}

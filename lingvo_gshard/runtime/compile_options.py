@@ -1,8 +1,7 @@
-"""Options of XLA's compilers for steps of training and evaluation: one table, with reasons.
+"""Options of XLA's compilers for steps of training and evaluation.
 
-Trainings and plans compile steps with the options of the table that are on, `gshard-inspect
---compiler` lists them, and `compile_options` changes them. An option that the environment sets, in
-XLA_FLAGS or LIBTPU_INIT_ARGS, keeps the environment's value.
+Features bring options that are on by default, and `compile_options` changes them. An option that
+the environment sets, in XLA_FLAGS or LIBTPU_INIT_ARGS, keeps the environment's value.
 """
 
 from __future__ import annotations
@@ -10,22 +9,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.runtime.devices import platform_of
 
 # The value of `compile_options` that leaves out the table's options.
 NONE = "none"
-# Groups of options that are on in some programs and off in others.
-COLLECTIVE_PRODUCTS, ALL_TO_ALLS = "collective matrix products", "asynchronous all-to-alls"
-WHOLE_PRODUCTS, PIPELINED = "whole products", "pipelined collectives"
-PARALLEL = "parallel collectives"
-# The most collectives of a GPU that are in flight at the same time.
-_OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 # Environment variables with options of the compilers.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SET = re.compile(r"--(\w+)")
@@ -71,240 +65,9 @@ class Traits:
 
 
 _PLAIN = Traits()
-
-
-@dataclasses.dataclass(frozen=True)
-class CompilerOption:
-    """An option of a compiler, and what it is for.
-
-    Attributes:
-      platform: jax's name of the platform, "tpu" or "cuda".
-      name: XLA's name of the option.
-      value: the value that serves the purpose.
-      reason: what the option does, and why it is on or off.
-      source: where the option is documented or used.
-      devices: pattern of jax's names of devices, in lower case, that are compiled for with it
-        unless `compile_options` says otherwise. "" is every device, and None is none.
-      variant: name of a group of options that a search tries together where they are off.
-      precision: the value of `step.precision` that the option is for; "" is every value.
-      suits_parts: whether the option is also for steps in parts; see `Traits`.
-      needs_gathers_ahead: whether the option is only for steps that gather weights ahead.
-    """
-
-    platform: str
-    name: str
-    value: str
-    reason: str
-    source: str
-    devices: str | None = ""
-    variant: str = ""
-    precision: str = ""
-    suits_parts: bool = True
-    needs_gathers_ahead: bool = False
-
-    def is_on(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> bool:
-        """Returns whether steps for a device are compiled with the option by default.
-
-        Args:
-          platform: jax's name of the device's platform.
-          device_kind: jax's name of the device, such as "TPU v5 lite".
-          traits: the step's; by default it has none.
-        """
-        if self.platform != platform or self.devices is None:
-            return False
-        if traits.in_parts and not self.suits_parts:
-            return False
-        if self.needs_gathers_ahead and not traits.gathers_ahead:
-            return False
-        if self.precision not in ("", traits.precision):
-            return False
-        return bool(re.search(self.devices, device_kind.lower()))
-
-
-_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/benchmarks/xla_flags_library.py"
-_VLLM = (
-    "https://github.com/vllm-project/tpu-inference/blob/main/tpu_inference/models/vllm/"
-    "vllm_model_wrapper.py"
-)
-_NVIDIA = "https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance"
-_RECIPES = (
-    "https://github.com/AI-Hypercomputer/tpu-recipes/blob/main/training/v5p/SDXL-MaxDiffusion/"
-    "cluster_toolkit/run_recipe.sh"
-)
-_NATIVE_FP8 = "https://github.com/NVIDIA/JAX-Toolbox/blob/main/rosetta/docs/NATIVE_FP8.md"
-_MLPERF = (
-    "https://github.com/AI-Hypercomputer/maxtext/blob/ac9bf614e59e452077ec782c02a45519f004a78b/"
-    "MaxText/inference_mlperf/trillium/select_xla_flags.py"
-)
-_STREAMS = "https://github.com/openxla/xla/blob/main/xla/service/gpu/thunk_emitter.cc"
-_MOE = "docs/moe.md"
-
-# Parts of the names of libtpu's options for products with collectives, and what they mean.
-_TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
-# Parts of the names of XLA's options for GPUs, and what they mean.
-# Why all-gathers of steps in parts are not pipelined; see `Traits`.
-_NOT_IN_PARTS = (
-    ", and for micro-batches whose weights are not split by fsdp: XLA then computes a forward pass "
-    "twice, and a plan with sequence parallelism takes 36% longer"
-)
-_GPU_COLLECTIVES = (
-    ("all_gather", "all-gathers"),
-    ("reduce_scatter", "reduce-scatters"),
-    ("all_reduce", "all-reduces"),
-)
-
-# Parts of jax's names of devices. The collectives of TPU7x are asynchronous by default.
-_CORES = r"v[2-6]"
-_V5E = r"v5 lite"
-_HOPPER_AND_LATER = r"h[12]00|b200"
-
-OPTIONS = (
-    *(
-        CompilerOption("tpu", name, "True", reason, source, devices=_CORES)
-        for name, reason, source in (
-            (
-                "xla_enable_async_all_gather",
-                "all-gathers are asynchronous, such as those of fsdp's weights",
-                _MAXTEXT,
-            ),
-            (
-                "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-                "fusions carry all-gathers under matrix products; else they are made synchronous",
-                _MAXTEXT,
-            ),
-            (
-                "xla_enable_async_all_reduce",
-                "all-reduces are asynchronous, such as the sums of tensor parallelism",
-                _MAXTEXT,
-            ),
-            (
-                "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
-                "fusions carry all-reduces under matrix products",
-                _MAXTEXT,
-            ),
-            (
-                "xla_enable_async_reduce_scatter_fusion",
-                "reduce-scatters are asynchronous, such as the sums of fsdp's gradients",
-                _RECIPES,
-            ),
-            (
-                "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
-                "fusions carry reduce-scatters under matrix products",
-                _RECIPES,
-            ),
-        )
-    ),
-    *(
-        CompilerOption(
-            "tpu",
-            f"xla_tpu_{collective}_collective_matmul_mode",
-            "POST_SPMD_CONSERVATIVE",
-            f"fewer products with {words} become rings of partial products and permutes; off, "
-            "since 128 billion weights on 256 v5e, with tensor parallelism, are planned 18% "
-            "slower; fsdp alone gains 17% on eight v5p, so a search tries them",
-            _VLLM,
-            devices=None,
-            variant=COLLECTIVE_PRODUCTS,
-        )
-        for collective, words in _TPU_COLLECTIVES
-    ),
-    *(
-        CompilerOption(
-            "tpu",
-            f"xla_tpu_enable_windowed_einsum_for_{collective}",
-            "False",
-            f"products with {words} do not become loops of partial products and permutes; on for "
-            "v5e, whose permutes are not asynchronous there: 128 billion weights on 256 chips are "
-            "planned 26% faster; on other chips, where plans gain 8% to 32%, a search tries them",
-            _MLPERF,
-            devices=_V5E,
-            variant=WHOLE_PRODUCTS,
-        )
-        for collective, words in _TPU_COLLECTIVES
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_tpu_enable_async_all_to_all",
-        "True",
-        "all-to-alls are asynchronous, for experts' chunks; off, since it changes the schedule of "
-        "every program with an all-to-all",
-        _MOE,
-        devices=None,
-        variant=ALL_TO_ALLS,
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_enable_latency_hiding_scheduler",
-        "True",
-        "computation is scheduled between the start and the end of collectives",
-        _NVIDIA,
-    ),
-    *(
-        CompilerOption(
-            "cuda",
-            f"xla_gpu_enable_pipelined_{collective}",
-            "True",
-            f"{words} of an iteration run beside the next or the one before; off on A100, where "
-            f"plans become slower{_NOT_IN_PARTS if collective == 'all_gather' else ''}",
-            _NVIDIA,
-            devices=_HOPPER_AND_LATER,
-            variant=PIPELINED,
-            suits_parts=collective != "all_gather",
-        )
-        for collective, words in _GPU_COLLECTIVES
-    ),
-    CompilerOption(
-        "cuda",
-        _OVERLAP_LIMIT,
-        "4",
-        "up to four collectives have streams of their own, so that weights travel between hosts "
-        "while activations travel within them; off, since levanter found that ragged exchanges "
-        "hang and race so (https://github.com/marin-community/marin); with tensor parallelism and "
-        "no experts, plans over several hosts gain 5% to 10%, so a search tries it",
-        _STREAMS,
-        devices=None,
-        variant=PARALLEL,
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_enable_while_loop_double_buffering",
-        "True",
-        "loops are unrolled by two; off, since it hides 1% more for a longer compilation",
-        _NVIDIA,
-        devices=None,
-    ),
-    *(
-        CompilerOption(
-            "cuda",
-            f"xla_gpu_{collective}_combine_threshold_bytes",
-            "134217728",
-            f"{words} are combined up to this size; off, since larger ones hide less",
-            _NVIDIA,
-            devices=None,
-        )
-        for collective, words in _GPU_COLLECTIVES
-        if collective != "all_gather"
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_all_gather_combine_threshold_bytes",
-        "536870912",
-        "the weights of a layer are gathered together, since large messages between hosts are "
-        "faster; on where a loop gathers them one layer ahead, as with zero1; else off, since "
-        "larger all-gathers hide less",
-        _NVIDIA,
-        needs_gathers_ahead=True,
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_enable_triton_gemm",
-        "False",
-        "cuBLASLt computes products in FP8, which Triton would compute in bfloat16; on with "
-        "`step.precision = 'fp8'` alone",
-        _NATIVE_FP8,
-        precision="fp8",
-    ),
-)
+# A feature returns the options, by name, that steps for a device are compiled with by default. It
+# takes jax's names of the platform and of the device, and the step's traits.
+DEFAULTS: Seam[Callable[[str, str, Traits], dict[str, str]]] = Seam("compiler_options")
 
 
 def chosen(
@@ -328,11 +91,11 @@ def chosen(
     """
     texts = " ".join(environment.get(name, "") for name in _VARIABLES)
     kept = set(_SET.findall(texts))
-    found = {
-        each.name: each.value
-        for each in OPTIONS
-        if NONE not in given and each.is_on(platform, device_kind, traits) and each.name not in kept
-    }
+    found: dict[str, str] = {}
+    if NONE not in given:
+        for defaults in DEFAULTS:
+            options = defaults(platform, device_kind, traits)
+            found |= {name: value for name, value in options.items() if name not in kept}
     for text in given:
         if text == NONE:
             continue
@@ -340,32 +103,10 @@ def chosen(
         if match is None:
             raise UserError(
                 f"`compile_options={text}`: expected {NONE}, or name=value such as "
-                f"{OPTIONS[0].name}={OPTIONS[0].value}"
+                "xla_enable_async_all_gather=True"
             )
         found[match["name"]] = _SPELLINGS.get(match["value"], match["value"])
     return {name: value for name, value in found.items() if value}
-
-
-def has_parallel_collectives(options: Mapping[str, str]) -> bool:
-    """Returns whether a GPU's collectives may be in flight in several streams."""
-    return int(options.get(_OVERLAP_LIMIT, 1)) > 1
-
-
-def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Returns groups of options that steps for a device are compiled without, by name.
-
-    Args:
-      device: one of the devices, which need not be in this machine.
-      given: `CompileOptions.compile_options`.
-    """
-    platform, known = platform_of(device), {text.partition("=")[0] for text in given}
-    found: dict[str, tuple[str, ...]] = {}
-    for each in OPTIONS:
-        is_open = each.variant and each.platform == platform and each.name not in known
-        if is_open and not each.is_on(platform, device.device_kind):
-            options = found.get(each.variant, ())
-            found[each.variant] = (*options, f"{each.name}={each.value}")
-    return found
 
 
 def chosen_for(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
@@ -60,16 +60,6 @@ class SingleDeviceRuntime:
         """The device in words, such as `1 CPU`."""
         kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
         return f"1 {kind}"
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds spent so far in the first step of each shape: tracing, compiling and running."""
-        return sum(compilation.seconds for compilation in self.compilations)
-
-    @property
-    def compile_count(self) -> int:
-        """Number of training and evaluation steps compiled so far."""
-        return self._train.count + self._evaluate.count
 
     def peak_device_memory(self) -> int | None:
         """Returns the most bytes of the GPU that were ever in use; None without a GPU."""
@@ -150,9 +140,10 @@ class SingleDeviceRuntime:
             results = self._measured[key](tensors)
         return lambda: {name: value.numpy() for name, value in results.items()}
 
-    def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
+    def bind_weights(self, function: WeightsFunction) -> BoundFunction:
         """Returns `function` with the current weights as its first argument."""
-        return SingleDeviceFunction(lambda ids: function(self._theta(), ids), self._compile)
+        compiled = self._compile(lambda ids: function(self._theta(), ids))
+        return lambda ids: compiled(tf.convert_to_tensor(ids)).numpy()
 
     def _compile(self, function: Callable) -> Callable:
         """Returns a function of tensors as one XLA computation per combination of shapes."""
@@ -177,22 +168,6 @@ class SingleDeviceRuntime:
         return self._trainer.evaluated_theta(part.transform(lambda v: v.read_value()))
 
 
-class SingleDeviceFunction:
-    """A function of token ids, compiled by XLA once per shape."""
-
-    def __init__(self, function: Callable[[tf.Tensor], tf.Tensor], compile_: Callable):
-        self._compiled = compile_(function)
-
-    @property
-    def compile_count(self) -> int:
-        """Number of shapes compiled so far."""
-        return self._compiled.experimental_get_tracing_count()
-
-    def __call__(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the function of `ids`."""
-        return self._compiled(tf.convert_to_tensor(ids)).numpy()
-
-
 class _Compiled:
     """A function of a batch that returns metrics, compiled by XLA once per shape and type."""
 
@@ -209,11 +184,6 @@ class _Compiled:
         self._compiled = compile_(self._trace)
         self._compilations = compilations
         self._tracing = 0.0
-
-    @property
-    def count(self) -> int:
-        """Number of shapes and types compiled so far."""
-        return self._compiled.experimental_get_tracing_count()
 
     def __call__(self, batch: Batch) -> StepMetrics:
         tensors = {name: tf.convert_to_tensor(x) for name, x in batch.items()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
 from lingvo_gshard.core.lazy import Device, jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
@@ -62,24 +63,6 @@ class SpmdOptions:
     max_replicated_megabytes: float | None = None
     compile_options: tuple[str, ...] = ()
     pads_state: bool = True
-
-
-class SpmdFunction:
-    """A function of token ids, compiled once per shape for all devices of the mesh."""
-
-    def __init__(self, run: Callable, function: WeightsFunction):
-        self._run, self._function = run, function
-        self._shapes: set[tuple[int, ...]] = set()
-
-    @property
-    def compile_count(self) -> int:
-        """Number of shapes compiled so far."""
-        return len(self._shapes)
-
-    def __call__(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the function of `ids`."""
-        self._shapes.add(ids.shape)
-        return self._run(self._function, ids)
 
 
 class SpmdRuntime:
@@ -151,16 +134,6 @@ class SpmdRuntime:
         """Number of steps taken."""
         held = dict(zip((array.path for array in self._arrays), self._held, strict=True))
         return int(held["step"].addressable_data(0))
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds spent so far tracing, lowering and compiling."""
-        return self._compiler.seconds
-
-    @property
-    def compile_count(self) -> int:
-        """Number of programs compiled so far."""
-        return self._compiler.count
 
     @property
     def compilations(self) -> list[Compilation]:
@@ -267,9 +240,9 @@ class SpmdRuntime:
         theta = [value for array, value in pairs if array.path.startswith("theta.")]
         return step.start(*theta, *step.feed(batch, self._mesh))
 
-    def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
+    def bind_weights(self, function: WeightsFunction) -> BoundFunction:
         """Returns `function` with the current weights as its first argument."""
-        return SpmdFunction(self._run_function, function)
+        return functools.partial(self._run_function, function)
 
     def executable(self, kind: str = "train") -> Executable:
         """Returns the program compiled last for an "init", "train" or "eval" step."""

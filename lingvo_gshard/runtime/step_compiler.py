@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import partitioning_log
@@ -20,9 +19,6 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.metric_vectors import StepMetrics
 from lingvo_gshard.training.step.precision import may_be_ahead
 from lingvo_gshard.training.step.trainer import Trainer
-
-# The metric that is summed over workers. It weights the others, which are averaged.
-_TOKENS = "tokens"
 
 
 def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
@@ -55,23 +51,6 @@ def _is_in_parts(trainer: Trainer, partitioning: Partitioning) -> bool:
             split = {axis for axes in partitioning.spec_split(spec) for axis in axes}
             sizes[bool(split & rows)] += math.prod(spec.shape)
     return sizes[False] > sizes[True]
-
-
-class MeanMetrics:
-    """Metrics of the workers of all processes: means weighted by tokens, and the sum of tokens."""
-
-    def __init__(self, metrics: Sequence[StepMetrics]):
-        """Takes the metrics of this process's workers; `read` combines them over all processes."""
-        self._metrics = metrics
-
-    def read(self) -> dict[str, float]:
-        """Waits for the workers and returns name -> value. All processes must make this call."""
-        local = [metrics.read() for metrics in self._metrics]
-        rows = [row for rows in processes.gather(local) for row in rows]
-        tokens = np.array([row.get(_TOKENS, 1.0) for row in rows])
-        weights = tokens / tokens.sum() if tokens.sum() > 0 else np.full(len(rows), 1 / len(rows))
-        means = {name: float(weights @ [row[name] for row in rows]) for name in rows[0]}
-        return {**means, _TOKENS: float(tokens.sum())} if _TOKENS in means else means
 
 
 # Makes a program, and names the metrics that its last output holds.
@@ -127,16 +106,6 @@ class StepCompiler:
         self.compilations: list[Compilation] = []
         self._steps: dict[tuple, CompiledStep] = {}
         self._messages: list[str] = []
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent so far tracing, lowering and compiling."""
-        return sum(compilation.seconds for compilation in self.compilations)
-
-    @property
-    def count(self) -> int:
-        """Number of programs compiled so far."""
-        return len(self._steps)
 
     def step(
         self,

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
 from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
-from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
@@ -103,7 +103,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         with self._strategy.scope():
             super().load_state(state)
 
-    def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
+    def bind_weights(self, function: WeightsFunction) -> BoundFunction:
         """Returns `function` with the current weights as its first argument."""
         return super().bind_weights(
             lambda theta, ids: function(self._annotating.layer_weights(theta), ids)

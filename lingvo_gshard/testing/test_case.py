@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import Partitioned
 
 
 class TestCase(tf.test.TestCase):

@@ -1,4 +1,5 @@
-# tests: api/decoding/compiler_process.py, api/decoding/compiler_main.py, runtime/child_process.py
+# tests: api/decoding/compiler_process.py, api/decoding/compiler_main.py
+# tests: wings/cluster/child_process.py
 # tests: api/options.py
 """Tests that a compiler that hangs is replaced, and that it does not outlive its parent's end."""
 

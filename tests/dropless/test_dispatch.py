@@ -20,11 +20,11 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.dropless import expert_blocks
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.functions.partition import partition
 from tests.layers.moe.dispatch_names import dispatch_params
 from tests.layers.stacks.executions import loop, sequential
 

@@ -12,11 +12,11 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.program.program import calls_of_libraries
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from lingvo_gshard.wings.repeat.loop import Repeat
+from lingvo_gshard.wings.saved_programs.platforms import calls_of_libraries
 from tests.kernels import programs
 
 B, L, M, H, N, LAYERS = 4, 128, 32, 48, 2, 3

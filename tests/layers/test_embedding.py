@@ -17,8 +17,8 @@ from lingvo_gshard.layers.embedding import (
     TokenEmbedding,
 )
 from lingvo_gshard.layers.products import ProductContext
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.functions.partition import partition
 
 V, M = 7, 4
 IDS = np.array([[0, 3, 6], [1, 1, 2]], np.int32)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.layers import products
-from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.low_precision.rounding import ROUNDINGS
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)

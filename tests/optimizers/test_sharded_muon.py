@@ -14,7 +14,6 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -25,6 +24,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import Partitioned, partition
 from lingvo_gshard.wings.optimizers.muon import Muon
 from lingvo_gshard.wings.optimizers.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.wings.planning.compiling import compilation

@@ -10,9 +10,9 @@ from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.hlo import OperationList, read_module, read_operations
 from lingvo_gshard.wings.planning.machines import topologies
 from tests.layers.moe.dispatch_names import dispatch_params

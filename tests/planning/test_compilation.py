@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.told import Told

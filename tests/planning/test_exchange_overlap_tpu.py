@@ -8,10 +8,10 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.planning.machines import topologies
 from tests.layers.stacks.executions import sequential
 

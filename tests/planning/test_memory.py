@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning import memory
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import topologies

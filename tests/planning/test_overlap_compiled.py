@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.compile_options import NONE, chosen_for
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning import overlap, roofline
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies

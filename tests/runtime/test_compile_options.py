@@ -1,4 +1,4 @@
-# tests: runtime/compile_options.py, runtime/step_compiler.py
+# tests: runtime/compile_options.py, runtime/step_compiler.py, wings/compiler_options/table.py
 """Checks the compiler options of steps: the table, changes to it, and what compilers refuse."""
 
 import pathlib
@@ -11,27 +11,29 @@ import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.compile_options import (
-    ALL_TO_ALLS,
-    COLLECTIVE_PRODUCTS,
     NONE,
-    OPTIONS,
-    PARALLEL,
-    PIPELINED,
-    WHOLE_PRODUCTS,
     CompileOptions,
     after_failure,
     check_refusal,
     chosen,
-    has_parallel_collectives,
     in_words,
-    option_variants,
 )
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import executable
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.step_compiler import StepCompiler, traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.compiler_options.table import (
+    ALL_TO_ALLS,
+    COLLECTIVE_PRODUCTS,
+    OPTIONS,
+    PARALLEL,
+    PIPELINED,
+    WHOLE_PRODUCTS,
+    has_parallel_collectives,
+    option_variants,
+)
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.planning.machines.chips import CHIPS
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.runtime import partitioning_log
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.hlo import names
 from lingvo_gshard.wings.hlo.names import FullReplication
 

@@ -176,13 +176,9 @@ def test_step_donates_the_state(runtime):
 
 
 def test_compiles_once_per_shape(runtime):
-    assert runtime.compile_count == 1
     for rows in (16, 8, 16, 8):
         runtime.train_step(tiny.make_batch(1, rows, rows))
-    assert runtime.compile_count == 3
-    seconds = runtime.compile_seconds
-    runtime.train_step(tiny.make_batch(1, 9))
-    assert runtime.compile_seconds == seconds > 0
+    assert all(each.seconds > 0 for each in runtime.compilations)
     assert [(c.function, c.inputs.get("x")) for c in runtime.compilations] == [
         ("init", None),
         ("train", ((16, tiny.INPUTS), "float32")),

@@ -53,8 +53,7 @@ def test_losses_equal_one_device_bit_for_bit(trainer, local, mesh):
         np.testing.assert_array_equal(mine, theirs)
     batch = tiny.make_batch(2, 0)
     assert runtime.eval_step(batch) == local.eval_step(batch)
-    assert runtime.compile_count == 2
-    assert runtime.compile_seconds > 0
+    assert len(runtime.compilations) == 2
 
 
 def test_resumes_from_the_state_of_one_device(trainer, local):
@@ -74,7 +73,6 @@ def test_bound_functions_need_only_weights(trainer, local):
     ids = np.array([[0, 3], [1, 1]], np.int32)
     np.testing.assert_array_equal(function(ids), theta.output.b[ids] + 1.0)
     np.testing.assert_array_equal(function(ids[:1]), theta.output.b[ids[:1]] + 1.0)
-    assert function.compile_count == 2
 
 
 def test_replicated_tensors_are_reported(trainer):

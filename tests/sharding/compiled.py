@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import partition
 
 PARTITIONERS = ("gspmd", "shardy")
 

@@ -5,10 +5,10 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.wings.functions.partition import partition
 
 DATA, MODEL = 4, 2
 MESH = f"data={DATA},model={MODEL}"

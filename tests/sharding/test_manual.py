@@ -8,7 +8,6 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, collectives, einsum
 from lingvo_gshard.sharding.manual import (
     annotate_stack,
@@ -20,6 +19,7 @@ from lingvo_gshard.sharding.manual import (
     stack_of_shards,
 )
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.wings.functions.partition import partition
 
 MESH = "data=4,model=2"
 BY_DATA = (("data",), ())

@@ -7,9 +7,9 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding.paper_api import mesh_split, replicate, shard, split
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.wings.functions.partition import partition
 from tests.sharding.compiled import PARTITIONERS
 
 DEVICES = "a=2,b=2,c=2"

@@ -13,9 +13,9 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding.paper_api import replicate, split
 from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.wings.functions.partition import partition
 from tests.sharding.compiled import PARTITIONERS
 
 NONE = {}

@@ -15,9 +15,9 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core import lazy
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.functions.partition import partition
 from tests.sharding.compiled import PARTITIONERS
 
 PRIVATE_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.options import PARTITIONERS
+from lingvo_gshard.wings.functions.partition import partition
 
 PARTS, LAYERS, B, L, M, H = 4, 3, 16, 8, 32, 64
 WEIGHT = 4 * LAYERS * M * H

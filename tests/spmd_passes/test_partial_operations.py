@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.layers.embedding import TokenEmbedding
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights, einsum
 from lingvo_gshard.sharding.options import PARTITIONERS
+from lingvo_gshard.wings.functions.partition import partition
 
 B, L, M, N, D, V = 8, 16, 32, 8, 4, 64
 SIZES = {"B": B, "L": L, "M": M, "N": N, "D": D, "V": V, "H": 32}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import step_programs
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, einsum
@@ -14,6 +13,7 @@ from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.planning.machines import cuda, topologies
 from lingvo_gshard.wings.spmd_passes import uneven_sums
 from tests.layers.stacks.executions import loop

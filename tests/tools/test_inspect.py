@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.runtime.compile_options import OPTIONS
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
@@ -21,6 +20,7 @@ from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import NO_SINGLE_LAYER, CollectiveTotal
 from lingvo_gshard.training import experiments
+from lingvo_gshard.wings.compiler_options.table import OPTIONS
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.hlo import CollectiveCall
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS

@@ -1,4 +1,4 @@
-# tests: wings/verification/steps.py
+# tests: wings/verification/steps.py, wings/verification/unfolded.py
 """Tests the rewriting of StableHLO from float32 to float64."""
 
 import jax
@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.verification.steps import in_float64, to_float64
 
 

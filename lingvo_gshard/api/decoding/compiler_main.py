@@ -7,7 +7,7 @@ import sys
 
 from lingvo_gshard.api.decoding.compiler_process import read_value
 from lingvo_gshard.api.decoding.decoder import LoadedRun
-from lingvo_gshard.runtime.child_process import answer_stream
+from lingvo_gshard.wings.cluster.child_process import answer_stream
 
 # Added to the niceness of this process, so that decoding in other processes comes first.
 _NICENESS = 10

@@ -17,7 +17,7 @@ import threading
 from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.runtime.child_process import start_module
+from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError, ProgramKey
 
 _log = logging.getLogger(__name__)

@@ -12,11 +12,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lingvo_gshard.core import kernel_use
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.core.seams import Seam
@@ -24,17 +25,13 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.lowering.folding import (
     make_constants,
     make_iotas,
-    remove_barriers,
     separate_constants,
-    unfolded_constants,
     without_folding,
 )
-from lingvo_gshard.runtime.lowering.inlining import inline_in_loops
-from lingvo_gshard.runtime.lowering.shardy import (
+from lingvo_gshard.runtime.lowering.operations import (
     call_target,
     operations_of,
     shorten_shardings,
-    to_shardy,
 )
 from lingvo_gshard.runtime.lowering.variables import (
     Captured,
@@ -48,7 +45,7 @@ from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.sharding.platforms import BODIES, HARDWARE, PLATFORMS
+from lingvo_gshard.sharding.platforms import BODIES, PLATFORMS
 from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
@@ -58,6 +55,26 @@ Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
 
 
+class Partitioner(Protocol):
+    """A partitioner of XLA that reads other annotations than GSPMD, which TensorFlow writes."""
+
+    def check(self, model: Layer, mesh: Mesh) -> None:
+        """Raises UserError if it cannot partition a model over a mesh."""
+        ...
+
+    def rewrite(self, module: ir.Module, mesh: Mesh) -> None:
+        """Rewrites the annotations of a module. Raises UserError if it cannot partition it."""
+        ...
+
+
+OTHER_PARTITIONERS: Seam[Partitioner] = Seam("partitioners")
+
+# Rewrites a StableHLO module in place.
+Rewrite: TypeAlias = "Callable[[ir.Module], None]"
+# Makes a context to trace a function in. The context yields what the lowered module needs first.
+Tracing: TypeAlias = "Callable[[], contextlib.AbstractContextManager[Rewrite | None]]"
+
+
 def lower(
     name: str,
     function: Callable[..., Outputs],
@@ -65,7 +82,7 @@ def lower(
     partitioning: Partitioning,
     donated: Sequence[int] = (),
     partitioner: str = "gspmd",
-    folds_constants: bool = True,
+    tracing: Tracing = contextlib.nullcontext,
     variables: Sequence[HeldVariable] = (),
 ) -> Program:
     """Returns a function of flat tensors as a Program.
@@ -81,7 +98,7 @@ def lower(
       partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
       partitioner: "gspmd" or "shardy".
-      folds_constants: whether TensorFlow computes what depends on constants alone, in float32.
+      tracing: the context to trace the function in.
       variables: all variables that the function may use.
 
     Raises:
@@ -99,7 +116,7 @@ def lower(
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
     started = time.monotonic()
-    with _tracing(partitioning, folds_constants), kernel_use.recording() as kernels:
+    with _tracing(partitioning), tracing() as rewrite, kernel_use.recording() as kernels:
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
         recording.set_graph(concrete.graph)
@@ -109,7 +126,7 @@ def lower(
     state, pairs = [each.array for each in found.held], zip(inputs, concrete.inputs, strict=False)
     return Program(
         name=name,
-        module=_portable(name, module, found, partitioning, partitioner, not folds_constants),
+        module=_portable(name, module, found, partitioning, partitioner, rewrite),
         inputs=(*(_with_annotated_split(*pair, partitioning) for pair in pairs), *state),
         outputs=(*outputs, *state),
         donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
@@ -118,6 +135,12 @@ def lower(
         tracing_seconds=traced_at - started,
         lowering_seconds=time.monotonic() - traced_at,
     )
+
+
+def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
+    """Raises UserError, before anything is traced, if a partitioner cannot partition a model."""
+    if partitioner in OTHER_PARTITIONERS:
+        OTHER_PARTITIONERS[partitioner].check(model, mesh)
 
 
 def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
@@ -131,34 +154,12 @@ def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
     }
 
 
-def with_bodies(
-    portable: Program, make: Callable[[Partitioning], Program], partitioning: Partitioning
-) -> Program:
-    """Returns a program with a body for each platform whose kernels it can use.
-
-    Args:
-      portable: the program without kernels, which all other platforms run.
-      make: makes the same program under a partitioning.
-      partitioning: the partitioning of `portable`.
-    """
-    bodies = []
-    for platform in HARDWARE:
-        program = make(partitioning.on(platform))
-        if not program.kernels:
-            # A function without a layer that could use kernels has none on any platform.
-            break
-        if any(not use.obstacle for use in program.kernels):
-            bodies.append((platform, program.module))
-    return dataclasses.replace(portable, bodies=tuple(bodies))
-
-
 @contextlib.contextmanager
-def _tracing(partitioning: Partitioning, folds_constants: bool) -> Iterator[None]:
+def _tracing(partitioning: Partitioning) -> Iterator[None]:
     with (
         use_partitioning(partitioning),
         tf.device("/device:CPU:0"),
         custom_gradient.forgetting_gradients(),
-        contextlib.nullcontext() if folds_constants else unfolded_constants(),
     ):
         yield
 
@@ -216,7 +217,7 @@ def _portable(
     found: Captured,
     partitioning: Partitioning,
     partitioner: str,
-    has_barriers: bool,
+    first: Rewrite | None,
 ) -> bytes:
     """Returns TensorFlow's StableHLO as a portable artifact, which other versions can read."""
     mesh = partitioning.mesh
@@ -225,7 +226,6 @@ def _portable(
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
         has_moves = _name_memory_kinds(parsed)
-        inline_in_loops(parsed)
         has_kernels = partitioning.platform in PLATFORMS
         if has_kernels:
             for replace_marks in BODIES:
@@ -236,15 +236,15 @@ def _portable(
             version = stablehlo.get_version_from_compatibility_requirement(weeks)
         make_constants(parsed, found.constants)
         remove_last_barriers(parsed, len(found.held))
-        if has_barriers:
-            remove_barriers(parsed)
+        if first:
+            first(parsed)
         make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         for rewrite in PASSES:
             rewrite(parsed, mesh)
         separate_constants(parsed)
-        if partitioner == "shardy":
-            to_shardy(parsed, mesh)
+        if partitioner in OTHER_PARTITIONERS:
+            OTHER_PARTITIONERS[partitioner].rewrite(parsed, mesh)
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
 
 

@@ -11,9 +11,8 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -22,63 +21,58 @@ from lingvo_gshard.core import memory_kinds
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.core.lazy import Device, ir, jax, jax_export, jnp
+from lingvo_gshard.core.lazy import ir, jax, jax_export, jnp
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
 
-ALL = ("cpu", "cuda", "rocm", "tpu")
-# The platform that TensorFlow lowers for. Calls of its libraries are this platform's.
-_LOWERED_FOR = "cpu"
-# Kernels' bodies call functions whose names begin so, and run on this platform.
-_CALLS_OF_KERNELS = (("tpu_custom_call", "tpu"), ("__gpu$", "cuda"), ("__cudnn$", "cuda"))
 
-_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
-# Calls that are part of every compiler of XLA.
-_OF_ALL = {
-    memory_kinds.MOVE,
-    "Sharding",
-    "SPMDFullToShardShape",
-    "SPMDShardToFullShape",
-    "xla.sdy.FuncResultSharding",
-}
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The useful work of one call of a program, to compute its efficiency.
 
+    Attributes:
+      flops: useful floating-point operations; 0 if no feature counts them.
+      tokens: tokens of a batch, padding included.
+      vocabularies: (path of an input, number of different ids in it).
+    """
 
-def calls_of_libraries(module: str) -> list[str]:
-    """Returns the functions of platform libraries that a StableHLO module calls, sorted."""
-    return sorted(set(_CALL.findall(module)) - _OF_ALL)
+    flops: int
+    tokens: int
+    vocabularies: tuple[tuple[str, int], ...] = ()
 
 
-def platforms_of(module: str) -> tuple[str, ...]:
-    """Returns the platforms that run a StableHLO module that was lowered from TensorFlow."""
-    calls = calls_of_libraries(module)
-    if not calls:
-        return ALL
-    found = {_platform_of_call(call) for call in calls}
-    # No platform has the functions of two.
-    return tuple(found) if len(found) == 1 else ()
+@dataclasses.dataclass(frozen=True)
+class LayerNames:
+    """The layers of a step, to find the layer of each compiled operation.
+
+    Attributes:
+      scopes: name scopes of all layers.
+      kinds: (name scope, kind of work) of the layers that have a kind; None leaves the kind to each
+        operation of the layer.
+    """
+
+    scopes: tuple[str, ...]
+    kinds: tuple[tuple[str, str | None], ...] = ()
 
 
-def _platform_of_call(call: str) -> str:
-    found = (platform for begin, platform in _CALLS_OF_KERNELS if call.startswith(begin))
-    return next(found, _LOWERED_FOR)
+class ProgramFiles(Protocol):
+    """Writes programs to files, and reads them; see `Program.save` and `Program.load`."""
+
+    def write(self, program: Program, path: str | os.PathLike) -> None:
+        """Writes a program as one file."""
+        ...
+
+    def read(self, path: str | os.PathLike) -> Program:
+        """Returns the program of a file."""
+        ...
 
 
-def check_platform(path: str, record: ProgramRecord, device: Device) -> None:
-    """Raises ValueError naming the file if a device's platform does not run the program."""
-    if record.platforms is msgspec.UNSET:
-        return
-    found, named = platform_of(device), " and ".join(record.platforms) or "no platform"
-    if found not in record.platforms:
-        raise UserError(
-            f"{path} was exported for {named}, but jax found {found} "
-            f"({device.device_kind}) here; export it again without operations that only that "
-            "platform has"
-        )
+FILES: Seam[ProgramFiles] = Seam("program_files")
+_ZIP = "zip"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +132,10 @@ class Program:
     def digest(self) -> str:
         """SHA-256 of the module and everything else that a compiler is given."""
         content = hashlib.sha256(self.module)
-        content.update(program_file.encode(self._record()))
-        for body in program_file.encoded_bodies(dict(self.bodies)):
+        # Digests of saved programs cover these fields of a file, without their values.
+        unsaved = {"work": None, "digest": "", "format": 1, "stamp": ""}
+        content.update(msgspec.json.encode(self.description() | unsaved))
+        for body in encoded_bodies(dict(self.bodies)):
             content.update(body)
         return content.hexdigest()
 
@@ -191,16 +187,7 @@ class Program:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the program as one file, which has a body for each platform with kernels."""
-        exported = self.exported()
-        bodies = {each: bytes(self.exported(each).serialize()) for each, _ in self.bodies}
-        record = msgspec.structs.replace(
-            self._record(),
-            digest=self.digest,
-            work=self.work,
-            layers=self.layers or msgspec.UNSET,
-            platforms=platforms_of(exported.mlir_module()),
-        )
-        program_file.write(path, record, bytes(exported.serialize()), bodies)
+        FILES[_ZIP].write(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike, mesh: Mesh | None = None) -> Program:
@@ -213,74 +200,32 @@ class Program:
         Raises:
           UserError: names the file and the problem: its format, content, mesh or version of jax.
         """
-        record, content, own = program_file.read(path)
-        exported = _deserialized(content, path)
-        bodies = {platform: _deserialized(body, path) for platform, body in own.items()}
-        try:
-            for each in (exported, *bodies.values()):
-                _check_types(record, each)
-            program = cls(
-                name=record.name,
-                module=exported.mlir_module_serialized,
-                bodies=tuple((name, each.mlir_module_serialized) for name, each in bodies.items()),
-                inputs=record.inputs,
-                outputs=record.outputs,
-                donated=record.donated,
-                mesh=Mesh.parse(record.mesh, record.device_order),
-                partitioner=record.partitioner,
-                strategy=record.strategy,
-                flags=record.flags,
-                versions=tuple(sorted(record.versions.items())),
-                work=record.work,
-                layers=None if record.layers is msgspec.UNSET else record.layers,
-            )
-        except ValueError as error:
-            raise UserError(f"{path} is not a saved program: {error}") from None
+        program = FILES[_ZIP].read(path)
         if mesh is not None and mesh != program.mesh:
             raise UserError(
                 f"{path} was made for `mesh={_describe(program.mesh)}`, not for {_describe(mesh)}"
             )
         return program
 
-    def _record(self) -> ProgramRecord:
-        """Returns all that a compiler is given besides the module."""
-        return ProgramRecord(
-            name=self.name,
-            inputs=self.inputs,
-            outputs=self.outputs,
-            donated=self.donated,
-            mesh=str(self.mesh),
-            device_order=self.mesh.device_order,
-            partitioner=self.partitioner,
-            strategy=self.strategy,
-            flags=self.flags,
-            versions=dict(self.versions),
-        )
+    def description(self) -> dict[str, Any]:
+        """Returns all that a compiler is given besides the module, in the order of a file."""
+        return {
+            "name": self.name,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "donated": self.donated,
+            "mesh": str(self.mesh),
+            "device_order": self.mesh.device_order,
+            "partitioner": self.partitioner,
+            "strategy": self.strategy,
+            "flags": self.flags,
+            "versions": dict(sorted(self.versions)),
+        }
 
 
-def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exported:
-    """Returns the exported function of a program's file; ValueError if there is none."""
-    try:
-        return jax_export.deserialize(bytearray(content))
-    except Exception as error:  # jax checks nothing: any type may be raised.
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path} is not a saved program: jax cannot read it: {reason}") from None
-
-
-def _check_types(record: ProgramRecord, exported: jax_export.Exported) -> None:
-    """Checks that a record has the function's shapes and types. Raises ValueError."""
-    for what, arrays, types in (
-        ("input", record.inputs, exported.in_avals),
-        ("output", record.outputs, exported.out_avals),
-    ):
-        if len(arrays) != len(types):
-            raise UserError(f"it states {len(arrays)} {what}s, but the function has {len(types)}")
-        for array, found in zip(arrays, types, strict=True):
-            if (array.shape, array.dtype) != (tuple(found.shape), found.dtype.name):
-                raise UserError(
-                    f"it states that {what} {array.path} is {array.dtype}{list(array.shape)}, but "
-                    f"the function has {found.dtype.name}{list(found.shape)}"
-                )
+def encoded_bodies(bodies: Mapping[str, bytes]) -> list[bytes]:
+    """Returns the platforms' bodies as bytes to hash; none without bodies."""
+    return [f"{platform} {len(body)} ".encode() + body for platform, body in sorted(bodies.items())]
 
 
 @contextlib.contextmanager

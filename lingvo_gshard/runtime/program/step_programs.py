@@ -12,12 +12,10 @@ from lingvo_gshard.core.memory_kinds import to_host
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
-from lingvo_gshard.runtime.lowering.shardy import check_layers
+from lingvo_gshard.runtime.lowering.lowering import Outputs, check_layers, lower
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.program_file import Work
+from lingvo_gshard.runtime.program.program import Program, Work
 from lingvo_gshard.sharding.annotate import annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task

@@ -26,16 +26,16 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import (
     Program,
-    check_platform,
     memory_bytes,
     using_partitioner,
 )
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+from lingvo_gshard.wings.saved_programs import program_file
+from lingvo_gshard.wings.saved_programs.platforms import check_platform
 from lingvo_gshard.wings.verification import synthetic
 
 STEP, INITIAL = "train_step", "init_state"

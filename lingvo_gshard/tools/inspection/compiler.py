@@ -11,12 +11,13 @@ from absl import flags
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime import compile_options
-from lingvo_gshard.runtime.compile_options import CompileOptions, CompilerOption
+from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.flags.definitions import Flags, refuse
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
+from lingvo_gshard.wings.compiler_options.table import OPTIONS, CompilerOption
 from lingvo_gshard.wings.planning.machines.chips import CHIPS, PLATFORMS
 
 
@@ -83,7 +84,7 @@ def list_options(values: flags.FlagValues, console: rich.console.Console) -> dic
 def shown_options(platform: str, chosen: dict[str, str]) -> list[ShownOption]:
     """Returns all options of a platform's compiler that are known or chosen."""
     known: dict[str, CompilerOption] = {
-        each.name: each for each in compile_options.OPTIONS if each.platform == platform
+        each.name: each for each in OPTIONS if each.platform == platform
     }
     rows = [
         ShownOption(name, chosen.get(name), each.reason, each.source)

@@ -17,7 +17,6 @@ from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime.devices import devices_for, platform_of
-from lingvo_gshard.runtime.lowering.lowering import with_bodies
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
 from lingvo_gshard.sharding import sharding_tables, weight_patterns
@@ -39,6 +38,7 @@ from lingvo_gshard.wings.propagation.propagated import (
     compile_with_shardings,
     reshardings,
 )
+from lingvo_gshard.wings.saved_programs.platforms import with_bodies
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
-from lingvo_gshard.runtime.child_process import answer_stream, start_module
+from lingvo_gshard.wings.cluster.child_process import answer_stream, start_module
 from lingvo_gshard.wings.cluster.envelope import are_equal, sign
 from lingvo_gshard.wings.cluster.member import ClusterMember
 from lingvo_gshard.wings.cluster.rendezvous import SECRET, listen

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -25,10 +25,9 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import state_arrays, train_program
-from lingvo_gshard.runtime.spmd import SpmdFunction, SpmdOptions, SpmdRuntime
+from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.runtime.step_compiler import (
     CompiledStep,
-    MeanMetrics,
     StepCompiler,
     batch_key,
     batch_specs,
@@ -42,7 +41,7 @@ from lingvo_gshard.training.step.metric_vectors import (
     WeightedMetrics,
 )
 from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.wings.local_updates.workers import Workers, stacked
+from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked
 from lingvo_gshard.wings.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 
 
@@ -165,16 +164,6 @@ class LocalUpdatesRuntime:
         return self._steps_taken
 
     @property
-    def compile_seconds(self) -> float:
-        """Seconds spent so far tracing, lowering and compiling."""
-        return self._outer_weights.compile_seconds + self._compiler.seconds
-
-    @property
-    def compile_count(self) -> int:
-        """Number of programs compiled so far. Each worker has its own training step."""
-        return self._outer_weights.compile_count + self._compiler.count
-
-    @property
     def compilations(self) -> list[Compilation]:
         """The programs compiled so far, programs for evaluation first."""
         return [*self._outer_weights.compilations, *self._compiler.compilations]
@@ -291,7 +280,7 @@ class LocalUpdatesRuntime:
         """Starts a function of the weights after the last outer step."""
         return self._outer_weights.measure(name, function, batch)
 
-    def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
+    def bind_weights(self, function: WeightsFunction) -> BoundFunction:
         """Returns `function` of the weights after the last outer step."""
         return self._outer_weights.bind_weights(function)
 
@@ -374,9 +363,9 @@ class LocalUpdatesRuntime:
     def _outer_step(self) -> CompiledStep:
         workers = self._workers
         made_of = (self._trainer, workers.count, workers.everywhere, self._partitioner)
-        devices, compiled_before = self._workers.all_devices, self._compiler.count
+        devices, before = self._workers.all_devices, len(self._compiler.compilations)
         step = self._compiler.step("outer", (), devices, lambda: (outer_step_program(*made_of), []))
-        if self._compiler.count > compiled_before:
+        if len(self._compiler.compilations) > before:
             self._messages.append(self._exchange_message(step.executable))
         return step
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import letters
+from lingvo_gshard.core import letters, processes
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
@@ -16,8 +16,11 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.training.step.metric_vectors import StepMetrics
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
 
+# The metric that is summed over workers. It weights the others, which are averaged.
+_TOKENS = "tokens"
 _EVERY = "step.local_updates.every"
 # The axes of a worker with one device.
 _ONE = (("data", 1),)
@@ -53,6 +56,23 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
         )
     if every and rows is not None and mesh is not None:
         _share(rows, mesh)
+
+
+class MeanMetrics:
+    """Metrics of the workers of all processes: means weighted by tokens, and the sum of tokens."""
+
+    def __init__(self, metrics: Sequence[StepMetrics]):
+        """Takes the metrics of this process's workers; `read` combines them over all processes."""
+        self._metrics = metrics
+
+    def read(self) -> dict[str, float]:
+        """Waits for the workers and returns name -> value. All processes must make this call."""
+        local = [metrics.read() for metrics in self._metrics]
+        rows = [row for rows in processes.gather(local) for row in rows]
+        tokens = np.array([row.get(_TOKENS, 1.0) for row in rows])
+        weights = tokens / tokens.sum() if tokens.sum() > 0 else np.full(len(rows), 1 / len(rows))
+        means = {name: float(weights @ [row[name] for row in rows]) for name in rows[0]}
+        return {**means, _TOKENS: float(tokens.sum())} if _TOKENS in means else means
 
 
 class Workers:
@@ -108,13 +128,13 @@ class Workers:
           UserError: the devices of a worker belong to several processes.
         """
         owners = [{device.process_index for device in own} for own in self.devices]
-        for worker, processes in enumerate(owners):
-            if len(processes) > 1:
+        for worker, holders in enumerate(owners):
+            if len(holders) > 1:
                 raise UserError(
                     f"`mesh={self.together}`: the devices of worker {worker} belong to "
-                    f"{len(processes)} processes; each worker must fit into one process"
+                    f"{len(holders)} processes; each worker must fit into one process"
                 )
-        return [w for w, processes in enumerate(owners) if jax.process_index() in processes]
+        return [w for w, holders in enumerate(owners) if jax.process_index() in holders]
 
     def stacked(self, array: Array) -> Array:
         """Returns the array that stacks one array of each worker along a first dimension."""

@@ -9,9 +9,7 @@ from typing import Any
 
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.runtime.partition import Partitioned
-from lingvo_gshard.runtime.program.program import Program, bytes_of
-from lingvo_gshard.runtime.program.program_file import LayerNames
+from lingvo_gshard.runtime.program.program import LayerNames, Program, bytes_of
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -20,6 +18,7 @@ from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.facts.step import step_flops
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning import memory
 from lingvo_gshard.wings.planning.operation_rows import kinds_of_layers
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, TensorRow

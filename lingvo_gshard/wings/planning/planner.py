@@ -11,15 +11,16 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime import offloading
-from lingvo_gshard.runtime.compile_options import chosen_for, has_parallel_collectives, in_words
+from lingvo_gshard.runtime.compile_options import chosen_for, in_words
 from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.compiler_options.table import has_parallel_collectives
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning import memory, operation_rows, overlap, planned_program, roofline
 from lingvo_gshard.wings.planning.calibration import Calibration, calibrated
 from lingvo_gshard.wings.planning.compiling import compilation

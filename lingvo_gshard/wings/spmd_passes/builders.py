@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.folding import is_all
-from lingvo_gshard.runtime.lowering.shardy import (
+from lingvo_gshard.runtime.lowering.operations import (
     annotated,
     annotation_of,
     maker_of,
     shape_of,
-    text_of_split,
 )
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.wings.spmd_passes.sharding_text import text_of_split
 
 Axes = tuple[str, ...]
 

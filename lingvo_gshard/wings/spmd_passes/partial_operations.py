@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.shardy import (
+from lingvo_gshard.runtime.lowering.operations import (
     annotated,
     annotation_of,
     maker_of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.lowering import PASSES
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops
 from lingvo_gshard.wings.spmd_passes.loop_sums import reduce_after_loops
 from lingvo_gshard.wings.spmd_passes.partial_operations import add_before_reducing
 from lingvo_gshard.wings.spmd_passes.uneven_sums import reduce_to_uneven_parts
@@ -15,6 +16,7 @@ from lingvo_gshard.wings.spmd_passes.whole_tables import keep_tables_whole
 @PASSES.register("spmd_passes")
 def prepare(module: ir.Module, mesh: Mesh) -> None:
     """Runs all passes over a module, in the order that they need."""
+    inline_in_loops(module)
     add_before_reducing(module, mesh)
     reduce_after_loops(module, mesh)
     reduce_to_uneven_parts(module, mesh)

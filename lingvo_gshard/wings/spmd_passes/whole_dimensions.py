@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.shardy import (
+from lingvo_gshard.runtime.lowering.operations import (
     ENTERS_REGION,
     LEAVES_REGION,
     annotated,

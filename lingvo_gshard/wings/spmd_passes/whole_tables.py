@@ -11,7 +11,7 @@ import math
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.folding import has_regions
-from lingvo_gshard.runtime.lowering.shardy import CUSTOM_CALL, annotated, operations_of
+from lingvo_gshard.runtime.lowering.operations import CUSTOM_CALL, annotated, operations_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 # Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer

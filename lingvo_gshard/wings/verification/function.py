@@ -17,11 +17,11 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, tf
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.platforms import HARDWARE, interpreted
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.verification.causes import find_first
 from lingvo_gshard.wings.verification.findings import Compared, Verification, compare
 from lingvo_gshard.wings.verification.observation import Observation, Observed
@@ -33,6 +33,7 @@ from lingvo_gshard.wings.verification.steps import (
     output_differences,
     run_on_arrays,
 )
+from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 TOLERANCE = 1e-9
 
@@ -134,7 +135,7 @@ def _run(
         devices,
         layouts,
         partitioner=partitioner,
-        folds_constants=False,
+        tracing=unfolded_constants,
         platform=partitioning.platform,
     )
     program = in_float64(wrapped.lower(*arguments))

@@ -14,8 +14,7 @@ from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.lowering.shardy import check_layers
+from lingvo_gshard.runtime.lowering.lowering import check_layers, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -32,6 +31,7 @@ from lingvo_gshard.wings.verification.findings import (
     compare_digests,
 )
 from lingvo_gshard.wings.verification.observation import Observation, Observed
+from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 # (kind, name, difference) of tensors.
 TensorDifferences: TypeAlias = "Iterable[tuple[str, str, TensorDifference]]"
@@ -156,7 +156,7 @@ class _Lowered:
                 inputs,
                 partitioning,
                 partitioner=partitioner,
-                folds_constants=False,
+                tracing=unfolded_constants,
             )
         )
 

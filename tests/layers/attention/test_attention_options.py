@@ -15,8 +15,8 @@ from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, Relati
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.inference.layers import transformer
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from tests.layers.attention import attention_options, attention_reference

@@ -13,10 +13,10 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.exchange import Exchange
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.functions.partition import partition
 from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E = 8, 8, 4, 6, 8

@@ -1,5 +1,5 @@
 # tests: wings/planning/compiling/tpu_process.py, wings/planning/compiling/tpu_worker.py
-# tests: runtime/child_process.py
+# tests: wings/cluster/child_process.py
 """Compiles a small step by libtpu: what a plan reads is the same before and after code."""
 
 import dataclasses
@@ -9,10 +9,10 @@ import jax
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, Settings, using_settings
 from lingvo_gshard.wings.planning.compiling.tpu_process import TpuProcess

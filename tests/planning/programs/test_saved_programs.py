@@ -1,5 +1,5 @@
 # tests: wings/planning/programs/planned.py, wings/planning/planned_program.py
-# tests: runtime/program/program_file.py
+# tests: wings/saved_programs/program_file.py
 """Compares the plan of a saved training step with that of the trainer it was lowered from."""
 
 import pytest

@@ -17,7 +17,6 @@ from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.runtime.lowering.folding import without_folding
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import init_program, train_program
@@ -28,6 +27,7 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.functions.partition import partition
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.runtime import tiny_translation
 

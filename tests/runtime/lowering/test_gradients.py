@@ -1,4 +1,4 @@
-# tests: runtime/lowering/lowering.py, runtime/partition.py, sharding/xla.py
+# tests: runtime/lowering/lowering.py, wings/functions/partition.py, sharding/xla.py
 """Checks gradients of TensorFlow's and Keras's operations over meshes against one device."""
 
 import functools
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.functions.partition import partition
 from tests.runtime.lowering.operations import OPERATIONS
 
 # The axes of rows, of positions and of features, and of the last dimension of weights. An axis of

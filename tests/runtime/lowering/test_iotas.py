@@ -10,9 +10,9 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from lingvo_gshard.runtime.lowering.folding import make_iotas
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import partition
 
 
 def iotas(function, *specs: tf.TensorSpec) -> list[str]:

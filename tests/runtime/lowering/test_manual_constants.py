@@ -7,8 +7,8 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from lingvo_gshard.runtime.lowering.folding import separate_constants
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding.manual import full_to_shard, manual, shard_to_full
+from lingvo_gshard.wings.functions.partition import partition
 
 OUTSIDE = """
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {

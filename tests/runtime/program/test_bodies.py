@@ -1,3 +1,4 @@
+# tests: wings/saved_programs/platforms.py
 # tests: runtime/program/program.py, runtime/lowering/lowering.py, wings/kernels/splicing.py
 """Checks that a saved program has a body for each platform with kernels, and a portable one."""
 
@@ -16,14 +17,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.lowering.lowering import lower, with_bodies
-from lingvo_gshard.runtime.program import program as programs
-from lingvo_gshard.runtime.program import program_file
+from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.saved_programs import platforms, program_file
+from lingvo_gshard.wings.saved_programs.platforms import with_bodies
 
 B, N, L, D = 4, 2, 128, 64
 PARTITIONING = Partitioning.make("data=4", "data")
@@ -82,7 +83,7 @@ def test_a_file_has_a_body_for_each_platform_with_kernels(program, tmp_path):
     assert Program.load(tmp_path / "p") == program
     assert Program.load(tmp_path / "p").digest == program.digest
     record, _, bodies = program_file.read(tmp_path / "p")
-    assert record.platforms == programs.ALL and record.digest == program.digest
+    assert record.platforms == platforms.ALL and record.digest == program.digest
     assert (record.bodies, record.format) == (("cuda", "tpu"), 2) and list(bodies) == [
         "cuda",
         "tpu",
@@ -90,12 +91,12 @@ def test_a_file_has_a_body_for_each_platform_with_kernels(program, tmp_path):
     for platform, call in (("tpu", "tpu_custom_call"), ("cuda", "__gpu$xla.gpu.triton")):
         exported = jax.export.deserialize(bytearray(bodies[platform]))
         assert exported.platforms == (platform,)
-        assert programs.calls_of_libraries(exported.mlir_module()) == [call]
-        assert programs.platforms_of(exported.mlir_module()) == (platform,)
+        assert platforms.calls_of_libraries(exported.mlir_module()) == [call]
+        assert platforms.platforms_of(exported.mlir_module()) == (platform,)
 
 
 def test_a_platform_without_a_body_runs_the_portable_one(program):
-    assert programs.platforms_of(program.exported("cpu").mlir_module()) == programs.ALL
+    assert platforms.platforms_of(program.exported("cpu").mlir_module()) == platforms.ALL
     for ours, theirs in zip(run(program), run(make(PARTITIONING)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

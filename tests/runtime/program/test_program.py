@@ -1,4 +1,5 @@
-# tests: runtime/program/program.py, runtime/program/array.py, runtime/program/program_file.py
+# tests: runtime/program/program.py, runtime/program/array.py
+# tests: wings/saved_programs/program_file.py, wings/saved_programs/saving.py
 # tests: runtime/program/executable.py
 """Checks that saved programs load unchanged, run with jax alone, and reject mismatches."""
 
@@ -18,16 +19,15 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program import program as programs
-from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.program_file import LayerNames
+from lingvo_gshard.runtime.program.program import LayerNames, Program
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
+from lingvo_gshard.wings.functions.partition import partition
+from lingvo_gshard.wings.saved_programs import program_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MESH = "data=4,model=2"

@@ -1,11 +1,10 @@
-# tests: runtime/program/program_file.py, runtime/program/step_programs.py
+# tests: wings/saved_programs/program_file.py, runtime/program/step_programs.py
 """Tests the useful work that a saved program records."""
 
 import json
 import zipfile
 
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.program_file import Work
+from lingvo_gshard.runtime.program.program import Program, Work
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests import tiny

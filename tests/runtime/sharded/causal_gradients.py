@@ -8,9 +8,9 @@ from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.wings.functions.partition import partition
 
 
 @functools.cache

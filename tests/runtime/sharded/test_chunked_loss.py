@@ -15,9 +15,9 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.losses import Objective, cross_entropy
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.long_inputs.chunked_loss import chunked_cross_entropy
 
 B, L, M, V = 8, 16, 32, 128

@@ -11,9 +11,9 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.wings.functions.partition import partition
 
 B, L, M, H, E = 8, 16, 32, 64, 8
 DEVICES = 8

@@ -13,10 +13,10 @@ from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from lingvo_gshard.wings.repeat.loop import Repeat
 

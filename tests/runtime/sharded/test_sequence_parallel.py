@@ -15,10 +15,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
-from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import Partitioned, partition
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
 

@@ -15,15 +15,14 @@ import tensorflow as tf
 
 from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.program_file import Work
+from lingvo_gshard.runtime.program.program import Program, Work
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import exported as exported_bench
 from lingvo_gshard.tools.benchmarks.exported import SavedStep, product_dtype
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.saved_programs import program_file
 from tests.told import Told
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -22,7 +22,7 @@ class Dispatch(Configurable):
 
     Attributes:
       is_dropless: whether experts compute every token sent to them, so that they have no capacity.
-      is_vectorizable: whether `sharding.vectorize` can compute it for all stages of a pipeline as
+      is_vectorizable: whether `pipeline.vectorize` can compute it for all stages of a pipeline as
         one operation. It cannot if the dispatch contains loops or a manual region.
       has_manual_regions: whether it computes in manual regions on a mesh.
     """

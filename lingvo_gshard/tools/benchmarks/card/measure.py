@@ -19,7 +19,7 @@ import msgspec
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.runtime.program.program_file import LayerNames
+from lingvo_gshard.runtime.program.program import LayerNames
 from lingvo_gshard.tools.benchmarks import exported
 from lingvo_gshard.tools.benchmarks.card import folder as card_folder
 from lingvo_gshard.tools.benchmarks.card.folder import CardFolder, CardRecord

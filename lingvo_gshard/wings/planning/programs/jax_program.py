@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, sdy, stablehlo
-from lingvo_gshard.runtime.lowering.shardy import split_of_text
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.wings.planning.search.candidates import factorizations
+from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 
 _NAMED = re.compile(r'loc\("(.+?)"(?:\(.*\))?\)')
 _KEY = re.compile(r"\[\\?['\"](.*?)\\?['\"]\]")

@@ -13,7 +13,6 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.compile_options import ALL_TO_ALLS, PARALLEL, option_variants
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -24,6 +23,7 @@ from lingvo_gshard.training.experiments import (
     requested_partitioner,
 )
 from lingvo_gshard.training.step import precision
+from lingvo_gshard.wings.compiler_options.table import ALL_TO_ALLS, PARALLEL, option_variants
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning import planner, roofline
 from lingvo_gshard.wings.planning.machines import efficiencies, interconnect

@@ -14,7 +14,7 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import SilentProgress
-from lingvo_gshard.runtime.child_process import answer_stream, end_with_parent
+from lingvo_gshard.wings.cluster.child_process import answer_stream, end_with_parent
 from lingvo_gshard.wings.planning.compiling.cache import Settings, using_settings
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.wings.planning.machines import topologies

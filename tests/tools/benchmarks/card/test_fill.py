@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks.card import folder
 from lingvo_gshard.tools.benchmarks.card.fill import largest
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.wings.planning.machines import cuda
 from lingvo_gshard.wings.planning.plan import plan
+from lingvo_gshard.wings.saved_programs import program_file
 
 TINY = [
     *("task.model_dim = 8", "task.decoder.num_heads = 2", "task.decoder.hidden_dim = 16"),

@@ -16,9 +16,8 @@ from jaxlib import _hlo
 
 from lingvo_gshard.core.progress import SILENT
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program import program, program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program_file import LayerNames, Work
+from lingvo_gshard.runtime.program.program import LayerNames, Work
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
@@ -34,6 +33,7 @@ from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from lingvo_gshard.wings.profiling.trace import INPUT, STEP
 from lingvo_gshard.wings.profiling.xspace import XSpace
+from lingvo_gshard.wings.saved_programs import platforms, program_file
 from tests.profiling import cpu_trace
 from tests.profiling.cpu_trace import HLO, NUMBER, PRODUCT_FLOPS, PROGRAM, Plane
 
@@ -234,7 +234,7 @@ def test_another_card_is_refused(folder, capsys, tmp_path):
 
 def test_a_program_of_another_platform_is_refused(folder, tmp_path):
     record, exported, _ = program_file.read(folder / card_folder.STEP)
-    assert record.platforms == program.ALL
+    assert record.platforms == platforms.ALL
     other = msgspec.structs.replace(record, platforms=("tpu",))
     program_file.write(tmp_path / "tpu.zip", other, exported)
     with pytest.raises(ValueError, match="tpu.zip was exported for tpu, but jax found cpu"):
@@ -243,8 +243,8 @@ def test_a_program_of_another_platform_is_refused(folder, tmp_path):
 
 def test_calls_of_libraries_bind_a_program_to_a_platform():
     call = "%1 = stablehlo.custom_call @{}(%0) : (tensor<8xf32>) -> tensor<8xf32>"
-    assert program.platforms_of(call.format("Sharding")) == program.ALL
-    assert program.platforms_of(call.format("lapack_spotrf_ffi")) == ("cpu",)
+    assert platforms.platforms_of(call.format("Sharding")) == platforms.ALL
+    assert platforms.platforms_of(call.format("lapack_spotrf_ffi")) == ("cpu",)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-# tests: runtime/lowering/shardy.py
+# tests: runtime/lowering/operations.py, wings/spmd_passes/sharding_text.py
 """Compares splits that are read from the text of shardings with numbered devices."""
 
 import pytest
 
-from lingvo_gshard.runtime.lowering.shardy import shortened, split_of_text, text_of_split
+from lingvo_gshard.runtime.lowering.operations import shortened
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text, text_of_split
 
 MESH = Mesh.parse("data=2,model=4")
 

@@ -8,7 +8,6 @@ file.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import os
@@ -24,6 +23,7 @@ from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import LayerNames, Work, encoded_bodies
 
 # Files with bodies for platforms have the second format, which earlier versions do not read.
 FORMATS = (1, 2)
@@ -33,35 +33,6 @@ _NO_BODIES: Mapping[str, bytes] = MappingProxyType({})
 # more than its own size was made to fill the memory.
 _MOST_TIMES = 100
 _LEAST_LIMIT = 1 << 28
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """The useful work of one call of a program, to compute its efficiency.
-
-    Attributes:
-      flops: useful floating-point operations; 0 if no feature counts them.
-      tokens: tokens of a batch, padding included.
-      vocabularies: (path of an input, number of different ids in it).
-    """
-
-    flops: int
-    tokens: int
-    vocabularies: tuple[tuple[str, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerNames:
-    """The layers of a step, to find the layer of each compiled operation.
-
-    Attributes:
-      scopes: name scopes of all layers.
-      kinds: (name scope, kind of work) of the layers that have a kind; None leaves the kind to each
-        operation of the layer.
-    """
-
-    scopes: tuple[str, ...]
-    kinds: tuple[tuple[str, str | None], ...] = ()
 
 
 class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
@@ -196,11 +167,6 @@ def stamp(record: ProgramRecord, exported: bytes, bodies: Mapping[str, bytes] = 
     unstamped = msgspec.structs.replace(record, stamp="")
     content = (encode(unstamped), exported, *encoded_bodies(bodies))
     return hashlib.sha256(b"".join(content)).hexdigest()
-
-
-def encoded_bodies(bodies: Mapping[str, bytes]) -> list[bytes]:
-    """Returns the platforms' bodies as bytes to hash; none without bodies."""
-    return [f"{platform} {len(body)} ".encode() + body for platform, body in sorted(bodies.items())]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

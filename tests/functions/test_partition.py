@@ -13,10 +13,10 @@ import lingvo_gshard
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, paper_api
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PARTITIONERS
+from lingvo_gshard.wings.functions.partition import partition
 
 X = np.arange(16, dtype=np.float32).reshape(8, 2)
 

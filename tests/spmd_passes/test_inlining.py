@@ -5,7 +5,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from lingvo_gshard.runtime.lowering.inlining import inline_in_loops
+from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops
 
 # Doubles and adds one, three times; `twice` has two callers, and nothing calls `other`.
 MODULE = """

@@ -1,4 +1,4 @@
-# tests: runtime/partition.py, runtime/lowering/variables.py
+# tests: wings/functions/partition.py, runtime/lowering/variables.py
 """Runs a Keras model on eight devices with two annotations."""
 
 import re
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings import hlo
+from lingvo_gshard.wings.functions.partition import partition
 
 B, L, M, H, V = 8, 6, 16, 32, 24
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -13,7 +14,7 @@ from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.compile_options import chosen_for
 from lingvo_gshard.runtime.devices import devices_for, platform_of
-from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.lowering.lowering import Tracing, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -43,7 +44,7 @@ class Partitioned:
         layouts: Sequence[Any] | None = None,
         donate: Sequence[int] = (),
         partitioner: str = "gspmd",
-        folds_constants: bool = True,
+        tracing: Tracing = contextlib.nullcontext,
         platform: str | None = None,
         compile_options: Sequence[str] = (),
     ):
@@ -56,7 +57,7 @@ class Partitioned:
           layouts: the layouts of the arguments.
           donate: positions of the arguments whose memory the results may reuse.
           partitioner: "gspmd" or "shardy".
-          folds_constants: as in `lower`.
+          tracing: as in `lower`.
           platform: the platform whose kernels the function uses. By default the devices' platform.
           compile_options: changes to the options of `runtime/compile_options.py`.
         """
@@ -69,7 +70,7 @@ class Partitioned:
         )
         self._layouts = layouts
         self._donate = tuple(donate)
-        self._partitioner, self._folds_constants = partitioner, folds_constants
+        self._partitioner, self._tracing = partitioner, tracing
         self._compile_options = tuple(compile_options)
         self._name = getattr(function, "__name__", "function").strip("<>")
         self._compiled: dict[str, tuple[Executable, Any]] = {}
@@ -129,7 +130,7 @@ class Partitioned:
                 self._partitioning,
                 donated,
                 self._partitioner,
-                self._folds_constants,
+                self._tracing,
             )
         self._warn_of_unused_axes(used, inputs)
         return program, structures[0]

@@ -1,0 +1,1 @@
+"""Options of XLA's compilers that steps are compiled with by default."""

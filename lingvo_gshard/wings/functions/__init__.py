@@ -1,0 +1,1 @@
+"""Runs annotated functions of a user's own on the devices of a mesh."""

@@ -1,0 +1,1 @@
+"""Programs in files, which run where only jax is installed."""
