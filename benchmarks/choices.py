@@ -29,8 +29,8 @@ from lingvo_gshard.tools.benchmarks import step, subcommands
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.repeat.loop import Repeat
 
 # Applies a technique to an experiment's Params.

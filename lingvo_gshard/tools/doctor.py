@@ -41,8 +41,8 @@ from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.wings.planning.machines import chips
+from lingvo_gshard.wings.services import run_records
 
 # Devices that are made where there is no accelerator.
 _VIRTUAL_DEVICES = 2

@@ -26,13 +26,13 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import check_platform, using_partitioner
 from lingvo_gshard.runtime.program.program_file import ProgramRecord
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+from lingvo_gshard.wings.verification import synthetic
 
 STEP, INITIAL = "train_step", "init_state"
 # Synthetic weights have this standard deviation, so that activations stay finite.

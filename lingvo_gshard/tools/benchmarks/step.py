@@ -19,7 +19,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -39,6 +38,7 @@ from lingvo_gshard.wings.profiling.observer import ProfiledStep, tracer_of, writ
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from lingvo_gshard.wings.profiling.trace import Recorder
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
+from lingvo_gshard.wings.verification import synthetic
 
 Batch = dict[str, np.ndarray]
 

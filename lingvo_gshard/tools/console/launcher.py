@@ -19,6 +19,7 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard import tools
+from lingvo_gshard.api.closed_output import discard
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.signals import (
     CLOSED_OUTPUT,
@@ -28,7 +29,6 @@ from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.tools.console import libraries, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.process_start import open_closed_streams
-from lingvo_gshard.training.run.monitoring.closed_output import discard
 
 _PREFIX = "gshard-"
 _VERSION_FLAGS = frozenset(("--version", "-version"))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from absl import flags
 
+from lingvo_gshard.api.closed_output import discard
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
@@ -24,7 +25,6 @@ from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.tools.flags.definitions import comma_list, define
-from lingvo_gshard.training.run.monitoring.closed_output import discard
 from lingvo_gshard.wings.cluster.rendezvous import NotMetError
 from lingvo_gshard.wings.cluster.worker_report import report_problem
 

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from lingvo_gshard.tools.console import libraries
-from lingvo_gshard.training.run.run_records import PREFIXES
+from lingvo_gshard.wings.services.run_records import PREFIXES
 
 
 class State(enum.StrEnum):

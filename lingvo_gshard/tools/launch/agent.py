@@ -30,13 +30,13 @@ from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.launch.command import WorkerCommand
-from lingvo_gshard.training.run.run_lock import JOB
 from lingvo_gshard.wings.agents import leftovers
 from lingvo_gshard.wings.agents.agent import Agent, Host
 from lingvo_gshard.wings.agents.keeper import Keeper
 from lingvo_gshard.wings.agents.meeting import Meeting, shared_secret
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.wings.cluster.rendezvous import SECRET
+from lingvo_gshard.wings.services.run_lock import JOB
 
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"

@@ -18,7 +18,6 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.run_records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.planning import memory, operation_rows, overlap, planned_program, roofline
@@ -33,6 +32,7 @@ from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram
 from lingvo_gshard.wings.planning.roofline import StepTime, TimedOperation
+from lingvo_gshard.wings.services.run_records import installed_versions
 
 # In these phases a layer should not communicate over data-parallel axes: these axes only sum
 # gradients.

@@ -9,7 +9,7 @@ import msgspec
 
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.step.trainer import is_sharded
+from lingvo_gshard.training.step.state_part import STEP_PARTS, StatePart
 from lingvo_gshard.wings.hlo.module import (
     Computation,
     Instruction,
@@ -68,7 +68,7 @@ def activations(
       traced: the operations of the function.
       mesh: the mesh.
     """
-    is_weight = [is_sharded(array.path) for array in inputs]
+    is_weight = [_is_sharded(array.path) for array in inputs]
     relevant = dependents(module, [i for i, skip in enumerate(is_weight) if not skip])
     found: dict[tuple, tuple[tuple[int, int], Activation]] = {}
     for instruction in _instructions(module):
@@ -202,3 +202,10 @@ class _Reader:
             ]
             return tuple(map(any, zip(*branches, strict=True)))
         return self.run(instruction.called[0], operands)
+
+
+def _is_sharded(path: str) -> bool:
+    """Returns whether an array of a state, such as theta.output.w, is of a part that is split."""
+    part = path.partition(".")[0]
+    parts = [p for p in STEP_PARTS if issubclass(p, StatePart)]
+    return part in ("theta", "moments", *(p.name for p in parts if p.split_as))

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow, first_and_last, rows_until
-from lingvo_gshard.training.run.run_records import Launch
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
+from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.compilations import COMPILATIONS_FILE
+from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_until
+from lingvo_gshard.wings.services.run_records import Launch
 
 _TRAIN = "train"
 

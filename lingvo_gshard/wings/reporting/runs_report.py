@@ -11,8 +11,8 @@ import msgspec
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.sharding.weight_patterns import layer_of
-from lingvo_gshard.training.run.run_records import Sharding
 from lingvo_gshard.wings.reporting.run import RunReport, read_run
+from lingvo_gshard.wings.services.run_records import Sharding
 
 # Points of a curve in all runs together: no more than a screen shows.
 _POINTS, _FEWEST = 600, 120

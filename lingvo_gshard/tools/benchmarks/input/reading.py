@@ -14,10 +14,11 @@ import rich.box
 import rich.console
 import rich.table
 
+from lingvo_gshard.api.training import share_filled
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
+from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.console.units import in_bytes
@@ -232,7 +233,7 @@ def _row(
         rows=input_.manifest.rows("train"),
         source_length=p.source_length,
         target_length=p.target_length,
-        filled=float(statistics.mean(map(efficiency, batches))),
+        filled=float(statistics.mean(share_filled(batch) or 0.0 for batch in batches)),
         tokens_per_second=float(tokens / seconds),
         tokens_per_cpu_second=float(tokens / cpu) if cpu else 0.0,
         rows_per_second=sum(int((batch.examples >= 0).sum()) for batch in batches) / seconds,
