@@ -85,8 +85,7 @@ def trip_counts(function, *arguments):
                 visit(loop.first_iteration())
             elif instruction.opcode == "call":
                 (called,) = instruction.called
-                arguments = [values.of(operand) for operand in instruction.operands]
-                visit(values.within(called, arguments))
+                visit(values.within(called, *instruction.operands))
 
     visit(values_of_entry(entry))
     return found

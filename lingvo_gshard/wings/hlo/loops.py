@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,14 +63,14 @@ class Values:
 
     Args:
       computation: the computation to evaluate.
-      arguments: one value for each parameter.
+      arguments: one function for each parameter, which returns its value.
       while_value: returns the value of a loop, given the loop and the values around it.
     """
 
     def __init__(
         self,
         computation: Computation,
-        arguments: list[Value],
+        arguments: Sequence[Callable[[], Value]],
         while_value: Callable[[Instruction, Values], Value],
     ):
         self.computation = computation
@@ -97,15 +97,19 @@ class Values:
                     self._known[last] = self._compute(last)
         return self._known[instruction]
 
-    def within(self, called: Computation, arguments: list[Value]) -> Values:
-        """Returns the values of a computation that this one calls."""
+    def within(self, called: Computation, *operands: Instruction) -> Values:
+        """Returns the values of a computation that this one calls with these operands."""
+        return self.given(called, *(functools.partial(self.of, each) for each in operands))
+
+    def given(self, called: Computation, *arguments: Callable[[], Value]) -> Values:
+        """Returns the values of a computation that this one calls with these arguments."""
         return Values(called, arguments, self._while_value)
 
     def _compute(self, instruction: Instruction) -> Value:
         opcode, proto = instruction.opcode, instruction.proto
         if opcode == "parameter":
             number = proto.parameter_number
-            return self._arguments[number] if number < len(self._arguments) else None
+            return self._arguments[number]() if number < len(self._arguments) else None
         if opcode == "tuple":
             return lambda index: self.of(instruction.operands[index])
         if opcode == "get-tuple-element":
@@ -115,8 +119,7 @@ class Values:
             return self.of(instruction.operands[0])
         if opcode in ("fusion", "call"):
             (called,) = instruction.called
-            arguments = [functools.partial(self.of, each) for each in instruction.operands]
-            return _LazyValues(self, called, arguments).root()
+            return self.within(called, *instruction.operands).root()
         if opcode == "while":
             return self._while_value(instruction, self)
         if not is_small(instruction.shape):
@@ -131,19 +134,6 @@ class Values:
             value = _result(instruction, operands)
         dtype = _TYPES[instruction.shape.dtype]
         return None if value is None else np.asarray(value).astype(dtype)
-
-
-class _LazyValues(Values):
-    """Values whose arguments are evaluated when a parameter is asked for."""
-
-    def __init__(self, caller: Values, computation: Computation, arguments: list[Callable]):
-        super().__init__(computation, [], caller._while_value)
-        self._deferred = arguments
-
-    def _compute(self, instruction: Instruction) -> Value:
-        if instruction.opcode == "parameter":
-            return self._deferred[instruction.proto.parameter_number]()
-        return super()._compute(instruction)
 
 
 def _evaluated_first(instruction: Instruction) -> list[Instruction]:
@@ -217,15 +207,11 @@ def values_of_entry(entry: Computation) -> Values:
         loop = Loop(instruction, values)
         return loop.returned if instruction.shape.elements is not None else loop.returned(0)
 
-    return Values(entry, [None] * len(entry.parameters), while_value)
+    return Values(entry, (), while_value)
 
 
 class Loop:
-    """A while instruction, with the values of the computation that contains it.
-
-    Attributes:
-      body: the computation of one iteration.
-    """
+    """A while instruction, with the values of the computation that contains it."""
 
     def __init__(self, instruction: Instruction, values: Values):
         self.body, self._condition = instruction.called
@@ -246,7 +232,7 @@ class Loop:
 
     def first_iteration(self) -> Values:
         """Returns the values of the body's instructions in the first iteration."""
-        return self._values.within(self.body, [self._initial])
+        return self._values.given(self.body, lambda: self._initial)
 
     def returned(self, index: int) -> Value:
         """Returns an element of the loop's result; element 0 is the result if it is one array."""
@@ -304,13 +290,13 @@ class Loop:
         return {index: initial(index) for index in needed}
 
     def _step(self, state: dict, needed: set[int]) -> dict[int, Value]:
-        values = self._values.within(self.body, [self._argument(state)])
+        values = self._values.given(self.body, lambda: self._argument(state))
         computed = ((index, self._next(index)) for index in needed)
         return {index: values.of(made) for index, made in computed if made is not None}
 
     def _goes_on(self, state: dict) -> bool | None:
         """Whether the loop runs another iteration from a state; None if that is unknown."""
-        answer = self._values.within(self._condition, [self._argument(state)]).root()
+        answer = self._values.given(self._condition, lambda: self._argument(state)).root()
         return bool(answer) if isinstance(answer, np.ndarray) else None
 
     def _argument(self, state: dict) -> Value:

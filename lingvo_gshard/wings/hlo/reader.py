@@ -58,11 +58,7 @@ def read_operations(
 
 
 class _Reader:
-    """Reads the operations of one program.
-
-    Attributes:
-      notes: what the program does not tell.
-    """
+    """Reads the operations of one program, and notes what it does not tell."""
 
     def __init__(self, mesh: Mesh, layers: frozenset[str] | None, slices: Slices):
         self._mesh = mesh
@@ -78,13 +74,9 @@ class _Reader:
         times: int,
         around: tuple[str, ...] = (),
     ) -> Iterator[Operation]:
-        """Yields the operations of a computation and of all it calls.
+        """Yields the operations of a computation that runs `times` times, and of all it calls.
 
-        Args:
-          computation: the computation.
-          values: the values of its instructions.
-          times: number of its executions.
-          around: names of collectives that are under way while it runs.
+        The collectives named in `around` are under way while it runs.
         """
         flight = CollectivesInFlight(computation, around)
         for instruction in computation.instructions:
@@ -95,8 +87,7 @@ class _Reader:
                 yield from self._conditional(instruction, values, times, in_flight)
             elif instruction.opcode == "call":
                 (called,) = instruction.called
-                arguments = [values.of(operand) for operand in instruction.operands]
-                within = values.within(called, arguments)
+                within = values.within(called, *instruction.operands)
                 yield from self.operations(called, within, times, in_flight)
             elif not (costs.is_free(instruction) or _is_scalar(instruction)):
                 found = list(self._instruction(instruction, times, in_flight))
@@ -123,7 +114,7 @@ class _Reader:
     ) -> Iterator[Operation]:
         found = []
         for branch, operand in zip(instruction.called, instruction.operands[1:], strict=True):
-            within = values.within(branch, [values.of(operand)])
+            within = values.within(branch, operand)
             found.append(list(self.operations(branch, within, times, in_flight)))
         yield from max(found, key=_work)
 
