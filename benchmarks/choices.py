@@ -18,19 +18,19 @@ import rich.console
 from absl import flags
 
 from benchmarks import common
-from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tools.benchmarks import step, subcommands
+from lingvo_gshard.tools.benchmarks import step
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.repeat.loop import Repeat
 
 # Applies a technique to an experiment's Params.
@@ -80,9 +80,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
             console.print(f"{row.name}: {row.seconds:.3f} s")
             rows.append(row)
     caption = f"ratio: to {AS_IT_IS}; MiB: of the state, and of temporaries"
-    table = subcommands.make_table(
-        caption, "training step", "state", "temporaries", "seconds", "ratio", "compile", "loss"
-    )
+    numbers = ("state", "temporaries", "seconds", "ratio", "compile", "loss")
+    table = make_table("training step", right=numbers, caption=caption)
     for row in rows:
         table.add_row(
             row.name,

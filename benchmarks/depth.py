@@ -17,7 +17,6 @@ import rich.console
 from absl import flags
 
 from benchmarks import common
-from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
@@ -28,6 +27,7 @@ from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.wings.repeat.loop import Repeat
 
@@ -70,7 +70,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     with transient_stages(console, "starting") as progress:
         found = measure(stack, trainer, depths, rows, length, values.repeats, progress)
     caption = "ratio: to the same layers one by one"
-    table = subcommands.make_table(caption, "training step", "compile", "seconds", "ratio")
+    table = make_table("training step", right=("compile", "seconds", "ratio"), caption=caption)
     for row in found:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)

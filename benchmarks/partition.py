@@ -19,7 +19,6 @@ import rich.console
 from absl import flags
 
 from benchmarks import common
-from lingvo_gshard.api.tables import print_table
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.progress import Progress
@@ -29,10 +28,10 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step as step_bench
-from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -71,7 +70,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     with transient_stages(console, "starting") as progress:
         rows = measure(case, values.repeats, progress)
     caption = "ratio: to the same program without annotations"
-    table = subcommands.make_table(caption, "training step", "seconds", "ratio", "compile")
+    table = make_table("training step", right=("seconds", "ratio", "compile"), caption=caption)
     for row in rows:
         cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
         table.add_row(row.name, *cells)

@@ -29,30 +29,19 @@ from lingvo_gshard.core.version import VERSION
 
 __version__ = VERSION
 
-# Name -> the module that has it, imported on first use.
-_API = {
-    "ClusterOptions": "options",
-    "DecoderSettings": "export",
-    "DecodingOptions": "run",
-    "PrepareOptions": "preparation",
-    "Run": "run",
-    "RuntimeOptions": "options",
-    "Source": "preparation",
-    "describe": "experiments",
-    "experiment": "experiments",
-    "experiments": "experiments",
-    "import_model": "importing",
-    "load": "run",
-    "open_model": "importing",
-    "partition": "partitioning",
-    "plan": "planning",
-    "plan_generation": "planning",
-    "preparation_params": "preparation",
-    "prepare": "preparation",
-    "report": "run",
-    "train": "training",
-    "verify": "partitioning",
+# The modules of lingvo_gshard.api, imported on the first use of one of their names.
+_MODULES = {
+    "experiments": ("describe", "experiment", "experiments"),
+    "export": ("DecoderSettings",),
+    "importing": ("import_model", "open_model"),
+    "options": ("ClusterOptions", "RuntimeOptions"),
+    "partitioning": ("partition", "verify"),
+    "planning": ("plan", "plan_generation"),
+    "preparation": ("PrepareOptions", "Source", "preparation_params", "prepare"),
+    "run": ("DecodingOptions", "Run", "load", "report"),
+    "training": ("train",),
 }
+_API = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "ClusterOptions",
     "DecoderSettings",

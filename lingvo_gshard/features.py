@@ -15,6 +15,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "program_files": ("lingvo_gshard.wings.saved_programs.saving",),
     "program_readers": ("lingvo_gshard.wings.planning.program_reader",),
     "step_parts": (
+        "lingvo_gshard.wings.low_precision.loss_scale",
+        "lingvo_gshard.wings.optimizers.micro_batches",
         "lingvo_gshard.wings.optimizers.averages",
         "lingvo_gshard.wings.optimizers.spikes",
         "lingvo_gshard.wings.optimizers.local_updates",
@@ -22,6 +24,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.optimizers.offload",
         "lingvo_gshard.wings.low_precision.fp8",
     ),
+    "run_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.wings.object_stores.checkpoints",),
     "experiments": (
@@ -39,9 +42,11 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.preparation.cleaning.leaks",
         "lingvo_gshard.wings.preparation.vocabularies.vocabulary_trainer",
     ),
+    "report_notes": ("lingvo_gshard.wings.preparation.cleaning.report_notes",),
     "leaks": ("lingvo_gshard.wings.preparation.cleaning.leaks",),
     "object_stores": ("lingvo_gshard.wings.object_stores",),
     "orbax_stores": ("lingvo_gshard.wings.object_stores.checkpoints",),
+    "run_locks": ("lingvo_gshard.wings.services.run_lock",),
     "run_directories": ("lingvo_gshard.wings.object_stores.run_directory",),
     "useful_flops": ("lingvo_gshard.wings.facts.step",),
     "vocabularies": ("lingvo_gshard.wings.preparation.vocabularies.json_vocabulary",),
@@ -51,7 +56,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.fine_tuning.adapters",
     ),
     "codecs": ("lingvo_gshard.wings.low_precision.codecs",),
-    "precisions": ("lingvo_gshard.wings.low_precision.fp8",),
+    "precisions": (
+        "lingvo_gshard.wings.low_precision.loss_scale",
+        "lingvo_gshard.wings.low_precision.fp8",
+    ),
     "tasks": ("lingvo_gshard.wings.fine_tuning.lora",),
     "language_models": ("lingvo_gshard.wings.fine_tuning.preferences",),
 }

@@ -13,9 +13,9 @@ from typing import Any
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.run_records import EvaluationRow, Launch
+from lingvo_gshard.wings.services import run_records
+from lingvo_gshard.wings.services.run_records import EvaluationRow, Launch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,9 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # The line between the heart of the package and its wings (docs/wings.txt). These numbers shrink.
-MOST_LINES_OF_THE_HEART = 32_600
-MOST_FILES_OF_THE_HEART = 212
-MOST_NAMES_TAKEN = 608
+MOST_LINES_OF_THE_HEART = 30_300
+MOST_FILES_OF_THE_HEART = 202
+MOST_NAMES_TAKEN = 592
 
 # Folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "tasks")
@@ -50,7 +50,6 @@ WINGS_OF = {
     "compiler_options": (),
     "functions": (),
     "saved_programs": (),
-    "object_stores": (),
     "kernels": (),
     "preparation": (),
     "gin": (),
@@ -68,6 +67,7 @@ WINGS_OF = {
     "low_precision": ("kernels", "pipeline"),
     "propagation": ("hlo", "pipeline", "tracing"),
     "services": ("cluster", "optimizers", "tracing"),
+    "object_stores": ("services",),
     "inference": ("kernels", "preparation", "dropless"),
     "facts": ("fine_tuning",),
     "verification": ("functions", "hlo", "optimizers", "tracing", "local_updates"),
@@ -475,8 +475,8 @@ def test_files_of_others_are_opened_in_one_place():
     )
     own = {
         # Linux, Python and this package.
-        *("wings/agents/worker.py", "wings/services/memory.py", "training/run/run_lock.py"),
-        *("training/run/run_records.py", "tools/diagnosis/speed.py", "wings/pages/html_page.py"),
+        *("wings/agents/worker.py", "wings/services/memory.py", "wings/services/run_lock.py"),
+        *("wings/services/run_records.py", "tools/diagnosis/speed.py", "wings/pages/html_page.py"),
         *("tools/diagnosis/environment.py", "tools/benchmarks/input/preparation.py"),
         *("tools/console/libraries.py", "tools/console/launcher.py"),
         # Caches, work folders and shared memory that the same user has written.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.gin.binding import apply_gin, to_gin
+
+if TYPE_CHECKING:
+    from lingvo_gshard.wings.planning.planned_training import PlannedTraining
 
 
 def experiment(
@@ -34,7 +38,7 @@ def experiment(
         the nearest valid name.
     """
     if plan is not None:
-        return apply_settings(_planned(name, plan), settings, gin_files)
+        return apply_settings(planned(name, plan).params, settings, gin_files)
     saved = [path for path in gin_files if params_text.is_params_text(path)]
     if saved:
         params = params_text.read(saved[-1])
@@ -45,8 +49,16 @@ def experiment(
     return apply_settings(registry.get(name), settings, gin_files)
 
 
-def _planned(name: str, plan: str | os.PathLike) -> Params:
-    """Returns the Params of a plan, which must be of the experiment `name` if that is given."""
+def planned(name: str, plan: str | os.PathLike) -> PlannedTraining:
+    """Returns what the file of a plan describes.
+
+    Args:
+      name: the experiment that the plan must be of; empty for any.
+      plan: the file.
+
+    Raises:
+      UserError: it is no plan of a training, or of another experiment.
+    """
     # Experiments without a plan do not wait for the planner.
     from lingvo_gshard.wings.planning.planned_training import load
 
@@ -55,17 +67,11 @@ def _planned(name: str, plan: str | os.PathLike) -> Params:
         registry.get(name)
     found = load(plan)
     _check_name(name, found.name, f"plan={os.fspath(plan)}")
-    return found.params
+    return found
 
 
 def _check_name(asked: str, found: str, source: str) -> None:
-    """Raises UserError if a file is of another experiment than the one that was asked for.
-
-    Args:
-      asked: name of the experiment; empty for any.
-      found: name of the file's experiment.
-      source: the option that named the file, with its value.
-    """
+    """Raises UserError if a file is of another experiment than the one that was asked for."""
     if asked and found != asked:
         raise UserError(
             f"`{source}` is of the experiment {found}, not {asked}; leave out `experiment`"

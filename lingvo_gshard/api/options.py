@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.core.options import option
+from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.wings.cluster.member import ClusterOptions
@@ -80,6 +81,23 @@ class RuntimeOptions(CompileOptions, PartitioningOptions):
         """Returns the options with those `values` that are not None."""
         given = {name: value for name, value in values.items() if value is not None}
         return dataclasses.replace(self, **given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskOptions(Options):
+    """Options of an evaluation on tasks of lm-evaluation-harness.
+
+    Attributes:
+      tasks: names of tasks or groups of tasks.
+    """
+
+    tasks: Sequence[str]
+    tasks_folder: str = option("", "Directory with further tasks, as YAML files.")
+    few_shot: int | None = option(
+        None, "Examples before each question; by default as many as each task names.", minimum=0
+    )
+    limit: int | None = option(None, "Questions of each task; by default all.", minimum=1)
+    chat_template: bool = option(False, "Writes questions with the model's chat template.")
 
 
 def _differing(options: Any) -> dict[str, Any]:

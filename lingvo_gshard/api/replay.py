@@ -13,15 +13,16 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow, rows_until
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
 from lingvo_gshard.wings.services import determinism as replaying
+from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.determinism import Replayed
+from lingvo_gshard.wings.services.metrics_rows import rows_until
 from lingvo_gshard.wings.services.roll_back import BatchesWithoutSkipped, RollBacks
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 

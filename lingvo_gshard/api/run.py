@@ -18,14 +18,14 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.tasks.evaluation import Evaluation
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.checkpoint.choice import BEST
-from lingvo_gshard.training.run.monitoring.metrics import rows_of_run
 from lingvo_gshard.wings.export.decoder import DecoderSettings
 from lingvo_gshard.wings.inference.decoding.precision import INT8, INT8_WEIGHTS, TRAINED
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.wings.reporting import page
 from lingvo_gshard.wings.reporting.runs_report import Report, read_report
+from lingvo_gshard.wings.services import run_records
+from lingvo_gshard.wings.services.metrics_rows import rows_of_run
 
 
 def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluation) -> None:

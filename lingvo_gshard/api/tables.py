@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterable
 
 import rich.box
 import rich.console
@@ -48,6 +49,14 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
         widths = [rich.measure.Measurement.get(console, options, cell).minimum for cell in cells]
         column.min_width = max(widths)
     console.print(table, highlight=False, crop=False)
+
+
+def print_facts(console: rich.console.Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Prints pairs of a name and a text, one below the other."""
+    table = rich.table.Table.grid(padding=(0, 2))
+    for name, text in facts:
+        table.add_row(name, text)
+    print_table(console, table)
 
 
 def _print_stacked(console: rich.console.Console, table: rich.table.Table) -> None:

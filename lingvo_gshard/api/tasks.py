@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.api.options import TaskOptions
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
@@ -30,25 +31,6 @@ from lingvo_gshard.wings.inference.text import continuation, stop_check
 
 # New tokens of an answer, where a task does not say how many; as in the harness.
 _USUAL_TOKENS = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskOptions:
-    """Options of an evaluation on tasks.
-
-    Attributes:
-      tasks: names of tasks or groups of tasks.
-      folder: directory with further tasks, as YAML files; "" for none.
-      few_shot: examples before each question; None for the number that each task names.
-      limit: questions of each task; None for all.
-      chat: whether questions are written with the model's chat template.
-    """
-
-    tasks: Sequence[str]
-    folder: str = ""
-    few_shot: int | None = None
-    limit: int | None = None
-    chat: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,18 +83,18 @@ def evaluate_on_tasks(run: Run, options: TaskOptions) -> TaskScores:
     """
     if not importlib.util.find_spec("lm_eval"):
         raise UserError("tasks need lm-evaluation-harness: pip install lm-eval installs it")
-    if options.folder and not pathlib.Path(options.folder).is_dir():
-        raise UserError(f"`tasks_folder={options.folder}`: there is no such directory")
+    if options.tasks_folder and not pathlib.Path(options.tasks_folder).is_dir():
+        raise UserError(f"`tasks_folder={options.tasks_folder}`: there is no such directory")
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=options.folder or None)
+    manager = TaskManager(include_path=options.tasks_folder or None)
     for task in options.tasks:
         if not manager.match_tasks([task]):
             hint = names.nearest(task, manager.all_tasks)
             raise UserError(f"`tasks={task}` is unknown. {hint}")
     model = _harness_model()(run)
-    if options.chat and model.template is None:
+    if options.chat_template and model.template is None:
         raise UserError("`chat_template`: the model has no chat template")
     found = lm_eval.simple_evaluate(
         model,
@@ -120,7 +102,7 @@ def evaluate_on_tasks(run: Run, options: TaskOptions) -> TaskScores:
         num_fewshot=options.few_shot,
         limit=options.limit,
         task_manager=manager,
-        apply_chat_template=options.chat,
+        apply_chat_template=options.chat_template,
         log_samples=False,
     )
     assert found is not None

@@ -17,6 +17,7 @@ import rich.table
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.backend import Backend
+from lingvo_gshard.api.closed_output import GuardedStream
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.config.params import Params
@@ -26,20 +27,18 @@ from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError, StopRequest
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.checkpoint.choice import ends_training
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.starting import FirstWeights, StartingPoint
-from lingvo_gshard.wings.services import divergence, snapshots, trackers
+from lingvo_gshard.wings.services import divergence, run_records, snapshots, trackers
 from lingvo_gshard.wings.services.determinism import checked
+from lingvo_gshard.wings.services.dev_evaluation import ends_training
 from lingvo_gshard.wings.services.hang_watch import HangWatch
 from lingvo_gshard.wings.services.progress import StageDisplay
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
@@ -56,22 +55,22 @@ def print_summary(
     """Prints the experiment, the model's size, the devices, and how the corpus was cleaned."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
     active = active_parameters(trainer.task)
-    table = rich.table.Table.grid(padding=(0, 2))
-    table.add_row("experiment", params.name)
-    table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
-    table.add_row("devices", runtime.device_summary)
+    facts = [
+        ("experiment", params.name),
+        ("parameters", f"{total:,} in all, {active:,} used by each token"),
+        ("devices", runtime.device_summary),
+    ]
     sizes = input_.vocabulary_sizes()
     if sizes:
-        table.add_row("vocabulary", ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
+        facts.append(("vocabulary", ", ".join(f"{name} {size:,}" for name, size in sizes.items())))
     filled = share_filled(first_batch(input_, trainer.p.seed))
     if filled is not None:
-        table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
-    table.add_row("steps", f"{trainer.steps:,}")
-    tables.print_table(console, table)
+        facts.append(("packing", f"{filled:.1%} of a batch's positions hold tokens"))
+    tables.print_facts(console, [*facts, ("steps", f"{trainer.steps:,}")])
     if input_.report is not None:
         print_report(console, input_.report)
     for note in input_.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        _say(console, note)
 
 
 def print_report(console: rich.console.Console, report: CleaningReport) -> None:
@@ -81,8 +80,7 @@ def print_report(console: rich.console.Console, report: CleaningReport) -> None:
         table.add_row(what, f"{count:,}")
     tables.print_table(console, table)
     for reason, example in sorted(report.examples.items()):
-        text = f"{reason}, for example {example}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"{reason}, for example {example}")
 
 
 def share_filled(batch: Batch) -> float | None:
@@ -313,16 +311,8 @@ def record_launch(
 ) -> None:
     """Writes command, versions, devices and sharding into the run's directory.
 
-    Only the main process writes. If it cannot, it says so, and the run goes on.
-
-    Args:
-      logdir: the run's directory.
-      params: the experiment.
-      trainer: its trainer.
-      runtime: what runs the trainer.
-      backend: what made the runtime.
-      step: the step that the run resumes from; 0 for a new run.
-      say: shows a line to the user.
+    Only the main process writes. If it cannot, it says so, and the run goes on. `step` is the step
+    that the run resumes from; 0 for a new run.
     """
     count = processes.count()
     if not backend.is_main:

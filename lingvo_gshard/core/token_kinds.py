@@ -1,8 +1,13 @@
-"""WatchedKinds: how many kinds of tokens there are, for whoever counts tokens by kind."""
+"""Kinds of tokens for whoever counts tokens by kind: languages, and classes of pieces."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# Ends the name of the array with the kinds of one side of a batch: source_kinds, target_kinds.
+KINDS = "_kinds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,3 +21,22 @@ class WatchedKinds:
 
     languages: int
     classes: int
+
+
+class TokenKinds(NamedTuple):
+    """The kinds of the tokens of a batch.
+
+    Attributes:
+      arrays: name such as `source_kinds` -> int32 [B,L], language * len(classes) + class.
+      languages: names of the languages; empty if they are not known.
+      classes: names of the classes.
+    """
+
+    arrays: Mapping[str, Any]
+    languages: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def sizes(self) -> WatchedKinds:
+        """The numbers of languages and classes."""
+        return WatchedKinds(len(self.languages), len(self.classes))

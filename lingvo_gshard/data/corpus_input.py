@@ -14,10 +14,10 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data import stages
-from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, Shares
+from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, language_shares
 from lingvo_gshard.data.batching.table import Group, MemoryTable
 from lingvo_gshard.data.packed_input import PackedInput
-from lingvo_gshard.data.sources.report import CleaningReport
+from lingvo_gshard.data.sources.report import LIMITS, NOTES, CleaningReport
 from lingvo_gshard.data.sources.row import Row
 
 
@@ -49,7 +49,7 @@ def _without_collection() -> Iterator[None]:
 class CorpusInput(PackedInput):
     """Reads, cleans, tokenizes, mixes and packs a corpus. Each stage runs on first use."""
 
-    # Temperature of the sampling of languages; see `mixture_plan.Shares`.
+    # Temperature of the sampling of languages; see `mixture_plan.language_shares`.
     temperature = 1.0
 
     @classmethod
@@ -91,8 +91,9 @@ class CorpusInput(PackedInput):
     @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
+        about_rows = [line for notes in NOTES for line in notes(self.report)]
         about_files = self._reader.notes + self._reader.file_notes
-        return [*self.report.notes(), *about_files, *self._trainer.notes]
+        return [*about_rows, *about_files, *self._trainer.notes]
 
     def check_split(self, split: str) -> None:
         """Reads and cleans a split.
@@ -114,23 +115,16 @@ class CorpusInput(PackedInput):
 
     @abc.abstractmethod
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:
-        """Returns the tokenized rows of a split.
-
-        Args:
-          split: "train", "dev" or "test".
-          rows: its cleaned rows.
-          report: what cleaning kept and dropped.
-        """
+        """Returns the tokenized rows of a split, from its cleaned rows and their report."""
 
     def _plan(self, seed: int) -> Planner:
         # Pieces are drawn, not rows: one text may be as long as a book.
         table = self.table("train")
         rows = np.arange(len(table))
         pieces = self.cut(rows, table.lengths_of(rows))
-        shares = Shares.params().set(temperature=self.temperature).instantiate()
-        window = self.p.packing_window
-        # The shares stay as they are, so steps are of no account.
-        mixture = Mixture(_groups_of(pieces, table), shares, window, seed, lambda _: 1.0)
+        groups, window = _groups_of(pieces, table), self.p.packing_window
+        shares = language_shares(groups, self.temperature)
+        mixture = Mixture(groups, [shares], window, seed)
         return Planner(mixture, pieces.__getitem__, self.buckets, window, seed)
 
     def _identity(self, seed: int) -> str:
@@ -146,7 +140,6 @@ class CorpusInput(PackedInput):
     def _forget_tokens(self) -> None:
         """Drops tokenized text, after a change of vocabularies."""
         self._tokenized.clear()
-        vars(self).pop("_row_languages", None)
 
     def _check_held_out(self, split: str) -> None:
         """Raises ValueError if rows of train should have been held out for a split and none is."""
@@ -201,7 +194,7 @@ def _check_any_left(report: CleaningReport, split: str) -> None:
         return
     if not report.read:
         raise UserError(f"input.corpus.{split} has no rows: its files are empty")
-    advice = " ".join(report.advice())
+    advice = " ".join(NOTES[LIMITS](report)) if LIMITS in NOTES else ""
     kind = "training" if split == "train" else split
     raise UserError(
         f"No {kind} row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()

@@ -15,13 +15,10 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.data.token_kinds import TokenKinds
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
-# Stands in padding where every id may be a token.
-_NO_ID = -1
 # Compiled steps count the tokens of a batch in 32 bits.
 _MOST_NUMBERS = 2**31 - 1
 
@@ -75,16 +72,6 @@ class TextIds:
     before: tuple[int, ...] = (BOS_ID,)
     ends: tuple[int, ...] = (EOS_ID,)
     pad: int = PAD_ID
-
-    @classmethod
-    def published(cls, vocabulary: Vocabulary) -> TextIds:
-        """Returns the ids around the texts of a published model.
-
-        Many have no id of their own for padding. Then no id stands for it.
-        """
-        around = (vocabulary.bos_id, *vocabulary.end_ids)
-        pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
-        return cls((vocabulary.bos_id,), vocabulary.end_ids, pad)
 
 
 class Input(Configurable, abc.ABC):
@@ -176,7 +163,9 @@ class Input(Configurable, abc.ABC):
         """Returns the endless iterator of training batches for a seed."""
 
     def token_kinds(self, batch: Batch) -> TokenKinds | None:
-        """Returns what watched routers count the tokens of a training batch by; None for nothing.
+        """Returns what watched routers count the tokens of a training batch by.
+
+        The default is None: they do not, unless the input packs rows of known languages.
 
         Args:
           batch: a batch that `train_batches` gave.

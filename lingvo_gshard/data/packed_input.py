@@ -29,10 +29,9 @@ from lingvo_gshard.data.batching.mixture_plan import (
     windows,
 )
 from lingvo_gshard.data.batching.packing import Batch, Tokens
-from lingvo_gshard.data.batching.table import MemoryTable, Table
+from lingvo_gshard.data.batching.table import Group, MemoryTable, Table
 from lingvo_gshard.data.input import Input, TextIds, TrainBatches
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
@@ -184,13 +183,9 @@ class PackedInput(Input):
         """Returns the arrays of a batch as the task reads them."""
         return batch
 
-    def token_kinds(self, batch: Batch) -> TokenKinds:
-        """Returns the languages of the tokens of a training batch and their classes."""
-        return kinds_of(batch, self.sides, self._row_languages)
-
-    @functools.cached_property
-    def _row_languages(self) -> Languages:
-        return Languages.of(self.table("train").groups, self.unknown_language)
+    def row_groups(self) -> Sequence[Group] | None:
+        """Returns the training rows by language; None if they are not known in advance."""
+        return self.table("train").groups
 
     @functools.cached_property
     def _own_rows(self) -> Callable[[int], np.ndarray | None] | None:

@@ -75,7 +75,9 @@ def fit(
     Raises:
       UserError: the model is not compiled, an option is wrong, or XLA cannot compile the model.
     """
-    steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
+    layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
+    devices = _devices_of(layouts) if devices is None else devices
+    steps = MeshSteps(model, layouts, devices, partitioner, compile_options)
     given = _as_list(callbacks)
     steps.sees_batches = any(map(_sees_batches, given))
     used = [_synchronizer(steps), *given]
@@ -120,7 +122,9 @@ def evaluate(
     Raises:
       UserError: as `fit` raises it.
     """
-    steps = _steps(model, mesh, layout, strategy, batch_axes, partitioner, compile_options, devices)
+    layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
+    devices = _devices_of(layouts) if devices is None else devices
+    steps = MeshSteps(model, layouts, devices, partitioner, compile_options)
     with steps.in_place():
         return model.evaluate(x, y, **arguments)
 
@@ -139,23 +143,11 @@ def layouts_for(
     return Layouts.make(mesh, layout, strategy, batch_axes, own)
 
 
-def _steps(
-    model: Any,
-    mesh: Mesh | str | Any | None,
-    layout: LayoutTable | None,
-    strategy: str | None,
-    batch_axes: Sequence[str] | str | None,
-    partitioner: str,
-    compile_options: Sequence[str],
-    devices: Sequence[Device] | None,
-) -> MeshSteps:
-    layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
-    size = layouts.partitioning.mesh.size
-    if devices is None:
-        # jax makes its devices when it is first asked for the number of processes.
-        processes = jax.process_count() if jax.distributed.is_initialized() else 1
-        devices = devices_for(size, processes)
-    return MeshSteps(model, layouts, devices, partitioner, compile_options)
+def _devices_of(layouts: Layouts) -> Sequence[Device]:
+    """Returns devices for the mesh, of all processes of a cluster."""
+    # jax makes its devices when it is first asked for the number of processes.
+    processes = jax.process_count() if jax.distributed.is_initialized() else 1
+    return devices_for(layouts.partitioning.mesh.size, processes)
 
 
 def _fit_on(

@@ -30,12 +30,8 @@ from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 _LEAST_SCALE = 1e-3
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ran:
-    """The results of one step: (kind, name, value) of each, and the program."""
-
-    rows: list[tuple[str, str, jax.Array]]
-    executable: Executable
+# (kind, name, value) of a result of a step.
+_Row = tuple[str, str, "jax.Array"]
 
 
 def verify(
@@ -82,7 +78,7 @@ def verify(
         smaller = dataclasses.replace(partitioning, mesh=over)
         on = dataclasses.replace(layouts, partitioning=smaller)
         ran.append(_run(model, batch, held, on, devices, partitioner))
-    partitioned, whole = ran
+    (partitioned, executable), (whole, _) = ran
     compared = _compare(partitioned, whole, full, tolerance)
     wrong = next((row for row in compared if not row.is_equal), None)
     return Verification(
@@ -92,7 +88,7 @@ def verify(
         notes=(f"partitioner: {partitioner}",) if partitioner != "gspmd" else (),
         tolerance=tolerance,
         compared=tuple(compared),
-        first=wrong and describe(Evidence(wrong, full), "", partitioned.executable),
+        first=wrong and describe(Evidence(wrong, full), "", executable),
         seconds=time.monotonic() - started,
     )
 
@@ -104,7 +100,8 @@ def _run(
     layouts: Layouts,
     devices: Sequence[Any],
     partitioner: str,
-) -> _Ran:
+) -> tuple[list[_Row], Executable]:
+    """Returns the results of one step, and the program."""
     mesh = layouts.partitioning.mesh
     devices = devices[: mesh.size]
     step = lower_step(model, TRAIN, batch, held, layouts, partitioner, tracing=unfolded_constants)
@@ -118,16 +115,17 @@ def _run(
     results = executable(*inputs)
     names = [("metric", f"logs[{index}]") for index in range(step.log_size)]
     names += [("new weight", path) for path in step.state_paths]
-    rows = [(*name, value) for name, value in zip(names, results, strict=True)]
-    return _Ran(rows, executable)
+    return [(*name, value) for name, value in zip(names, results, strict=True)], executable
 
 
-def _compare(partitioned: _Ran, whole: _Ran, mesh: Mesh, tolerance: float) -> list[Compared]:
+def _compare(
+    partitioned: list[_Row], whole: list[_Row], mesh: Mesh, tolerance: float
+) -> list[Compared]:
     """Returns the comparisons of all results."""
-    expected = {name: value for _, name, value in whole.rows}
+    expected = {name: value for _, name, value in whole}
     largest = _largest_by_part(expected)
     compared = []
-    for kind, name, value in partitioned.rows:
+    for kind, name, value in partitioned:
         least = _LEAST_SCALE * largest.get(_part(name), 0.0)
         difference = compare(value, expected[name], mesh, least)
         compared.append(Compared(kind, name, difference, difference.relative <= tolerance))

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.training.step.trainer import Trainer
 
 
-def refuse(settings: Sequence[str], runtime: str) -> None:
+def offload_settings(trainer: Trainer) -> list[str]:
+    """Returns the Params that keep arrays in host memory, such as `step.offload_moments = True`."""
+    found = [setting for part in trainer.step_parts for setting in part.host_settings]
+    for layer in trainer.task.all_layers():
+        if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
+            found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
+    return found
+
+
+def refuse(trainer: Trainer, runtime: str) -> None:
     """Refuses to run a trainer whose Params ask for host memory.
 
     Args:
-      settings: `Trainer.offload_settings`.
+      trainer: the trainer.
       runtime: the value of `runtime` that compiles without host memory.
 
     Raises:
       UserError: there are settings; names the first.
     """
-    if settings:
+    if settings := offload_settings(trainer):
         raise UserError(
             f"{settings[0]} needs `runtime=spmd`: with `runtime={runtime}` TensorFlow compiles the "
             "step, and it has no arrays in host memory"
@@ -32,7 +41,7 @@ def notes(trainer: Trainer, platform: str) -> list[str]:
       trainer: the trainer.
       platform: jax's name of the devices' platform.
     """
-    settings = trainer.offload_settings
+    settings = offload_settings(trainer)
     if platform != "cpu" or not settings:
         return []
     return [

@@ -15,6 +15,7 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import offloading
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling, inputs_of
+from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.training.step.metric_vectors import (
     Measurement,
     ReadMeasured,
@@ -24,7 +25,6 @@ from lingvo_gshard.training.step.metric_vectors import (
     pair_with_weights,
     values_and_weights,
 )
-from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 
 
@@ -46,7 +46,7 @@ class SingleDeviceRuntime:
           UserError: the GPU lacks the products of `step.precision`, or the trainer needs host
             memory.
         """
-        offloading.refuse(trainer.offload_settings, "local")
+        offloading.refuse(trainer, "local")
         self._trainer = trainer
         self._messages = _check_device(trainer)
         self._variables: NestedMap | None = None

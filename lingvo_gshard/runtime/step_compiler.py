@@ -42,7 +42,7 @@ def _is_in_parts(trainer: Trainer, partitioning: Partitioning) -> bool:
     takes a gather of activations out of the loop over micro-batches, with the forward pass before
     it, and computes that twice.
     """
-    if trainer.p.micro_batches == 1:
+    if trainer.gradients.accumulate is None:
         return False
     rows = {*partitioning.split("B")[0]}
     sizes = {True: 0, False: 0}

@@ -24,8 +24,8 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.training.step.metric_vectors import Measurement
-from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
 
 WAIT_SECONDS = 300.0
@@ -63,7 +63,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
                 f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
                 "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
             )
-        offloading.refuse(trainer.offload_settings, "tpu_strategy")
+        offloading.refuse(trainer, "tpu_strategy")
         if trainer.precision.rounding:
             raise UserError(
                 f"step.precision is {trainer.p.precision!r}, which `runtime=tpu_strategy` does not "

@@ -15,8 +15,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core.token_kinds import KINDS
 from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores

@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.token_kinds import KINDS
+from lingvo_gshard.core.token_kinds import KINDS
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.stacks.transformer import TransformerStack

@@ -10,16 +10,10 @@
     gshard-bench input --rows=20000000 --workers=2 --json=input.json
     gshard-bench input --prepared=prepared/large
 
-`step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
-model is measured twice: with its mixtures of experts, and with dense layers of the same FLOPs
-instead. Steps alternate with products of two square float32 matrices:
-
-    ratio = flops / seconds / gemm_rate
-
-flops counts useful operations: matrix products, forward and backward, of active experts only.
-seconds is the best of --repeats steps. gemm_rate, in FLOP/s, is the best of --repeats runs of as
-many products as match the FLOPs of a step. compile_seconds is the time of the first step. No data
-is read, and nothing is saved. With --profile=DIR, three more steps of each model are profiled
+`step` measures training steps, optimizer included, of an experiment and of an encoder alone: with
+mixtures of experts, and with dense layers of the same FLOPs instead. Steps alternate with products
+of two square float32 matrices. The ratio is the rate of useful operations in the best step over the
+best rate of the products. With --profile=DIR, three more steps of each model are profiled
 (docs/profiling.md).
 
 `moe` measures the forward and backward pass of a top-2 mixture-of-experts layer for each number of
@@ -27,22 +21,13 @@ is read, and nothing is saved. With --profile=DIR, three more steps of each mode
 learned, balanced, or skewed: then --skew is the share of all tokens whose first expert is expert 0.
 
 `decode` measures how fast an experiment's model and --language_model generate tokens: with greedy
-and beam search, for many test sentences and for one. Weights are random, and every text gets a
-fixed number of tokens.
-
-    limit_share = flops / seconds / gemm_rate
-
-flops counts products that cannot be avoided. For one text, gemm_rate is the rate of the product of
-a vector with a matrix as large as the model's weights. Values are medians of --repeats turns.
+and beam search, for many test sentences and for one (docs/decoding_speed.md). Weights are random,
+and every text gets a fixed number of tokens. Values are medians of --repeats turns.
 
 `exported` runs a training step saved by gshard-inspect --program (docs/programs.md) with JAX alone,
 on a GPU or CPU. TensorFlow is not needed. The state comes from --init_state or is synthetic; the
-batch is packed rows of random ids. Metrics are read one step late. Steps alternate with large
-matrix products of the step's main dtype on all devices at once:
-
-    mfu = flops / step_seconds / gemm_rate
-
-flops and tokens are stored in the file; step_seconds and gemm_rate are medians of --repeats runs.
+batch is packed rows of random ids. Steps alternate with large matrix products of the step's main
+dtype on all devices at once; MFU is relative to their rate.
 
 `fill` makes an experiment as large as a card's memory allows by its plan, and saves its step in a
 folder; `card` measures the step on the card and compares it with its plan (docs/gpu.md):
@@ -67,9 +52,7 @@ import functools
 import tempfile
 import typing
 
-import rich.box
 import rich.console
-import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
@@ -84,6 +67,7 @@ from lingvo_gshard.tools.flags.definitions import (
     decimal,
     integer,
     make_flags,
+    refuse,
     string,
 )
 
@@ -170,8 +154,8 @@ def main(argv: list[str]) -> int:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise UserError(f"the subcommand {given}. {hint}")
-    if values.profile is not None and subcommand != "step":
-        raise UserError(f"--profile={values.profile} applies to `step`, not to `{subcommand}`")
+    if subcommand != "step":
+        refuse(values, ("profile",), f"applies to `step`, not to `{subcommand}`")
     card.check_flags(values, subcommand)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
@@ -184,18 +168,11 @@ def main(argv: list[str]) -> int:
     elif subcommand == INPUT:
         device, rows = "CPU", measure_input(values, console)
     else:
-        device, rows = measure_model(values, subcommand, console)
+        from lingvo_gshard.tools.benchmarks import subcommands
+
+        device, rows = subcommands.run(subcommand, values, console)
     output.write_json(values.json, {"device": device, "rows": rows})
     return 0
-
-
-def measure_model(
-    values: flags.FlagValues, subcommand: str, console: rich.console.Console
-) -> tuple[str, list]:
-    """Measures programs that TensorFlow traces; returns the kind of device and the rows."""
-    from lingvo_gshard.tools.benchmarks import subcommands
-
-    return subcommands.run(subcommand, values, console)
 
 
 def measure_input(values: flags.FlagValues, console: rich.console.Console) -> list:
@@ -237,13 +214,10 @@ def measure_exported(
 
 def print_exported(console: rich.console.Console, device: str, row: exported.ProgramTiming) -> None:
     """Prints the result of a saved step."""
-    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
     extremes = f"{row.fastest_seconds * 1e3:,.2f} to {row.slowest_seconds * 1e3:,.2f}"
     where = f"{row.devices} x {device}" + (f" as {row.mesh}" if row.mesh else "")
     product = f"{row.gemm_rate / 1e12:,.4g} TFLOP/s, {row.gemm_size} x {row.gemm_size}"
-    for name, text in (
+    facts = (
         ("training step", row.file),
         ("devices", where),
         ("step", f"{row.step_seconds * 1e3:,.2f} ms, median; {extremes}"),
@@ -254,6 +228,5 @@ def print_exported(console: rich.console.Console, device: str, row: exported.Pro
         ("compiled in", f"{row.compile_seconds:.1f} s"),
         ("memory", f"{row.peak_bytes / 2**20:,.0f} MiB on each device"),
         ("loss", f"{row.first_loss:.4f}, then {row.last_loss:.4f}"),
-    ):
-        table.add_row(name, text)
-    tables.print_table(console, table)
+    )
+    tables.print_facts(console, facts)

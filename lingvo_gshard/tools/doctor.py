@@ -26,23 +26,21 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-import rich.box
 import rich.console
-import rich.table
 from absl import flags
 from rich.markup import escape
 
-from lingvo_gshard.api import tables
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import Stages
+from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.wings.planning.machines import chips
+from lingvo_gshard.wings.services import run_records
 
 # Devices that are made where there is no accelerator.
 _VIRTUAL_DEVICES = 2
@@ -64,10 +62,8 @@ def main(argv: list[str]) -> int:
     values = startup.parse_flags(define_flags(), argv, __doc__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
-    checks = []
-    with Stages() as progress:
-        for check in _checks(values.devices, progress):
-            checks.append(check)
+    with planning_stages() as progress:
+        checks = list(_checks(values.devices, progress))
     _print(console, checks)
     states = [check.state for check in checks]
     output.write_json(values.json, {"checks": [dataclasses.asdict(check) for check in checks]})
@@ -75,12 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def _checks(count: int, progress: Progress) -> Iterator[Check]:
-    """Yields all checks.
-
-    Args:
-      count: number of devices; 0 for all accelerators, or two virtual CPU devices.
-      say: shows what is checked.
-    """
+    """Yields all checks of `count` devices; 0 takes all accelerators, or virtual CPU devices."""
     progress.begin("checking versions")
     yield from environment.check_versions()
     yield from environment.check_environment(run_records.environment_at_start())
@@ -105,13 +96,16 @@ def _devices(count: int) -> Sequence[Device]:
 
 
 def _print(console: rich.console.Console, checks: Sequence[Check]) -> None:
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    for heading in ("check", "", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
-    for check in checks:
-        state = f"[{_COLORS[check.state]}]{check.state.value}[/]"
-        table.add_row(check.name, state, escape(check.found), escape(check.advice))
-    tables.print_table(console, table)
+    rows = [
+        (
+            check.name,
+            f"[{_COLORS[check.state]}]{check.state.value}[/]",
+            escape(check.found),
+            escape(check.advice),
+        )
+        for check in checks
+    ]
+    print_rows(console, ("check", "", "found", "what to do"), (), rows)
     count = collections.Counter(check.state for check in checks)
     output.say(
         console,

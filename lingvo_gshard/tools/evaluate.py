@@ -30,13 +30,13 @@ Everything is read from --logdir: Params, vocabularies and the checkpoint.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.api.options import TaskOptions
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
@@ -49,10 +49,11 @@ from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     integer,
     make_flags,
+    refuse,
     string,
     switch,
 )
-from lingvo_gshard.tools.flags.options import given_options, option_flags
+from lingvo_gshard.tools.flags.options import given_options, option_flags, read_options
 from lingvo_gshard.tools.flags.run import (
     CHECKPOINT,
     LOGDIR,
@@ -67,7 +68,7 @@ from lingvo_gshard.wings.services.progress import StageDisplay
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "by_source")
 # Flags of an evaluation on tasks of lm-evaluation-harness.
-_HARNESS_FLAGS = ("tasks_folder", "few_shot", "limit", "chat_template")
+_HARNESS_FLAGS = tuple(declared(TaskOptions))
 # `best` is no flag here, since one text of each row is scored.
 _SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "best")
 
@@ -80,7 +81,12 @@ def define_flags() -> flags.FlagValues:
         checkpoint=CHECKPOINT,
         split=string("Split to score: train, dev or test.", "test"),
         **_task_flags(),
-        **_harness_flags(),
+        tasks=comma_list(
+            "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
+            "split. For language models.",
+            [],
+        ),
+        **option_flags(TaskOptions(tasks=())),
         json=output.json_flag("all scores"),
         output="File to write to, tab-separated: language, source, reference, translation. For "
         "translation.",
@@ -109,23 +115,6 @@ def _task_flags() -> Flags:
     )
 
 
-def _harness_flags() -> Flags:
-    """Returns the flags of an evaluation on tasks of lm-evaluation-harness."""
-    return dict(
-        tasks=comma_list(
-            "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
-            "split. For language models.",
-            [],
-        ),
-        tasks_folder=string("Directory with further tasks, as YAML files.", ""),
-        few_shot=integer(
-            "Examples before each question; by default as many as each task names.", least=0
-        ),
-        limit=integer("Questions of each task; by default all.", least=1),
-        chat_template=switch("Writes questions with the model's chat template."),
-    )
-
-
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = startup.parse_flags(define_flags(), argv, __doc__)
@@ -136,72 +125,62 @@ def main(argv: list[str]) -> int:
         stages.begin("Starting")
         run = Run(logdir, runtime_options(values), values.precision, values.checkpoint)
         run.progress = stages
-        if values.tasks:
-            _evaluate_on_tasks(values, run, console, stack, stages)
-            return 0
-        _refuse(values, _HARNESS_FLAGS, "needs --tasks")
-        options = _options(values, run.params.task.cls, run.params.name)
-        if values.split not in run.input.splits:
-            hint = names.nearest(values.split, run.input.splits)
-            raise UserError(f"--split={values.split} is unknown. {hint}")
-        stack.enter_context(run)
-        console.quiet = not run.backend.is_main
-        if run.backend.is_main:
-            output.check_writable(values, "json", "output")
-
-        run.input.check_split(values.split)
-        evaluation = run.evaluate(values.split, **options)
+        evaluate = _evaluate_on_tasks if values.tasks else _evaluate_split
+        evaluation, facts = evaluate(values, run, console, stack)
         stages.close()
-        title = f"{run.params.name}, step {run.step:,}: {evaluation.size} of {values.split}"
-        _print(console, title, evaluation)
+        where = f" of {values.split}" if facts else ""
+        output.say(console, f"{run.params.name}, step {run.step:,}: {evaluation.size}{where}")
+        tables.print_table(console, tables.rich_table(evaluation.table()))
+        for line in evaluation.notes():
+            output.say(console, line)
         if run.backend.is_main:
             record = {"logdir": values.logdir, "experiment": run.params.name, "step": run.step}
-            record |= {"split": values.split, "precision": run.precision, **evaluation.to_record()}
-            output.write_json(values.json, record)
+            output.write_json(values.json, record | facts | evaluation.to_record())
             lines = ("\t".join(cells) + "\n" for cells in evaluation.output_rows())
             output.write_text(values.output, "".join(lines), "output")
     return 0
 
 
+def _evaluate_split(
+    values: flags.FlagValues, run: Run, console: rich.console.Console, stack: contextlib.ExitStack
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Returns the scores of a run on a split, and further facts of the record.
+
+    Raises:
+      UserError: a flag does not apply to the run's task, or the split is unknown.
+    """
+    refuse(values, _HARNESS_FLAGS, "needs --tasks")
+    options = _options(values, run.params.task.cls, run.params.name)
+    if values.split not in run.input.splits:
+        hint = names.nearest(values.split, run.input.splits)
+        raise UserError(f"--split={values.split} is unknown. {hint}")
+    stack.enter_context(run)
+    console.quiet = not run.backend.is_main
+    if run.backend.is_main:
+        output.check_writable(values, "json", "output")
+    run.input.check_split(values.split)
+    evaluation = run.evaluate(values.split, **options)
+    return evaluation, {"split": values.split, "precision": run.precision}
+
+
 def _evaluate_on_tasks(
-    values: flags.FlagValues,
-    run: Run,
-    console: rich.console.Console,
-    stack: contextlib.ExitStack,
-    stages: StageDisplay,
-) -> None:
-    """Scores a run on tasks, and prints and writes the scores.
+    values: flags.FlagValues, run: Run, console: rich.console.Console, stack: contextlib.ExitStack
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Returns the scores of a run on tasks.
 
     Raises:
       UserError: a flag does not go together with tasks, or the tasks cannot be answered.
     """
-    from lingvo_gshard.api.tasks import TaskOptions, evaluate_on_tasks
+    from lingvo_gshard.api.tasks import evaluate_on_tasks
 
-    _refuse(values, ("split", "output", *_TASK_FLAGS, *_SEARCH_FLAGS), "has no effect on --tasks")
+    refuse(values, ("split", "output", *_TASK_FLAGS, *_SEARCH_FLAGS), "has no effect on --tasks")
     task = run.params.task.cls
     if task.DECODING is None or task.DECODING.has_source:
         raise UserError(f"--tasks are for language models, and not for {run.params.name}")
     output.check_writable(values, "json")
     stack.enter_context(run)
-    options = TaskOptions(
-        tasks=values.tasks,
-        folder=values.tasks_folder,
-        few_shot=values.few_shot,
-        limit=values.limit,
-        chat=values.chat_template,
-    )
-    evaluation = evaluate_on_tasks(run, options)
-    stages.close()
-    _print(console, f"{run.params.name}, step {run.step:,}: {evaluation.size}", evaluation)
-    record = {"logdir": values.logdir, "experiment": run.params.name, "step": run.step}
-    output.write_json(values.json, record | evaluation.to_record())
-
-
-def _refuse(values: flags.FlagValues, names: Sequence[str], why: str) -> None:
-    """Raises UserError if one of some flags is given."""
-    for flag in names:
-        if values[flag].present:
-            raise UserError(f"--{flag} {why}")
+    console.quiet = not run.backend.is_main
+    return evaluate_on_tasks(run, read_options(values, TaskOptions, tasks=values.tasks)), {}
 
 
 def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dict[str, Any]:
@@ -214,19 +193,10 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     decodes = task.DECODING is not None and task.DECODING.is_evaluated
     unused += [] if decodes else [*_SEARCH_FLAGS, "precision"]
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
-    for flag in unused:
-        if values[flag].present:
-            raise UserError(f"--{flag} does not apply to {task.__name__}, the task of {experiment}")
+    refuse(values, unused, f"does not apply to {task.__name__}, the task of {experiment}")
     used = {flag: values[flag].value for flag in _TASK_FLAGS if flag not in unused}
     if decodes:
         searched = given_options(values, DecodingOptions, _SEARCH_FLAGS)
         DecodingOptions(**searched)
         used |= searched
     return used
-
-
-def _print(console: rich.console.Console, title: str, evaluation: Evaluation) -> None:
-    output.say(console, title)
-    tables.print_table(console, tables.rich_table(evaluation.table()))
-    for line in evaluation.notes():
-        output.say(console, line)

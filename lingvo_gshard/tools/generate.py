@@ -95,13 +95,7 @@ def _respond(
 ) -> None:
     """Writes the texts for a batch of lines, each as soon as it is complete.
 
-    Args:
-      generator: the model.
-      values: the command's flags.
-      records: the file for JSON, if there is one.
-      progress: shows how many lines are done.
-      lines: the beginnings.
-      before: number of lines before them.
+    `before` is the number of lines before these.
     """
     beginnings = [line.rstrip("\r\n") for line in lines]
     streams = values.stream or (len(lines) == 1 and _can_stream(values) and not generator.has_beam)

@@ -7,10 +7,9 @@ This command lists each weight with its layout, shape, split, and its bytes in t
 
 --plan shows what a file of gshard-plan --json has: its experiment, mesh and strategy.
 
---slots lists the optimizer's moments as well; their totals are always shown. Two warnings may
-follow the list: one names weights that every device holds in full although the strategy splits one
-of their dimensions, the other names mesh axes that split nothing. No device is needed, so the mesh
-may be as large as you like:
+--slots lists the optimizer's moments as well. Warnings name weights that every device holds in full
+although the strategy splits one of their dimensions, and mesh axes that split nothing. No device is
+needed, so the mesh may be as large as you like:
 
     gshard-inspect --experiment=translation.hundred_languages --mesh=data=16,model=8 \\
         --strategy=expert_tensor --slots --json=split.json
@@ -28,9 +27,8 @@ is larger.
 A second table says why data moves: the line that computes a tensor, and the annotation that asks
 for another sharding of this tensor.
 
---activations lists the activations of the forward pass by layer: layout, shape, sharding, bytes per
-device, and the line that computes each. XLA chooses how to split a tensor that has no annotation. A
-warning names each large activation that every device holds in full:
+--activations lists the activations of the forward pass by layer, each with its sharding and the
+line that computes it. A warning names each large one that every device holds in full:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor --activations='decoder.layers[0]'
@@ -46,9 +44,8 @@ others use none. --kernels=here asks for the platform of this machine:
 
     gshard-inspect --experiment=language_model.one_gpu_dense --mesh=data=1 --kernels=cuda
 
---compiler lists the options of a platform's compiler that steps are compiled with to overlap
-communication and computation, each with its reason and source. --compiler=here asks for this
-machine, and a chip, such as v5p or h100, for that chip:
+--compiler lists the options that steps are compiled with, each with its reason and source, for a
+chip such as v5p or h100, or for the chip of this machine with --compiler=here:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=8 --compiler=v5p
 
@@ -85,7 +82,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding import recording
+from lingvo_gshard.sharding import recording, sharding_tables
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -166,12 +163,7 @@ def _inspect_sharding(
 ) -> dict[str, Any]:
     """Prints how an experiment is split and compiled; returns the record for JSON.
 
-    Args:
-      values: the flags.
-      params: the experiment.
-      trainer: the trainer of a run; None for an experiment that was not trained.
-      mesh: the mesh.
-      console: where to print.
+    `trainer` is the trainer of a run; None for an experiment that was not trained.
     """
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     partitioner = experiments.requested_partitioner(params, values.partitioner)
@@ -186,7 +178,9 @@ def _inspect_sharding(
     tables.print_sharding(console, params.name, partitioning, sharding, values.slots)
     pipelines = inspection.pipelines(trainer)
     tables.print_pipelines(console, pipelines)
-    inspection.check_replicated(sharding, values.max_replicated_mb)
+    if values.max_replicated_mb is not None:
+        tensors = [*sharding.replicated_weights, *sharding.replicated_moments]
+        sharding_tables.check_replicated(tensors, values.max_replicated_mb)
     record = {
         "experiment": params.name,
         **inspection.sharding_record(partitioning, sharding, values.slots),

@@ -3,11 +3,10 @@
     gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v3:16x16
 
 lowers the real training step (forward, backward, optimizer) and compiles it ahead of time with the
-topology's own compiler. The report says whether the step fits, what fills the memory, which layer
-causes which collective, and how long the step takes: a lower bound from the chip's published
-figures, and an estimate from measured efficiencies of single operations. Nothing is run. The first
-line says whose compiler is used and why: libtpu for TPUs if it is installed (else the line has the
-command that installs it), and XLA's compiler for CPUs otherwise, whose plans are estimates.
+topology's own compiler. Nothing is run. The report says whether the step fits, what fills the
+memory, which layer causes which collective, and how long the step takes: a lower bound, and an
+estimate. The first line says whose compiler is used: libtpu for TPUs if it is installed, else XLA's
+compiler for CPUs, whose plans are estimates.
 
     gshard-plan --list_topologies
 
@@ -26,8 +25,6 @@ To plan generation with a language model, its decoding and the prefill of prompt
 
     gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:2x2x1 --generate --batch=64 \\
         --length=2048 --mesh=data=2,model=2 --strategy=expert_tensor
-
---largest_batch in place of --batch searches the largest batch that fits.
 
 To plan a program that is a file, with its own shardings (docs/plan_any_program.md): a step that
 gshard-inspect --program or jax.export wrote:
@@ -58,10 +55,8 @@ To search for the fastest sharding:
 
     gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search
 
-A cost model rates every mesh, sharding tables for each group of layers, rematerialization policies
-and numbers of micro-batches. The best candidates are compiled, and the fastest of them with other
-dispatches of experts and options of the compiler. The report says what the step would cost with
-other values of each choice. --json writes the fastest to a file that trains without further flags:
+A cost model rates the candidates, and the best ones are compiled. --json writes the fastest to a
+file that trains without further flags:
 
     gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search \\
         --json=found.json
@@ -93,9 +88,9 @@ from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import Stages
+from lingvo_gshard.tools.console.stages import planning_stages
 from lingvo_gshard.tools.flags import goodput, program
-from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, string, switch
+from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.run import EXPERIMENT, IGNORE_KEYS, experiment_params
 from lingvo_gshard.tools.plan_reports import (
@@ -108,12 +103,12 @@ from lingvo_gshard.tools.plan_reports import (
 )
 from lingvo_gshard.wings.planning import picture
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment, suggest
-from lingvo_gshard.wings.planning.generation import plan_generation
+from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_largest_batch
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
-from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.plan.plan import Plan, load
 from lingvo_gshard.wings.planning.programs.planned import plan_file
 from lingvo_gshard.wings.planning.search.experiment_search import SearchOptions
 from lingvo_gshard.wings.planning.search.machines import search_machines
@@ -207,9 +202,8 @@ def main(argv: list[str]) -> int:
 
 def _planned(values: flags.FlagValues, path: str | None, console: rich.console.Console) -> int:
     """Plans what the flags say. Returns the exit code."""
-    planned = goodput.planned_before(values)
-    if planned:
-        return _report(values, planned, console)
+    if values.plan:
+        return _report(values, load(values.plan), console)
     params = None if path else planned_params(values)
     if not values.topology:
         raise UserError("--topology is missing, such as v3:32x32; --list_topologies shows all")
@@ -218,7 +212,7 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
         return _search(values, params, machines, console)
     topology = topologies.get(values.topology)
     if params is None:
-        with Stages(topology.compiler_choice) as shown:
+        with planning_stages(topology.compiler_choice) as shown:
             facts = program.program_facts(values)
             plan = plan_file(path or "", topology, facts, values.tokens, shown)
         return _report(values, plan, console)
@@ -229,12 +223,8 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
 def planned_params(values: flags.FlagValues) -> Params:
     """Returns the Params of --experiment or --config, with all settings."""
     if values.config is None:
-        for name in ("length", "precision", "ignore_keys"):
-            if values[name].present:
-                raise UserError(
-                    f"{values[name].serialize()} applies to --config, which is not given; an "
-                    "experiment sets it by --gin_param"
-                )
+        why = "applies to --config, which is not given; an experiment sets it by --gin_param"
+        refuse(values, ("length", "precision", "ignore_keys"), why)
         return experiment_params(values)
     if values.experiment:
         raise UserError(
@@ -261,7 +251,7 @@ def _plan(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     options = plan_options(values)
-    with Stages(topology.compiler_choice) as shown:
+    with planning_stages(topology.compiler_choice) as shown:
         plan = plan_experiment(params, topology, options, shown)
         if not plan.fits:
             remedies = suggest(params, topology, options, values.remedies, shown)
@@ -284,8 +274,8 @@ def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console)
 def _generate(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
-    asked, options = program.generation_options(values), plan_options(values)
-    with Stages(topology.compiler_choice) as shown:
+    asked, options = read_options(values, GenerationOptions), plan_options(values)
+    with planning_stages(topology.compiler_choice) as shown:
         plan = plan_largest_batch if values.largest_batch else plan_generation
         found = plan(params, topology, options, asked, shown)
     if isinstance(found, LargestBatch):
@@ -303,7 +293,7 @@ def _search(
     console: rich.console.Console,
 ) -> int:
     search_report.check_flags(values)
-    with Stages(machines[0].compiler_choice) as shown:
+    with planning_stages(machines[0].compiler_choice) as shown:
         searches = search_machines(
             params,
             machines,

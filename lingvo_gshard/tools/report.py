@@ -23,6 +23,7 @@ nothing is written but the files that the flags name.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import rich.console
@@ -110,36 +111,25 @@ def _print_table(
     tables.print_table(console, tables.rich_table(Table(heads, cells, text_columns=text_columns)))
 
 
-def _tail(name: str, form: str) -> Callable[[RunReport], str]:
-    """Returns a function that words the mean of a metric over the last steps of a run."""
-
-    def show(run: RunReport) -> str:
-        value = run.history.tail.get(name)
-        return "" if value is None else format(value, form)
-
-    return show
+def _tail(name: str, form: str, run: RunReport) -> str:
+    """Returns the mean of a metric over the last steps of a run."""
+    value = run.history.tail.get(name)
+    return "" if value is None else format(value, form)
 
 
-def _best(name: str, form: str) -> Callable[[RunReport], str]:
-    """Returns a function that words the best value of a metric of the dev split."""
-
-    def show(run: RunReport) -> str:
-        points = run.history.dev.get(name)
-        if points is None:
-            return ""
-        value, step = min(zip(points.values, points.steps, strict=True))
-        return f"{value:{form}} at step {step:,}"
-
-    return show
+def _best(name: str, form: str, run: RunReport) -> str:
+    """Returns the best value of a metric of the dev split."""
+    points = run.history.dev.get(name)
+    if points is None:
+        return ""
+    value, step = min(zip(points.values, points.steps, strict=True))
+    return f"{value:{form}} at step {step:,}"
 
 
-def _memory(name: str) -> Callable[[RunReport], str]:
-    def show(run: RunReport) -> str:
-        curve = run.history.curves.metrics.get(name)
-        values = [value for value in (curve.high or curve.mean) if value] if curve else []
-        return in_bytes(max(values)) if values else ""
-
-    return show
+def _memory(name: str, run: RunReport) -> str:
+    curve = run.history.curves.metrics.get(name)
+    values = [value for value in (curve.high or curve.mean) if value] if curve else []
+    return in_bytes(max(values)) if values else ""
 
 
 def _steps(run: RunReport) -> str:
@@ -166,14 +156,14 @@ def _compiling(run: RunReport) -> str:
 _FIGURES: dict[str, Callable[[RunReport], str]] = {
     "experiment": lambda run: run.experiment,
     "steps": _steps,
-    "loss": _tail("loss", ".4f"),
-    "dev loss, best": _best("loss", ".4f"),
-    "dev perplexity, best": _best("perplexity", ",.2f"),
-    "gradient norm": _tail("gradient_norm", ".4g"),
-    "learning rate": _tail("learning_rate", ".3g"),
-    "tokens per second": _tail("tokens_per_second", ",.0f"),
-    "memory of the host's process": _memory(HOST_MEMORY),
-    "peak memory of a device": _memory(DEVICE_MEMORY),
+    "loss": functools.partial(_tail, "loss", ".4f"),
+    "dev loss, best": functools.partial(_best, "loss", ".4f"),
+    "dev perplexity, best": functools.partial(_best, "perplexity", ",.2f"),
+    "gradient norm": functools.partial(_tail, "gradient_norm", ".4g"),
+    "learning rate": functools.partial(_tail, "learning_rate", ".3g"),
+    "tokens per second": functools.partial(_tail, "tokens_per_second", ",.0f"),
+    "memory of the host's process": functools.partial(_memory, HOST_MEMORY),
+    "peak memory of a device": functools.partial(_memory, DEVICE_MEMORY),
     "devices": _devices,
     "compiling": _compiling,
     "launches": lambda run: f"{len(run.launches)}" if run.launches else "",

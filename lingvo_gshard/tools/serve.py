@@ -128,12 +128,9 @@ def main(argv: list[str]) -> int:
             run.compiler_seconds = values.stuck_seconds
             service = _service(values, run, token)
         port, model = bound.getsockname()[1], service.model
-        host = f"[{values.host}]" if ":" in values.host else values.host
 
         def on_ready() -> None:
-            if values.port_file:
-                output.write_text(values.port_file, f"{port}\n", "port_file")
-            warn(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
+            output.announce(values, port, f"{model.name}, step {model.step:,}: ")
 
         options = server.ServerOptions(values.drain_seconds, origins)
         cut_off = server.run(service, bound, options, warn, on_ready)

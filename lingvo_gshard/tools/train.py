@@ -78,7 +78,14 @@ from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailed
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, switch
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    comma_list,
+    integer,
+    make_flags,
+    refuse,
+    switch,
+)
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import (
     EXPERIMENT,
@@ -120,14 +127,8 @@ def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Computes --replay_step again. Returns 0 if it is equal to what was recorded, else 2."""
     if not values.logdir:
         raise UserError("--logdir is missing: the directory of the run to replay")
-    for name in _CHANGES:
-        given = values[name].value
-        if given:
-            shown = given[0] if isinstance(given, list) else given
-            raise UserError(
-                f"--{name}={shown} cannot be combined with --replay_step={values.replay_step}: a "
-                "run is replayed with its own Params"
-            )
+    why = f"cannot be combined with --replay_step={values.replay_step}"
+    refuse(values, _CHANGES, f"{why}: a run is replayed with its own Params")
     # Training does not wait for what a replay needs.
     from lingvo_gshard.api.replay import replay
 

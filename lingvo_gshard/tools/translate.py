@@ -110,13 +110,7 @@ def _respond(
 ) -> None:
     """Translates a batch of input lines and writes the translations.
 
-    Args:
-      translator: the model.
-      values: the command's flags. If --json is standard output, that gets JSON, not translations.
-      records: the file for JSON, if there is one.
-      progress: shows how many lines are done.
-      sentences: the lines.
-      before: number of input lines before the batch, for warnings.
+    If --json is standard output, that gets JSON, not translations.
     """
     prefixes = [values.prefix] * len(sentences)
     translations = translator.translate(sentences, progress, prefixes=prefixes)
@@ -136,13 +130,7 @@ def _respond(
 
 
 def _warn_of_empty(sentences: list[str], texts: list[str], before: int) -> None:
-    """Warns if lines that are not empty have empty translations.
-
-    Args:
-      sentences: the lines.
-      texts: their translations.
-      before: number of input lines before the first of these.
-    """
+    """Warns if lines that are not empty have empty translations."""
     pairs = enumerate(zip(sentences, texts, strict=True), start=before + 1)
     empty = [line for line, (source, text) in pairs if source.strip() and not text.strip()]
     if empty:

@@ -24,24 +24,15 @@ For the first tensor that differs it prints
     the nearest annotation or manual region, with the line of code that made it
     the collectives that were compiled for the tensor's layer
 
-The averages of the weights, the scale of the loss and all counters are compared, too. With local
-updates (DiLoCo), the command compares the step of one worker and the outer step of all workers.
-
 No accelerator and no data are needed. Devices are virtual CPU devices, the batch is synthetic, and
-all arithmetic of float32 is done in float64: a difference is not due to rounding. Dropout and
-random routers draw the same numbers in both runs. Weights that are initially constant get noise,
-since a weight of zeros hides errors in the layers before it.
-
-Large experiments are made small: smaller sizes, fewer layers, and a smaller mesh of the same axes.
-All dimensions of one letter shrink together. A size that the mesh divides stays divisible, and a
-size that the mesh does not divide stays indivisible. All changes are printed. --noshrink keeps the
-sizes. This command cannot know the sizes of your own layers; set them by --gin_param:
+all arithmetic of float32 is done in float64: a difference is not due to rounding. Large experiments
+are made small, and all changes are printed; --noshrink keeps the sizes. This command cannot know
+the sizes of your own layers; set them by --gin_param:
 
     gshard-verify --experiment=my_package.my_module.my_experiment --mesh=data=4,model=2 \\
         --gin_param='task.my_layer.my_size = 16'
 
---kernels=tpu or --kernels=cuda has attention computed by the kernels of this platform, step by step
-and in float64 as all else. Rows then keep at least 128 positions, since shorter rows use no kernel:
+--kernels=tpu or --kernels=cuda has attention computed by the kernels of this platform:
 
     gshard-verify --experiment=translation.quickstart --mesh=data=2,model=2 \\
         --strategy=data_tensor --kernels=tpu --gin_param='input.source_length = 128'

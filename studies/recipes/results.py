@@ -11,7 +11,7 @@ import rich.console
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks.evaluation.evaluation import Table, perplexity
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.training.run.monitoring import metrics
+from lingvo_gshard.wings.services import metrics_rows
 from studies.member import Member
 
 
@@ -102,7 +102,7 @@ def _result(member: Member) -> RunResult:
 
 def _training_perplexity(member: Member) -> float:
     """Returns the perplexity of the last fifth of the steps; see `RunResult`."""
-    rows = metrics.rows_of_run(member.logdir)
+    rows = metrics_rows.rows_of_run(member.logdir)
     last = rows[-max(1, len(rows) // 5) :]
     return perplexity(statistics.mean(row["cross_entropy"] for row in last))
 

@@ -22,9 +22,10 @@ def of_run(logdir, folder, packages=""):
         # At the end: the packages of this Python come first.
         sys.path.append(packages)
     import lingvo_gshard as gshard
-    from lingvo_gshard.api.tasks import TaskOptions, evaluate_on_tasks
+    from lingvo_gshard.api.options import TaskOptions
+    from lingvo_gshard.api.tasks import evaluate_on_tasks
 
-    options = TaskOptions((*TASKS, ROLLING), folder=folder)
+    options = TaskOptions(tasks=(*TASKS, ROLLING), tasks_folder=folder)
     return evaluate_on_tasks(gshard.load(logdir), options).results
 
 

@@ -12,7 +12,8 @@ import pytest
 
 import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
-from lingvo_gshard.api.tasks import Answering, TaskOptions, TaskScores, evaluate_on_tasks
+from lingvo_gshard.api.options import TaskOptions
+from lingvo_gshard.api.tasks import Answering, TaskScores, evaluate_on_tasks
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.serving.model import ServedModel
 from lingvo_gshard.wings.serving.service import Service
@@ -181,10 +182,11 @@ def test_equal_requests_that_draw_get_different_texts_and_the_same_ones_again(sc
 def test_a_missing_harness_or_folder_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install lm-eval"):
-        evaluate_on_tasks(None, TaskOptions(("arc_easy",)))
+        evaluate_on_tasks(None, TaskOptions(tasks=("arc_easy",)))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(UserError, match="there is no such directory"):
-        evaluate_on_tasks(None, TaskOptions(("arc_easy",), folder=str(tmp_path / "none")))
+        folder = str(tmp_path / "none")
+        evaluate_on_tasks(None, TaskOptions(tasks=("arc_easy",), tasks_folder=folder))
 
 
 def test_scores_are_shown_with_their_errors():

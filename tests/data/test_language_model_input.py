@@ -10,6 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.data.batching.packing import EOS_ID
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
+from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 from tests.data import corpora
 
 
@@ -140,7 +141,7 @@ def test_errors_name_the_invalid_option(path, value, words, directory):
 def test_tokens_have_classes_and_no_language_without_names(made):
     batches = made.train_batches(1)
     batch = next(batches)
-    kinds = made.token_kinds(batch)
+    kinds = kinds_in(made, batch)
     assert kinds.languages == () and list(kinds.arrays) == ["target_kinds"]
     real = batch["target_segments"] > 0
     found = {kinds.classes[n] for n in kinds.arrays["target_kinds"][real]}

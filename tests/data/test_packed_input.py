@@ -18,6 +18,7 @@ from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 from tests.preparation.prepared import corpora
 
 SHAPE = {"batch_rows": 8, "source_length": 48, "target_length": 28}
@@ -132,7 +133,7 @@ def test_evaluation_and_token_kinds_are_the_same(directories):
         )
         for one, other in batches:
             check_same(one, other)
-            first, second = on_disk.token_kinds(one), memory.token_kinds(other)
+            first, second = kinds_in(on_disk, one), kinds_in(memory, other)
             assert first.languages == second.languages == ("de", "es", "fr")
             for name, array in first.arrays.items():
                 np.testing.assert_array_equal(array, second.arrays[name])

@@ -14,6 +14,7 @@ from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
 from lingvo_gshard.wings.preparation.formats import moses
+from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 from tests.data import corpora
 from tests.told import Told
 
@@ -269,7 +270,7 @@ def test_tokens_have_the_language_of_their_sentence_also_after_resuming(place):
     seen = set()
     for stream in (batches, resumed):
         batch = next(stream)
-        kinds = data.token_kinds(batch)
+        kinds = kinds_in(data, batch)
         assert kinds.languages == ("de", "fr")
         numbers = {name: array // len(kinds.classes) for name, array in kinds.arrays.items()}
         for row, segments in enumerate(batch["source_segments"]):
@@ -289,7 +290,7 @@ def test_classes_follow_from_the_pieces(place):
     data = params(place).instantiate()
     batches = data.train_batches(seed=3)
     batch = next(batches)
-    kinds = data.token_kinds(batch)
+    kinds = kinds_in(data, batch)
     real = batch["source_segments"] > 0
     named = [kinds.classes[n] for n in (kinds.arrays["source_kinds"] % len(kinds.classes))[real]]
     for name, index in zip(named, batch["source_ids"][real], strict=True):

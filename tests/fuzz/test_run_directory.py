@@ -1,6 +1,7 @@
-# tests: training/run/logdir.py, training/run/run_lock.py, training/run/run_records.py
-# tests: training/run/checkpoint/inventory.py, training/run/checkpoint/run_item.py
+# tests: training/run/logdir.py, wings/services/run_lock.py, wings/services/run_records.py
+# tests: wings/services/inventory.py, training/run/checkpoint/run_item.py
 # tests: training/run/monitoring/metrics.py, wings/services/routers/router_records.py
+# tests: wings/services/metrics_rows.py
 # tests: wings/reporting/run.py
 """Fuzzes what reads the directory of a run: an answer or a sentence, and never a long wait.
 
@@ -16,12 +17,18 @@ import shutil
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.run import run_lock, run_records
-from lingvo_gshard.training.run.checkpoint import inventory, run_item
+from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring import metrics
 from lingvo_gshard.wings.reporting import run as reporting
-from lingvo_gshard.wings.services import roll_back, trackers
+from lingvo_gshard.wings.services import (
+    inventory,
+    metrics_rows,
+    roll_back,
+    run_lock,
+    run_records,
+    trackers,
+)
 from lingvo_gshard.wings.services.routers import router_records
 from tests import tiny
 from tests.fuzz.odd_files import ODD
@@ -66,8 +73,8 @@ def uses(logdir: pathlib.Path) -> dict:
         "report": lambda: reporting.read_run(logdir, "run", 100, 100),
         "params": lambda: Logdir(logdir).read_params(),
         "params as text": lambda: Logdir(logdir).params_as_text(),
-        "last rows": lambda: metrics.first_and_last(logdir / metrics.METRICS_FILE, STEP, 3),
-        "rows": lambda: list(metrics.rows_until(logdir / metrics.METRICS_FILE, STEP)),
+        "last rows": lambda: metrics_rows.first_and_last(logdir / metrics.METRICS_FILE, STEP, 3),
+        "rows": lambda: list(metrics_rows.rows_until(logdir / metrics.METRICS_FILE, STEP)),
         "resume": resume,
         "launch": lambda: run_records.append_launch(logdir, example_runs._launch(1, 2, "x")),
         "routers": lambda: router_records.RecordsFile(logdir, STEP, lambda text: None).append([]),

@@ -12,11 +12,11 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, check
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from tests import tiny
 
 MESH, COUNT, EVERY, ROWS = "worker=4,data=2", 4, 3, 16

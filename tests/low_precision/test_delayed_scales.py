@@ -1,5 +1,5 @@
 # tests: wings/low_precision/delayed_scales.py, wings/low_precision/fp8.py
-# tests: wings/low_precision/rounding.py, layers/measured.py, training/step/measured.py
+# tests: wings/low_precision/rounding.py, layers/measured.py, wings/low_precision/measured.py
 """Compares products by delayed scales, and what steps measure for them, with NumPy."""
 
 from typing import Any, cast

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from lingvo_gshard.core.files import objects, stores
-from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, this_process
+from lingvo_gshard.training.run.logdir import LockedError
 from lingvo_gshard.wings.object_stores import run_directory
 from lingvo_gshard.wings.object_stores.run_directory import BucketLock
+from lingvo_gshard.wings.services.run_lock import LostLockError, this_process
 
 pytestmark = pytest.mark.slow
 

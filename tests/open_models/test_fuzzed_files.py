@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
-from lingvo_gshard.wings.open_models.shards import INDEX_FILE, Shards
+from lingvo_gshard.wings.open_models.shards import INDEX_FILE, read_headers
 from tests.open_models import published
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "docs/planned/configs").glob("*.json"))
@@ -74,7 +74,7 @@ def test_json_that_is_too_deep_is_refused(tmp_path, name):
     path.write_text('{"weight_map": ' + DEEP + "}")
     with pytest.raises(ValueError, match=name):
         PublishedConfig.load(tmp_path / "model")
-        Shards(tmp_path / "model")
+        read_headers(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_odd_weight_maps_are_refused(tmp_path, weight_map):
     published.write(tmp_path / "model", shards=2)
     (tmp_path / "model" / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json|is in model-0"):
-        Shards(tmp_path / "model")
+        read_headers(tmp_path / "model")
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -100,7 +100,7 @@ def test_damaged_headers_are_read_or_refused(tmp_path_factory, seed):
         content[rng.randrange(size)] = rng.randrange(256)
     file.write_bytes(content)
     try:
-        tensors = Shards(directory).tensors
+        tensors = read_headers(directory)
     except ValueError as error:
         assert str(directory) in str(error)
     else:

@@ -16,7 +16,7 @@ import lingvo_gshard as gshard
 from benchmarks.peer_python import find_python
 from lingvo_gshard.wings.open_models import packed
 from lingvo_gshard.wings.open_models.importing import PublishedModel
-from lingvo_gshard.wings.open_models.shards import Shards, Tensor, plan_files, write_file
+from lingvo_gshard.wings.open_models.shards import Tensor, plan_files, read_headers, write_file
 from tests.open_models import published
 from tests.open_models.translation import models
 
@@ -90,7 +90,7 @@ def digests(directory):
     """Returns name -> (type, digest) of a model's tensors, packed ones as they are packed."""
     return {
         name: (tensor.dtype, hashlib.sha256(tensor.read().tobytes()).hexdigest())
-        for name, tensor in Shards(directory).tensors.items()
+        for name, tensor in read_headers(directory).items()
     }
 
 
@@ -129,7 +129,7 @@ def test_only_blocks_that_changed_get_another_scale():
 
 def test_parts_of_a_packed_matrix_are_those_of_the_whole(tmp_path):
     write_fp8(tmp_path / "model")
-    raw = Shards(tmp_path / "model").tensors
+    raw = read_headers(tmp_path / "model")
     tensor = packed.unpack(raw, FP8, "c")["model.layers.0.mlp.gate_proj.weight"]
     whole = tensor.read()
     for box in ([(0, 12), (0, 8)], [(3, 9), (2, 7)], [(4, 8), (3, 6)], [(11, 12), (7, 8)]):
@@ -177,7 +177,7 @@ def test_a_model_in_mxfp4_is_imported_and_exported_in_bfloat16(tmp_path):
     meaning = write_mxfp4(tmp_path / "model")
     gshard.import_model(tmp_path / "model", tmp_path / "run", length=16)
     gshard.load(tmp_path / "run").export(tmp_path / "out", "huggingface")
-    found = Shards(tmp_path / "out").tensors
+    found = read_headers(tmp_path / "out")
     assert found.keys() == meaning.keys()
     for name, expected in meaning.items():
         assert found[name].dtype == "BF16"
@@ -189,7 +189,7 @@ def test_a_model_in_mxfp4_is_imported_and_exported_in_bfloat16(tmp_path):
 
 def test_parts_of_matrices_in_mxfp4_are_those_of_the_whole(tmp_path):
     meaning = write_mxfp4(tmp_path / "model")
-    raw = Shards(tmp_path / "model").tensors
+    raw = read_headers(tmp_path / "model")
     name = "model.layers.1.mlp.experts.gate_up_proj"
     tensor = packed.unpack(raw, {"quant_method": "mxfp4"}, "c")[name]
     assert tensor.shape == meaning[name].shape
@@ -221,7 +221,7 @@ def test_other_packings_are_refused(change, message, tmp_path):
 def test_a_matrix_in_fp8_without_scales_is_refused(tmp_path):
     write_fp8(tmp_path / "model")
     name = "model.layers.0.mlp.up_proj.weight"
-    raw = Shards(tmp_path / "model").tensors
+    raw = read_headers(tmp_path / "model")
     kept = {key: value.read() for key, value in raw.items() if key != f"{name}_scale_inv"}
     write_tensors(tmp_path / "model", kept)
     with pytest.raises(ValueError, match=f"the scales of {name}, {name}_scale_inv, are missing"):
@@ -242,7 +242,7 @@ def peer_weights(source, kind, target):
 def test_transformers_makes_the_same_of_fp8(tmp_path):
     # It wants whole blocks.
     write_fp8(tmp_path / "model", weight_block_size=[4, 4])
-    raw = {name: tensor.read() for name, tensor in Shards(tmp_path / "model").tensors.items()}
+    raw = {name: tensor.read() for name, tensor in read_headers(tmp_path / "model").items()}
     for name in [name for name in raw if "_proj" in name and not name.endswith("_inv")]:
         values = raw[name].astype(np.float32)
         raw[name], raw[f"{name}_scale_inv"], _ = pack_by_loops(values, (4, 4))

@@ -16,7 +16,7 @@ from benchmarks.peer_python import find_python
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.shards import Shards
+from lingvo_gshard.wings.open_models.shards import read_headers
 from tests.open_models import published
 from tests.open_models.translation import models
 
@@ -138,7 +138,7 @@ def test_the_text_part_is_imported_and_exported_as_a_language_model(wrapper, tmp
     run, other = gshard.load(tmp_path / "run"), gshard.load(tmp_path / "other")
     assert run.params.task == other.params.task
     run.export(tmp_path / "out", "huggingface")
-    exported = Shards(tmp_path / "out").tensors
+    exported = read_headers(tmp_path / "out")
     assert exported.keys() == tensors.keys()
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(exported[name].read(), tensor)

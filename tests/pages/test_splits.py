@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from lingvo_gshard.training.run.run_records import TensorSharding
 from lingvo_gshard.wings.pages import html_page
+from lingvo_gshard.wings.services.run_records import TensorSharding
 
 
 @pytest.mark.parametrize(

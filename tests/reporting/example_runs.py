@@ -7,8 +7,6 @@ import pathlib
 import msgspec
 import numpy as np
 
-from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding, TensorSharding
 from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
 from lingvo_gshard.wings.profiling.files import COMPARISON, SUMMARY, ProfileFiles
 from lingvo_gshard.wings.profiling.profile import (
@@ -21,8 +19,10 @@ from lingvo_gshard.wings.profiling.profile import (
     Rate,
 )
 from lingvo_gshard.wings.profiling.timeline import StepRange
+from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.roll_back import ROLL_BACKS_FILE, RollBack
 from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, RouterRecord
+from lingvo_gshard.wings.services.run_records import EvaluationRow, Launch, Sharding, TensorSharding
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 SPIKES = (77, 300)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.repetition import unstacked
-from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.layers.moe import EinsumDispatch, ExpertChoiceRouter, HashRouter, TopKRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.run.monitoring import metrics
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers.momentum import Momentum
+from lingvo_gshard.wings.services import metrics_rows
 from lingvo_gshard.wings.services.divergence import Divergence, advice, of_run
 
 GUESSING = math.log(1000)
@@ -114,7 +114,7 @@ def test_advice_counts_dead_experts_and_missing_warm_up():
 
 def test_a_finished_run_tells_since_when_it_has_diverged(tmp_path, monkeypatch):
     """Also if the rows at the end of the file, which are read first, begin later."""
-    monkeypatch.setattr(metrics, "_TAIL", 2000)
+    monkeypatch.setattr(metrics_rows, "_TAIL", 2000)
     path = tmp_path / "metrics.jsonl"
     losses = [7.0, 6.5, *[1e13] * 200]
     path.write_text("".join(json.dumps({"step": s, **row}) + "\n" for s, row in rows(losses)))

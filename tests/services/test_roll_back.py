@@ -1,4 +1,4 @@
-# tests: wings/services/roll_back.py, training/run/options.py
+# tests: wings/services/roll_back.py, training/run/options.py, wings/services/run_options.py
 """Tests roll backs: a run equals one whose input never had the batches that were skipped."""
 
 import json

@@ -12,8 +12,8 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint.run_item import Best
-from lingvo_gshard.training.run.run_lock import ROUND
 from lingvo_gshard.wings.services import snapshots
+from lingvo_gshard.wings.services.run_lock import ROUND
 from lingvo_gshard.wings.services.snapshot_parts import FOLDER, RESTORED, Part
 from lingvo_gshard.wings.services.snapshots import SnapshotStore, restore
 

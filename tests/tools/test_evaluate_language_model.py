@@ -59,13 +59,13 @@ def test_evaluation_prints_a_table_and_writes_json(logdir, tmp_path, capsys):
     [
         (
             "--languages=de",
-            "--languages does not apply to LanguageModelTask, the task of language_model",
+            "--languages=de does not apply to LanguageModelTask, the task of language_model",
         ),
-        ("--max_rows_per_language=3", "--max_rows_per_language does not apply to"),
-        ("--noshuffled", "--shuffled does not apply to"),
-        ("--output=x", "--output does not apply to"),
-        ("--beam_size=2", "--beam_size does not apply to"),
-        ("--length_exponent=0", "--length_exponent does not apply to"),
+        ("--max_rows_per_language=3", "--max_rows_per_language=3 does not apply to"),
+        ("--noshuffled", "--noshuffled does not apply to"),
+        ("--output=x", "--output=x does not apply to"),
+        ("--beam_size=2", "--beam_size=2 does not apply to"),
+        ("--length_exponent=0", "--length_exponent=0.0 does not apply to"),
         ("--split=tset", "--split=tset is unknown. Did you mean 'test'?"),
     ],
 )
@@ -87,9 +87,9 @@ def test_translating_with_a_language_model_is_an_error(logdir, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--tasks=arc_easy", "--split=dev"], "--split has no effect on --tasks"),
-        (["--tasks=arc_easy", "--beam_size=2"], "--beam_size has no effect on --tasks"),
-        (["--limit=5"], "--limit needs --tasks"),
+        (["--tasks=arc_easy", "--split=dev"], "--split=dev has no effect on --tasks"),
+        (["--tasks=arc_easy", "--beam_size=2"], "--beam_size=2 has no effect on --tasks"),
+        (["--limit=5"], "--limit=5 needs --tasks"),
         (["--tasks=arc_easy"], "pip install lm-eval"),
     ],
 )

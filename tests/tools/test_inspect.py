@@ -17,7 +17,7 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.inspection import inspection, tables
+from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import NO_SINGLE_LAYER, CollectiveTotal
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.compiler_options.table import OPTIONS
@@ -304,20 +304,6 @@ def test_collectives_of_recomputed_layers_are_not_reported_as_forward(capsys):
         if row["kind"] == "all-to-all"
     }
     assert counts == {"forward": (2, 4), "rematerialized": (2, 4), "backward": (2, 4)}
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (5 * 2**20, "5.0 MiB"),
-        (2**40 * 2500, "2,500.0 TiB"),
-    ],
-)
-def test_format_bytes(size, words):
-    assert tables.format_bytes(size) == words
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-# tests: training/run/loop.py, api/training.py, training/run/options.py
-# tests: training/run/dev_evaluation.py, training/run/saving.py, training/run/checkpoint/storage.py
+# tests: training/run/loop.py, api/training.py, training/run/options.py, training/run/saving.py
+# tests: wings/services/dev_evaluation.py, training/run/checkpoint/storage.py
 """Tests complete runs: resuming equals no interruption, and every ending leaves a usable run."""
 
 import errno

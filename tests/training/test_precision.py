@@ -12,10 +12,10 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.precision import precision_names
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from tests import tiny
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation

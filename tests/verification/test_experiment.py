@@ -1,4 +1,4 @@
-# tests: wings/verification/experiment.py, data/batching/synthetic.py
+# tests: wings/verification/experiment.py, wings/verification/synthetic.py
 """Tests that library layers are equal in loops, pipelines, micro-batches and remat units."""
 
 import pytest

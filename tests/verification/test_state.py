@@ -5,7 +5,7 @@ import pytest
 
 import lingvo_gshard
 from lingvo_gshard.sharding.partitioning import current_partitioning
-from lingvo_gshard.training.step.precision import LossScale
+from lingvo_gshard.wings.low_precision.loss_scale import LossScale
 from lingvo_gshard.wings.optimizers import averages
 from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from tests.tiny import experiment_params

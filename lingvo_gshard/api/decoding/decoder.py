@@ -38,13 +38,7 @@ from lingvo_gshard.wings.inference.translator import Translator
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A trained model that is ready to decode.
-
-    Attributes:
-      step: the step of its checkpoint.
-      engine: decodes.
-      input: the run's input, with the vocabularies of the checkpoint.
-    """
+    """A trained model that is ready to decode; the input has the vocabularies of its checkpoint."""
 
     step: int
     engine: Engine

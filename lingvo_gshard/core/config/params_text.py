@@ -69,8 +69,9 @@ RENAMED_MODULES = {
     "data.cleaning.base": "wings.preparation.cleaning.cleaner",
     "data.cleaning.documents": "wings.preparation.cleaning.leaks",
     "data.preparation.preparation": "wings.preparation.preparation",
-    "data.prepared.mixture_plan": "data.batching.mixture_plan",
-    "data.prepared.planning.shares": "data.batching.mixture_plan",
+    "data.batching.mixture_plan": "wings.preparation.mixing",
+    "data.prepared.mixture_plan": "wings.preparation.mixing",
+    "data.prepared.planning.shares": "wings.preparation.mixing",
     "data.published_inputs": "wings.preparation.published_inputs",
     "data.published_text_input": "wings.preparation.published_inputs",
     "data.published_translation_input": "wings.preparation.published_inputs",
@@ -90,10 +91,10 @@ RENAMED_MODULES = {
     "tasks.preferences": "wings.fine_tuning.preferences",
     "tasks.future_token": "tasks.token_task",
     "training.local_updates": "wings.optimizers.local_updates",
-    "training.loss_scale": "training.step.precision",
-    "training.monitoring.routers.settings": "training.run.options",
+    "training.loss_scale": "wings.low_precision.loss_scale",
+    "training.monitoring.routers.settings": "wings.services.run_options",
     "training.spikes.rule": "wings.optimizers.spikes",
-    "training.step.loss_scale": "training.step.precision",
+    "training.step.loss_scale": "wings.low_precision.loss_scale",
     "training.trainer": "training.step.trainer",
     **{
         f"layers.attention.{name}": f"wings.published_layers.{name}"
@@ -126,12 +127,12 @@ RENAMED_MODULES = {
     },
     **{
         f"training.optim.{name}": f"training.step.{name}"
-        for name in ("adafactor", "adam", "momentum", "optimizer", "schedules")
+        for name in ("adafactor", "adam", "optimizer", "schedules")
     },
-    "training.optim.lion": "wings.optimizers.lion",
+    **{f"training.optim.{name}": f"wings.optimizers.{name}" for name in ("lion", "momentum")},
     **{
         f"training.step.{name}": f"wings.optimizers.{name}"
-        for name in ("lion", "local_updates", "muon", "spikes")
+        for name in ("lion", "local_updates", "momentum", "muon", "spikes")
     },
 }
 # Class of an earlier version -> the class today, where its module has other classes still.
@@ -145,7 +146,9 @@ RENAMED_CLASSES = {
         )
         for name in ("AlphaNTK", "DynamicNTK", "Linear", "Llama3", "LongRope", "Yarn")
     },
+    "training.run.options.Routers": "wings.services.run_options.Routers",
     "training.step.precision.Fp8": "wings.low_precision.fp8.Fp8",
+    "training.step.precision.LossScale": "wings.low_precision.loss_scale.LossScale",
     **{
         f"{package}.{name}Router": f"wings.published_layers.routers.{name}Router"
         for package in ("layers.moe", "layers.moe.routers")

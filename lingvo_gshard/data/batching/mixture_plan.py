@@ -1,4 +1,4 @@
-"""Shares: which part of the training rows comes from each language and source, step by step.
+"""Plans batches: which rows each has, from the shares of languages, and their places in it.
 
 Nothing is held per row, however many there are: the order within an epoch is a permutation with
 random access.
@@ -10,194 +10,50 @@ its number, every process makes the same plan, and a position is a block and a b
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.packing import RowFiller
 from lingvo_gshard.data.batching.permutations import permutation, permuted
 from lingvo_gshard.data.batching.table import Group
 
-
-def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.ndarray:
-    """Returns the sampling probability of each language: p_l ~ n_l ** (1 / temperature).
-
-    Source: Arivazhagan et al. 2019, section 4.2, https://arxiv.org/abs/1907.05019.
-
-    Args:
-      counts: number of sentences n_l of each language.
-      temperature: 1 keeps the proportions of the data; infinity makes all languages equal.
-
-    Raises:
-      UserError: the temperature or a count is below 1.
-    """
-    if not temperature >= 1:
-        raise UserError(f"temperature must be at least 1, not {temperature}")
-    amounts = np.asarray(counts, np.float64)
-    if amounts.size == 0 or amounts.min() < 1:
-        raise UserError("Every language needs at least one sentence to be sampled from")
-    # Computed through logarithms so that small exponents cannot overflow.
-    weights = np.exp(np.log(amounts / amounts.max()) / temperature)
-    return weights / weights.sum()
+Bucket = tuple[int, int, int]
 
 
-class Shares(Configurable):
-    """Computes the share of each language and source in the training rows of a step.
+def language_shares(
+    groups: Sequence[Group],
+    temperature: float,
+    weights: np.ndarray | None = None,
+    most_rows: float = math.inf,
+) -> np.ndarray:
+    """Returns the share of each group in the training rows; the shares have a sum of 1.
 
     A language of n rows has a share in proportion to weight * min(n, most_rows) ** (1 / T), where
     T is the temperature (Arivazhagan et al. 2019, section 4.2, https://arxiv.org/abs/1907.05019).
-    The sources of a language share its part in proportion to weight * rows.
+    The groups of a language share its part in proportion to weight * rows.
+
+    Args:
+      groups: rows of a language each, from one source.
+      temperature: 1 keeps the proportions of the data; infinity makes all languages equal.
+      weights: [N,2], of each group's language, and of its source; None: all are 1.
+      most_rows: the largest number of rows that a language counts for.
     """
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define(
-            "temperature",
-            1.0,
-            "Languages are sampled as n ** (1 / temperature): 1 keeps the proportions of the data; "
-            "the larger, the more alike the languages.",
-            minimum=1,
-        )
-        p.define(
-            "temperature_schedule",
-            (),
-            "Pairs (step, temperature) in place of `temperature`, the steps ascending, such as "
-            "((0, 1.0), (10000, 5.0)). Between two steps the temperature changes linearly; before "
-            "the first and after the last it stays.",
-        )
-        p.define(
-            "language_weights",
-            (),
-            'Pairs (language, weight), such as (("de", 2.0),); 1 for all others. 0 leaves a '
-            "language out.",
-        )
-        p.define(
-            "source_weights", (), "Pairs (source, weight); 1 for all others. 0 leaves a source out."
-        )
-        p.define(
-            "most_rows",
-            0,
-            "Largest number of rows that a language counts for; 0: no limit.",
-            minimum=0,
-        )
-        return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        pairs = self.p.temperature_schedule or ((0, self.p.temperature),)
-        self._temperature = _Piecewise.of("temperature_schedule", pairs)
-        self._weights = {
-            kind: _weights(f"{kind}_weights", self.p.get(f"{kind}_weights"))
-            for kind in ("language", "source")
-        }
-
-    @property
-    def last_change(self) -> float:
-        """The last step that changes the shares."""
-        return self._temperature.steps[-1]
-
-    def used(self, groups: Sequence[Group]) -> list[Group]:
-        """Returns the groups whose share is not 0.
-
-        Raises:
-          UserError: a weight is of a language or a source that is not there, or no group is left.
-        """
-        for kind, weights in self._weights.items():
-            there = {getattr(group, kind) for group in groups}
-            for name in weights:
-                if name not in there:
-                    raise UserError(
-                        f"{kind}_weights: the prepared data has no {kind} {name!r}. "
-                        f"{names.nearest(name, there)}"
-                    )
-        left = [group for group in groups if all(self._weight(group))]
-        if not left:
-            raise UserError("language_weights and source_weights leave out all rows")
-        return left
-
-    def at(self, step: float, groups: Sequence[Group]) -> np.ndarray:
-        """Returns the share of each group at a step; the shares have a sum of 1.
-
-        Args:
-          step: number of the step.
-          groups: the groups that `used` returns.
-        """
-        rows = np.array([group.rows for group in groups], np.float64)
-        weights = np.array([self._weight(group) for group in groups])
-        _, language = np.unique([group.language for group in groups], return_inverse=True)
-        of_language = np.bincount(language, rows)
-        counted = np.minimum(of_language, self.p.most_rows or math.inf)
-        weight_of_language = np.zeros(len(counted))
-        weight_of_language[language] = weights[:, 0]
-        # Through logarithms, so that no temperature overflows.
-        logs = np.log(weight_of_language) + np.log(counted) / self._temperature.at(step)
-        parts = np.exp(logs - logs.max())
-        within = weights[:, 1] * rows
-        shares = parts[language] / parts.sum() * within / np.bincount(language, within)[language]
-        return shares
-
-    def _weight(self, group: Group) -> tuple[float, float]:
-        """Returns the weights of a group's language and of its source."""
-        of_language, of_source = self._weights["language"], self._weights["source"]
-        return of_language.get(group.language, 1.0), of_source.get(group.source, 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Piecewise:
-    """A value that changes linearly between given steps."""
-
-    steps: list[float]
-    values: list[float]
-
-    @classmethod
-    def of(cls, name: str, pairs: object) -> _Piecewise:
-        """Returns the schedule of a hyperparameter; ValueError if it is none."""
-        found = [(float(step), float(value)) for step, value in _pairs(name, pairs)]
-        steps = [step for step, _ in found]
-        if not found or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
-            raise UserError(
-                f"{name} is {pairs!r}; pairs (step, temperature) with ascending steps were expected"
-            )
-        if low := [value for _, value in found if not value >= 1]:
-            raise UserError(f"{name} is {pairs!r}; {low[0]} is below 1")
-        return cls(steps, [value for _, value in found])
-
-    def at(self, step: float) -> float:
-        """Returns the value at a step."""
-        after = bisect.bisect_right(self.steps, step)
-        if after in (0, len(self.steps)):
-            return self.values[min(after, len(self.steps) - 1)]
-        begin, end = self.steps[after - 1 : after + 1]
-        share = (step - begin) / (end - begin)
-        return (1 - share) * self.values[after - 1] + share * self.values[after]
-
-
-def _weights(name: str, pairs: object) -> Mapping[str, float]:
-    found = {str(key): float(value) for key, value in _pairs(name, pairs)}
-    for key, value in found.items():
-        if not 0 <= value < math.inf:
-            raise UserError(f"{name} is {pairs!r}; the weight of {key!r} must be 0 or more")
-    return found
-
-
-def _pairs(name: str, pairs: Any) -> list[tuple[Any, float]]:
-    """Returns the value of a hyperparameter as a list of pairs; ValueError if it is none."""
-    try:
-        return [(key, float(value)) for key, value in pairs]
-    except (TypeError, ValueError):
-        raise UserError(f"{name} is {pairs!r}; a tuple of pairs was expected") from None
-
-
-Bucket = tuple[int, int, int]
+    rows = np.array([group.rows for group in groups], np.float64)
+    weights = np.ones((len(groups), 2)) if weights is None else weights
+    _, language = np.unique([group.language for group in groups], return_inverse=True)
+    of_language = np.bincount(language, rows)
+    counted = np.minimum(of_language, most_rows)
+    weight_of_language = np.zeros(len(counted))
+    weight_of_language[language] = weights[:, 0]
+    # Through logarithms, so that no temperature overflows.
+    logs = np.log(weight_of_language) + np.log(counted) / temperature
+    parts = np.exp(logs - logs.max())
+    within = weights[:, 1] * rows
+    return parts[language] / parts.sum() * within / np.bincount(language, within)[language]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,26 +132,6 @@ _UNITS = 1 << 32
 _MOST_ROWS_HELD = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """Counts how often training has read the rows of a language.
-
-    Attributes:
-      language: the language.
-      rows: number of its rows.
-      read: number of rows read so far, repeats included.
-    """
-
-    language: str
-    rows: int
-    read: int
-
-    @property
-    def epochs(self) -> float:
-        """The number of times that each row was read, on average."""
-        return self.read / self.rows
-
-
 class Mixture:
     """An endless stream of row numbers in blocks of about `block_rows`.
 
@@ -307,40 +143,36 @@ class Mixture:
     """
 
     def __init__(
-        self,
-        groups: Sequence[Group],
-        shares: Shares,
-        block_rows: int,
-        seed: int,
-        steps_of: Callable[[np.ndarray], float],
+        self, groups: Sequence[Group], shares: Sequence[np.ndarray], block_rows: int, seed: int
     ):
         """Prepares the stream.
 
         Args:
-          groups: all groups.
-          shares: the part of each group in the rows of a step.
+          groups: the groups.
+          shares: the share of each group in block 0, 1 and so on. Later blocks have the last ones.
           block_rows: rows of a block.
           seed: seed of all orders.
-          steps_of: estimates the steps that train on a block, from the shares of the groups that
-            `shares.used` returns.
         """
-        self.groups = shares.used(groups)
-        self._shares, self._block_rows, self._seed = shares, block_rows, seed
-        self._steps_of = steps_of
+        self.groups, self._block_rows, self._seed = groups, block_rows, seed
         phases = 2 * permutation(len(self.groups), seed, 1) + 1
         # A small group has one row in some blocks; phases spread these over the stream.
         fractions = phases * (_UNITS // (2 * len(self.groups)))
         # Before each block: rows drawn from each group, and fractions of a row. Both are
         # integers, so that positions far into the stream are exact.
         self._positions = [(np.zeros(len(self.groups), np.int64), fractions.astype(np.int64))]
-        self._units: list[np.ndarray] = []
-        self._plan_changes()
+        *changing, self._units = [
+            np.maximum(1, np.rint(each * _UNITS)).astype(np.int64) for each in shares
+        ]
+        for units in changing:
+            whole, fraction = self._positions[-1]
+            sums = fraction + block_rows * units
+            self._positions.append((whole + sums // _UNITS, sums % _UNITS))
         self._holds_orders = sum(group.rows for group in self.groups) <= _MOST_ROWS_HELD
         self._order = functools.lru_cache(2 * len(self.groups))(self._order_of_epoch)
 
     def block(self, number: int) -> np.ndarray:
         """Returns the row numbers of one block, shuffled."""
-        begins, ends = self._drawn(number), self._drawn(number + 1)
+        begins, ends = self.drawn(number), self.drawn(number + 1)
         parts = []
         for index in np.flatnonzero(ends > begins).tolist():
             group, begin, end = self.groups[index], int(begins[index]), int(ends[index])
@@ -360,25 +192,8 @@ class Mixture:
         rows = self.groups[index].rows
         return permuted(np.arange(rows), rows, self._seed, 3, index, epoch)
 
-    def uses(self, number: int, more: np.ndarray) -> list[Use]:
-        """Returns how often the rows of each language are read.
-
-        Args:
-          number: all rows of the blocks before this one are counted.
-          more: numbers of further rows.
-        """
-        begins = np.array([group.begin for group in self.groups])
-        groups = np.searchsorted(begins, more, side="right") - 1
-        counts = self._drawn(number) + np.bincount(groups, minlength=len(begins))
-        read: dict[str, int] = {}
-        rows: dict[str, int] = {}
-        for group, count in zip(self.groups, counts.tolist(), strict=True):
-            read[group.language] = read.get(group.language, 0) + count
-            rows[group.language] = rows.get(group.language, 0) + group.rows
-        return [Use(language, rows[language], read[language]) for language in sorted(read)]
-
-    def _drawn(self, block: int) -> np.ndarray:
-        """Returns the rows drawn from each group before a block, int64."""
+    def drawn(self, block: int) -> np.ndarray:
+        """Returns the number of rows drawn from each group before a block, int64."""
         last = len(self._positions) - 1
         if block <= last:
             return self._positions[block][0]
@@ -389,25 +204,11 @@ class Mixture:
             [
                 w + (f + count * u) // _UNITS
                 for w, f, u in zip(
-                    whole.tolist(), fraction.tolist(), self._units[-1].tolist(), strict=True
+                    whole.tolist(), fraction.tolist(), self._units.tolist(), strict=True
                 )
             ],
             np.int64,
         )
-
-    def _plan_changes(self) -> None:
-        """Computes the shares of each block until they stay as they are."""
-        step = 0.0
-        while True:
-            shares = self._shares.at(step, self.groups)
-            units = np.maximum(1, np.rint(shares * _UNITS)).astype(np.int64)
-            self._units.append(units)
-            if step >= self._shares.last_change:
-                return
-            whole, fraction = self._positions[-1]
-            sums = fraction + self._block_rows * units
-            self._positions.append((whole + sums // _UNITS, sums % _UNITS))
-            step += self._steps_of(shares)
 
 
 # A chapter's last rows and batches are not as full as others: with 16 blocks of 8,192 pairs, that
@@ -431,7 +232,11 @@ class PlannedBatch:
 
 
 class Planner:
-    """Plans the training batches of a mixture, block by block."""
+    """Plans the training batches of a mixture, block by block.
+
+    Attributes:
+      mixture: gives the rows of each block.
+    """
 
     def __init__(
         self,
@@ -451,24 +256,8 @@ class Planner:
           window: number of pieces to choose from when a row is filled.
           seed: seed of the order of batches.
         """
-        self._mixture, self._cut, self._buckets = mixture, cut, list(buckets)
+        self.mixture, self._cut, self._buckets = mixture, cut, list(buckets)
         self._window, self._seed = window, seed
-
-    def uses(self, block: int, batch: int) -> list[Use]:
-        """Returns how often the rows of each language are in the batches before a position.
-
-        Rows of earlier chapters count if they were drawn, also if they fit no batch.
-
-        Args:
-          block: number of a block.
-          batch: number of a batch of the block.
-        """
-        first = block - block % BLOCKS_OF_CHAPTER
-        rows = [np.zeros(0, np.int64)]
-        for number, batches in zip(range(first, block + 1), self.blocks(first), strict=False):
-            pieces = [planned.pieces for planned in batches[: batch if number == block else None]]
-            rows += [piece.rows[piece.begins == 0] for piece in pieces]
-        return self._mixture.uses(first, np.concatenate(rows))
 
     def blocks(self, begin: int) -> Iterator[list[PlannedBatch]]:
         """Yields the batches of each block from block `begin` on, without an end."""
@@ -476,7 +265,7 @@ class Planner:
         while True:
             chapter = _Chapter(self._buckets, self._window)
             for block in range(first, first + BLOCKS_OF_CHAPTER):
-                chapter.add(self._cut(self._mixture.block(block)))
+                chapter.add(self._cut(self.mixture.block(block)))
                 batches = chapter.take(block + 1 == first + BLOCKS_OF_CHAPTER)
                 if block >= begin:
                     order = permutation(len(batches), self._seed, 4, block)

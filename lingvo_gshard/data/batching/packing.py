@@ -308,9 +308,3 @@ def _in_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     is_first[1:] = rows[1:] != rows[:-1]
     first = np.maximum.accumulate(np.where(is_first, place, 0))
     return first, place - first + 1
-
-
-def efficiency(batch: Batch) -> float:
-    """Returns the share of all source and target positions that hold a token."""
-    segments = (batch["source_segments"], batch["target_segments"])
-    return sum(np.count_nonzero(s) for s in segments) / sum(s.size for s in segments)

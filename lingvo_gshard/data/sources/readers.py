@@ -409,12 +409,7 @@ def _refuse_unreadable(path: str) -> NoReturn:
 
 
 def _format_of(number: int, line: bytes) -> str:
-    """Returns the format of a file that is no text; "" if its first line does not show it.
-
-    Args:
-      number: number of a line that is no text.
-      line: the line.
-    """
+    """Returns the format of a file, of a line that is no text; "" if it does not show it."""
     if number > 1:
         return ""
     for magic, what in _FORMATS.items():

@@ -19,21 +19,20 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, jax_export, jnp
+from lingvo_gshard.core.lazy import Device, jax, jnp
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import using_partitioner
+from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 from lingvo_gshard.wings.saved_programs import program_file
 from lingvo_gshard.wings.saved_programs.platforms import check_platform
-from lingvo_gshard.wings.saved_programs.program_file import ProgramRecord
+from lingvo_gshard.wings.verification import synthetic
 
 STEP, INITIAL = "train_step", "init_state"
 # Synthetic weights have this standard deviation, so that activations stay finite.
@@ -58,51 +57,43 @@ class SavedStep:
     ):
         """Loads and compiles a step.
 
-        Args:
-          path: file of the training step.
-          progress: is told each stage as it begins.
-          initial: file of an init_state program; None for synthetic weights.
-          options: options of XLA's compiler.
+        `initial` is the file of an init_state program; None takes synthetic weights.
 
         Raises:
           UserError: names the file that is not such a program or needs other devices.
         """
-        record, exported = _load(path, STEP)
-        if not record.work:
+        program = _load(path, STEP)
+        if not program.work:
             raise UserError(
                 f"{path} does not say its useful operations: it was written by an earlier "
                 "version, or it is not a training step"
             )
-        self.path, self.record, self.work = path, record, record.work
-        check_platform(path, record, jax.devices()[0])
-        self.devices, self._exported = _devices(path, record), exported
+        self.path, self.program, self.work = path, program, program.work
+        self.devices = _devices(path, program.mesh)
+        check_platform(path, program_file.read(path)[0], self.devices[0])
         self._options = dict(options or {})
-        self.gemm_dtype = product_dtype(exported.mlir_module())
+        platform = platform_of(self.devices[0])
+        self.gemm_dtype = product_dtype(program.exported(platform).mlir_module())
         progress.begin("compiling the step")
         started = time.perf_counter()
-        self.compiled = _compile(record, exported, self.devices, self._options)
+        self.compiled = _compile(program, self.devices, self._options)
         self.compile_seconds = time.perf_counter() - started
         progress.begin("making a state")
-        shardings = _shardings(record, record.inputs, self.devices)
-        pairs = list(zip(record.inputs, shardings, strict=True))
+        mesh = jax.sharding.Mesh(program.mesh.arrange(self.devices), program.mesh.names)
+        state = [array for array in program.inputs if not _is_batch(array)]
+        batch = [array for array in program.inputs if _is_batch(array)]
         with jax.enable_x64(True):
             if initial:
-                self._state = _drawn(initial, path, record, self.devices)
+                self._state = _drawn(initial, path, program, self.devices)
             else:
-                self._state = [_made_up(*pair) for pair in pairs if not _is_batch(pair[0])]
-            batch = [(array, sharding) for array, sharding in pairs if _is_batch(array)]
-            self._batch = [
-                jax.device_put(_batch_value(path, array, dict(self.work.vocabularies)), sharding)
-                for array, sharding in batch
-            ]
+                self._state = [_made_up(array, array.known_sharding(mesh)) for array in state]
+            ranges = dict(program.work.vocabularies)
+            self._batch = [array.put(_batch_value(path, array, ranges), mesh) for array in batch]
 
     @property
     def peak_bytes(self) -> int:
         """Returns the bytes of one device: state, batch, temporaries and code."""
-        found: Any = self.compiled.memory_analysis()
-        outputs = found.output_size_in_bytes - found.alias_size_in_bytes
-        code = found.generated_code_size_in_bytes
-        return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
+        return memory_bytes(self.compiled)["peak"]
 
     @property
     def memory_in_use(self) -> int | None:
@@ -112,8 +103,7 @@ class SavedStep:
 
     def recompile(self, options: Mapping[str, str]) -> None:
         """Compiles the step again with more options of XLA's compiler; the state stays."""
-        options = {**self._options, **options}
-        self.compiled = _compile(self.record, self._exported, self.devices, options)
+        self.compiled = _compile(self.program, self.devices, {**self._options, **options})
 
     def __call__(self) -> Callable[[], float]:
         """Starts a step and returns a function that waits for its loss."""
@@ -137,92 +127,54 @@ def product_dtype(module: str) -> str:
     return max(operations, key=operations.__getitem__, default="float32")
 
 
-def _load(path: str, name: str) -> tuple[ProgramRecord, jax_export.Exported]:
-    record, exported, bodies = program_file.read(path)
-    if record.name != name:
+def _load(path: str, name: str) -> Program:
+    program = Program.load(path)
+    if program.name != name:
         raise UserError(
-            f"{path} holds the program {record.name!r}, but {name!r} was expected; write it "
+            f"{path} holds the program {program.name!r}, but {name!r} was expected; write it "
             f"with gshard-inspect --function={name} --program={path}"
         )
-    if bodies:
-        exported = bodies.get(platform_of(jax.devices()[0]), exported)
-    return record, jax_export.deserialize(bytearray(exported))
+    return program
 
 
-def _devices(path: str, record: ProgramRecord) -> list[Device]:
+def _devices(path: str, mesh: Mesh) -> list[Device]:
     """Returns the devices of the mesh; JAX makes virtual CPU devices if it has only a CPU."""
-    count = math.prod(_axes(record).values())
     with contextlib.suppress(RuntimeError):
-        if jax.config.values["jax_num_cpu_devices"] < count:
-            jax.config.update("jax_num_cpu_devices", count)
+        if jax.config.values["jax_num_cpu_devices"] < mesh.size:
+            jax.config.update("jax_num_cpu_devices", mesh.size)
     found = jax.devices()
-    if len(found) < count:
+    if len(found) < mesh.size:
         raise UserError(
-            f"{path} is for --mesh={record.mesh}, {count} devices, but there are {len(found)} "
+            f"{path} is for --mesh={mesh}, {mesh.size} devices, but there are {len(found)} "
             f"({found[0].device_kind}); write it for as many, such as --mesh=data={len(found)}"
         )
-    return found[:count]
-
-
-def _axes(record: ProgramRecord) -> dict[str, int]:
-    pairs = (axis.split("=") for axis in record.mesh.split(",") if axis)
-    return {name: int(size) for name, size in pairs}
-
-
-def _shardings(
-    record: ProgramRecord, arrays: Sequence[Array], devices: Sequence[Device]
-) -> list[jax.sharding.NamedSharding | None]:
-    axes = _axes(record)
-    arranged = np.array(devices).reshape(tuple(axes.values()))
-    if record.device_order == "topology":
-        from jax.experimental import mesh_utils
-
-        arranged = mesh_utils.create_device_mesh(
-            arranged.shape, devices=list(devices), allow_split_physical_axes=True
-        )
-    mesh = jax.sharding.Mesh(arranged, tuple(axes))
-    return [array.sharding(mesh) for array in arrays]
+    return found[: mesh.size]
 
 
 def _compile(
-    record: ProgramRecord,
-    exported: jax_export.Exported,
-    devices: Sequence[Device],
-    options: Mapping[str, str] | None = None,
+    program: Program, devices: Sequence[Device], options: Mapping[str, str] | None = None
 ) -> jax.stages.Compiled:
-    inputs = _shardings(record, record.inputs, devices)
-    outputs = _shardings(record, record.outputs, devices)
-    function = jax.jit(
-        exported.call, donate_argnums=tuple(record.donated), out_shardings=tuple(outputs)
-    )
-    with using_partitioner(record.partitioner), jax.enable_x64(True):
-        arguments = [
-            jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding)
-            for array, sharding in zip(record.inputs, inputs, strict=True)
-        ]
-        return function.lower(*arguments).compile(dict(options) if options else None)
+    with using_partitioner(program.partitioner):
+        return program.lower(devices).compile(dict(options) if options else None)
 
 
 def _is_batch(array: Array) -> bool:
     return array.path.startswith("batch.")
 
 
-def _drawn(
-    path: str, step: str, record: ProgramRecord, devices: Sequence[Device]
-) -> list[jax.Array]:
+def _drawn(path: str, step: str, program: Program, devices: Sequence[Device]) -> list[jax.Array]:
     """Returns the state from an init_state program; ValueError if it is not the step's state."""
-    initial, exported = _load(path, INITIAL)
-    found = [(a.path, a.shape, a.dtype, a.split) for a in initial.outputs]
-    expected = [(a.path, a.shape, a.dtype, a.split) for a in record.inputs if not _is_batch(a)]
-    if initial.mesh != record.mesh or found != expected:
-        differ = [a[0] for a, b in zip(found, expected, strict=False) if a != b]
+    initial = _load(path, INITIAL)
+    found = list(initial.outputs)
+    expected = [array for array in program.inputs if not _is_batch(array)]
+    if initial.mesh != program.mesh or found != expected:
+        differ = [a.path for a, b in zip(found, expected, strict=False) if a != b]
         raise UserError(
-            f"--init_state={path} draws another state than {step} takes: "
-            f"{len(found)} arrays on {initial.mesh or 'one device'}, {len(expected)} on "
-            f"{record.mesh or 'one device'} expected"
+            f"--init_state={path} draws another state than {step} takes: {len(found)} arrays on "
+            f"{initial.mesh}, {len(expected)} on {program.mesh} expected"
             + (f"; the first that differs is {differ[0]}" if differ else "")
         )
-    return list(_compile(initial, exported, devices)())
+    return list(_compile(initial, devices)())
 
 
 def _made_up(array: Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
@@ -329,12 +281,7 @@ def measure(
 ) -> ProgramTiming:
     """Measures a saved step; runs of steps alternate with runs of matrix products.
 
-    Args:
-      path: file of the training step.
-      initial: file of an init_state program; None for synthetic weights.
-      repeats: number of runs.
-      gemm_size: rows and columns of the reference product; None chooses them for the device.
-      progress: is told each stage as it begins.
+    Without `initial`, weights are synthetic. Without `gemm_size`, it is chosen for the device.
 
     Raises:
       UserError: names the file that cannot be run, or whose loss is not finite.
@@ -349,11 +296,7 @@ def measure(
 def measure_step(
     step: SavedStep, repeats: int, gemm_size: int | None, progress: Progress
 ) -> ProgramTiming:
-    """Measures a step as `measure` does.
-
-    Raises:
-      UserError: names the step's file if its loss is not finite.
-    """
+    """Measures a step as `measure` does. Refuses a loss that is not finite."""
     losses = [step()() for _ in range(3)]
     # Before the matrices of products take memory.
     memory_in_use = step.memory_in_use
@@ -371,7 +314,28 @@ def measure_step(
     losses.append(step()())
     if not all(map(math.isfinite, losses)):
         raise _NotFiniteError(f"{step.path}: the loss is {losses[0]} and then {losses[-1]}")
-    return _row(step, step_seconds, product_seconds, gemm_size, losses, memory_in_use)
+    taken, devices = float(np.median(step_seconds)), len(step.devices)
+    rate = devices * 2 * gemm_size**3 / float(np.median(product_seconds))
+    return ProgramTiming(
+        file=step.path,
+        mesh=str(step.program.mesh),
+        devices=devices,
+        step_seconds=taken,
+        fastest_seconds=min(step_seconds),
+        slowest_seconds=max(step_seconds),
+        tokens=step.work.tokens,
+        tokens_per_second=step.work.tokens / taken,
+        flops=step.work.flops,
+        gemm_dtype=step.gemm_dtype,
+        gemm_size=gemm_size,
+        gemm_rate=rate,
+        mfu=step.work.flops / taken / rate,
+        compile_seconds=step.compile_seconds,
+        peak_bytes=step.peak_bytes,
+        memory_in_use=memory_in_use,
+        first_loss=losses[0],
+        last_loss=losses[-1],
+    )
 
 
 def products(devices: Sequence[Device], dtype: str, size: int) -> Callable:
@@ -391,38 +355,6 @@ def products(devices: Sequence[Device], dtype: str, size: int) -> Callable:
 def device() -> str:
     """Returns JAX's name of the device."""
     return jax.devices()[0].device_kind
-
-
-def _row(
-    step: SavedStep,
-    step_seconds: list[float],
-    product_seconds: list[float],
-    gemm_size: int,
-    losses: list[float],
-    memory_in_use: int | None,
-) -> ProgramTiming:
-    devices, taken = len(step.devices), float(np.median(step_seconds))
-    rate = devices * 2 * gemm_size**3 / float(np.median(product_seconds))
-    return ProgramTiming(
-        file=step.path,
-        mesh=step.record.mesh,
-        devices=devices,
-        step_seconds=taken,
-        fastest_seconds=min(step_seconds),
-        slowest_seconds=max(step_seconds),
-        tokens=step.work.tokens,
-        tokens_per_second=step.work.tokens / taken,
-        flops=step.work.flops,
-        gemm_dtype=step.gemm_dtype,
-        gemm_size=gemm_size,
-        gemm_rate=rate,
-        mfu=step.work.flops / taken / rate,
-        compile_seconds=step.compile_seconds,
-        peak_bytes=step.peak_bytes,
-        memory_in_use=memory_in_use,
-        first_loss=losses[0],
-        last_loss=losses[-1],
-    )
 
 
 def _large_enough(devices: Sequence[Device], dtype: str) -> int:

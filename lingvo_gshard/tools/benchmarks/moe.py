@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tools.benchmarks.step import gemm
+from lingvo_gshard.tools.benchmarks.step import products
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
@@ -33,14 +33,7 @@ _DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch, "dropless": D
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of the layers.
-
-    Attributes:
-      model_dim: model dimension (M).
-      hidden_dim: hidden dimension of an expert (H).
-      tokens: tokens of a batch.
-      group_size: tokens that are routed together.
-    """
+    """Sizes of the layers. `tokens` make a batch; `group_size` tokens are routed together."""
 
     model_dim: int
     hidden_dim: int
@@ -231,18 +224,11 @@ def measure(
     """Measures each case; it alternates with three other programs.
 
     These are a dense layer, the same layer without experts, and square matrix products with as many
-    useful operations. Times are medians over `repeats` turns. Ratios are medians of each
-    turn's ratio, because the speed of a shared machine changes between turns.
-
-    Args:
-      sizes: sizes of the layers.
-      experts: numbers of experts.
-      skew: share of tokens whose first expert is expert 0 in skewed loads.
-      repeats: number of turns.
-      gemm_size: rows and columns of the matrices.
-      progress: is told each stage as it begins.
+    useful operations. Times are medians over `repeats` turns. Ratios are medians of each turn's
+    ratio, because the speed of a shared machine changes between turns. `skew` is the share of
+    tokens whose first expert is expert 0 in skewed loads.
     """
-    dense, product = dense_pass(sizes), _as_many_products(sizes, gemm_size)
+    dense, (product, _) = dense_pass(sizes), products(gemm_size, sizes.useful)
     rows = []
     for case in (case for count in experts for case in cases(count, skew)):
         name = f"{case.experts} experts, {case.dispatch}, {case.load}"
@@ -259,18 +245,6 @@ def measure(
     return rows
 
 
-def _as_many_products(sizes: Sizes, gemm_size: int) -> Callable[[], None]:
-    """Returns a function that computes about as many operations as a layer, in square products."""
-    product = gemm(gemm_size)
-    count = max(1, round(sizes.useful / (2 * gemm_size**3)))
-
-    def run() -> None:
-        for _ in range(count):
-            product()
-
-    return run
-
-
 def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
     """Returns the seconds of each function in each turn, as an array [turns, functions]."""
     for function in functions:
@@ -281,7 +255,7 @@ def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.nda
 def _row(
     case: Case, sizes: Sizes, seconds: np.ndarray, dropped: float, memory: tuple[int, int]
 ) -> LayerTiming:
-    whole, dense, rest, products = seconds.T
+    whole, dense, rest, reference = seconds.T
 
     def median(values: np.ndarray) -> float:
         return float(np.median(values))
@@ -295,14 +269,8 @@ def _row(
         1e3 * median(dense),
         median(whole / dense),
         median(rest / whole),
-        sizes.useful / median(products),
-        median(products / whole),
+        sizes.useful / median(reference),
+        median(reference / whole),
         dropped,
         *memory,
     )
-
-
-def by_experts(rows: Sequence[LayerTiming]) -> Iterator[list[LayerTiming]]:
-    """Groups the rows by number of experts."""
-    for count in dict.fromkeys(row.experts for row in rows):
-        yield [row for row in rows if row.experts == count]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -39,20 +37,14 @@ from lingvo_gshard.wings.profiling.observer import ProfiledStep, tracer_of, writ
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from lingvo_gshard.wings.profiling.trace import Recorder
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
+from lingvo_gshard.wings.verification import synthetic
 
 Batch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCase:
-    """A training step to measure.
-
-    Attributes:
-      name: name of the model.
-      trainer: the trainer.
-      batch: a synthetic batch.
-      flops: useful floating-point operations of a step.
-    """
+    """A training step to measure with a synthetic batch, and its useful operations."""
 
     name: str
     trainer: Trainer
@@ -143,18 +135,10 @@ def measure(
 
     Each step is followed by matrix products with the same number of operations in total, so that
     both take about as long. On a shared machine, the best of many short products would be faster
-    than any period as long as a step.
-
-    Args:
-      cases: the steps.
-      repeats: number of measurements.
-      gemm_size: rows and columns of the matrices.
-      progress: is told each stage as it begins.
-      profile: called with each case and its runtime at the end; None profiles nothing.
+    than any period as long as a step. At the end, `profile` is called with each case and its
+    runtime.
     """
-    product_flops = 2 * gemm_size**3
-    counts = [max(1, round(case.flops / product_flops)) for case in cases]
-    product = gemm(gemm_size)
+    gemms = [products(gemm_size, case.flops) for case in cases]
     runtimes, compile_seconds = [], []
     for case in cases:
         progress.begin(f"compiling {case.name}")
@@ -167,16 +151,14 @@ def measure(
         progress.begin(f"measuring, {repeat + 1} of {repeats}")
         for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
             seconds[index].append(step_seconds(runtime, case.batch))
-            gemm_seconds[index].append(
-                seconds_of(functools.partial(_times, counts[index], product))
-            )
+            gemm_seconds[index].append(seconds_of(gemms[index][0]))
     for case, runtime in zip(cases, runtimes, strict=True):
         if profile is not None:
             progress.begin(f"profiling {case.name}")
             profile(case, runtime)
     rows = []
     for index, case in enumerate(cases):
-        rate = counts[index] * product_flops / min(gemm_seconds[index])
+        rate = gemms[index][1] / min(gemm_seconds[index])
         taken = min(seconds[index])
         ratio = case.flops / taken / rate
         rows.append(StepTiming(case.name, case.flops, taken, rate, ratio, compile_seconds[index]))
@@ -211,21 +193,23 @@ def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
     }
 
 
-def gemm(size: int) -> Callable[[], object]:
-    """Returns a function that computes a compiled float32 product of two square matrices."""
+def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
+    """Returns a function that computes compiled float32 products, and its operations.
+
+    Args:
+      size: rows and columns of the matrices.
+      flops: the products have about so many operations together, and are at least one.
+    """
     x = tf.random.stateless_normal((size, size), (1, 2))
     product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
+    count = max(1, round(flops / (2 * size**3)))
 
     def run() -> None:
-        product(x)[0, 0].numpy()
+        for _ in range(count):
+            product(x)[0, 0].numpy()
 
     run()
-    return run
-
-
-def _times(count: int, function: Callable[[], object]) -> None:
-    for _ in range(count):
-        function()
+    return run, count * 2 * size**3
 
 
 def step_seconds(runtime: DeviceRuntime, batch: Batch) -> float:
@@ -241,11 +225,7 @@ def profile_case(
 ) -> None:
     """Takes some steps of a measured model, writes their profile and prints it.
 
-    Args:
-      case: the model and its batch.
-      runtime: has compiled the step, and its state.
-      directory: gets a folder for each model.
-      console: where to print.
+    The directory gets a folder for each model.
     """
     recorder = Recorder(tracer_of(runtime))
     for step in range(_STEPS.first, _STEPS.last + 1):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import rich.box
+import itertools
+
 import rich.console
-import rich.table
 from absl import flags
 
-from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -19,22 +18,14 @@ from lingvo_gshard.tools.benchmarks import moe, step
 from lingvo_gshard.tools.benchmarks.decode import measure as decode
 from lingvo_gshard.tools.benchmarks.step import make_directory, profile_case
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import make_table, print_rows, print_table
 
 
 def print_step_table(console: rich.console.Console, rows: list[step.StepTiming]) -> None:
     """Prints the rows of `gshard-bench step`."""
-    table = make_table(
-        "ratio: to the rate of a matrix product",
-        "training step",
-        "GFLOP",
-        "seconds",
-        "GFLOP/s",
-        "product",
-        "ratio",
-        "compile",
-    )
-    for row in rows:
-        table.add_row(
+    numbers = ("GFLOP", "seconds", "GFLOP/s", "product", "ratio", "compile")
+    cells = [
+        (
             row.name,
             f"{row.flops / 1e9:,.1f}",
             f"{row.seconds:.4f}",
@@ -43,7 +34,10 @@ def print_step_table(console: rich.console.Console, rows: list[step.StepTiming])
             f"{row.ratio:.1%}",
             f"{row.compile_seconds:.1f}",
         )
-    tables.print_table(console, table)
+        for row in rows
+    ]
+    caption = "ratio: to the rate of a matrix product"
+    print_rows(console, ("training step",), numbers, cells, caption)
 
 
 def print_moe_table(console: rich.console.Console, rows: list[moe.LayerTiming]) -> None:
@@ -51,18 +45,9 @@ def print_moe_table(console: rich.console.Console, rows: list[moe.LayerTiming]) 
     caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
     caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "
     caption += "MiB: of temporaries"
-    table = make_table(
-        caption,
-        "experts, dispatch, load",
-        "capacity",
-        "ms",
-        "to dense",
-        "routing",
-        "GEMM",
-        "dropped",
-        "MiB",
-    )
-    for group in moe.by_experts(rows):
+    numbers = ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "MiB")
+    table = make_table("experts, dispatch, load", right=numbers, caption=caption)
+    for _, group in itertools.groupby(rows, lambda row: row.experts):
         for row in group:
             table.add_row(
                 f"{row.experts}, {row.dispatch}, {row.load}",
@@ -75,16 +60,7 @@ def print_moe_table(console: rich.console.Console, rows: list[moe.LayerTiming]) 
                 f"{row.temporary_bytes / 2**20:,.0f}",
             )
         table.add_section()
-    tables.print_table(console, table)
-
-
-def make_table(caption: str, what: str, *headings: str) -> rich.table.Table:
-    """Returns a table with one column of names and right-aligned columns of numbers."""
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column(what)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    print_table(console, table)
 
 
 def run(

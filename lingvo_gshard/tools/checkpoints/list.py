@@ -16,9 +16,9 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.training.run.checkpoint import inventory
-from lingvo_gshard.training.run.checkpoint.inventory import CheckpointFacts
 from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.wings.services import inventory
+from lingvo_gshard.wings.services.inventory import CheckpointFacts
 
 
 def define_flags() -> flags.FlagValues:

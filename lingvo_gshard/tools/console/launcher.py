@@ -19,6 +19,7 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard import tools
+from lingvo_gshard.api.closed_output import discard
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.signals import (
     CLOSED_OUTPUT,
@@ -28,7 +29,6 @@ from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.tools.console import libraries, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.process_start import open_closed_streams
-from lingvo_gshard.training.run.monitoring.closed_output import discard
 
 _PREFIX = "gshard-"
 _VERSION_FLAGS = frozenset(("--version", "-version"))
@@ -76,10 +76,7 @@ def _run(tool: str, argv: list[str]) -> int:
 def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
     """Runs a program as the commands are run, and returns its exit code.
 
-    Args:
-      command: the program's name, which starts its messages.
-      argv: the program's name and the arguments.
-      load: imports and returns the main function, which takes `argv` and returns the exit code.
+    `load` imports and returns the main function, which takes `argv` and returns the exit code.
     """
     open_closed_streams()
     if sys.stdout is None:

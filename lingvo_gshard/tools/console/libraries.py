@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from lingvo_gshard.core import lazy
 from lingvo_gshard.core.errors import UserError
@@ -43,25 +43,7 @@ def warn(text: str) -> None:
 
     Options are spelled as flags, and nothing in the text commands the terminal.
     """
-    line = harmless(with_flags(text))
-    if _displays:
-        _displays[-1](line)
-    else:
-        print(line, file=sys.stderr, flush=True)
-
-
-# Functions that print lines above the displays on standard error, innermost last.
-_displays: list[Callable[[str], object]] = []
-
-
-@contextlib.contextmanager
-def warning_above(display: Callable[[str], object]) -> Iterator[None]:
-    """Has a display print warnings inside a `with` block, so that they do not run into it."""
-    _displays.append(display)
-    try:
-        yield
-    finally:
-        _displays.remove(display)
+    print(harmless(with_flags(text)), file=sys.stderr, flush=True)
 
 
 _log = logging.getLogger(__name__)

@@ -172,11 +172,7 @@ def _decode(
 ) -> tuple[list[str], UserError | None]:
     """Decodes lines; stops at the first that is not UTF-8, or too long, unless `skip_bad`.
 
-    Args:
-      batch: the lines.
-      answered: number of lines before them.
-      skip_bad: whether a bad line becomes an empty text, with a warning.
-      name: what the lines come from.
+    `answered` is the number of lines before them.
 
     Returns:
       The texts, and the error of the line that follows them, if any.

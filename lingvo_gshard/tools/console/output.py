@@ -16,7 +16,7 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic
-from lingvo_gshard.tools.console.libraries import harmless
+from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.spelling import with_flags
 
 # The path that stands for standard output.
@@ -97,10 +97,7 @@ def open_json_lines(path: str | None) -> Iterator[TextIO | None]:
 def write_text(path: str | None, text: str, flag: str) -> None:
     """Writes text to a file or to standard output; does nothing if `path` is None.
 
-    Args:
-      path: the file, or `STANDARD_OUTPUT`.
-      text: the content.
-      flag: name of the flag that gave `path`, for error messages.
+    `flag` is the name of the flag that gave `path`.
 
     Raises:
       UserError: the file cannot be written.
@@ -157,3 +154,11 @@ def _problem_of(path: str) -> str | None:
     except OSError as error:
         return (error.strerror or str(error)).lower()
     return None
+
+
+def announce(values: flags.FlagValues, port: int, what: str = "") -> None:
+    """Says where a server is that has started to listen, and writes its port to --port_file."""
+    if values.port_file:
+        write_text(values.port_file, f"{port}\n", "port_file")
+    host = f"[{values.host}]" if ":" in values.host else values.host
+    warn(f"{what}http://{host}:{port}/  Ctrl-C stops")

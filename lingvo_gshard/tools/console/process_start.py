@@ -15,6 +15,7 @@ import threading
 import time
 from typing import IO, TextIO, cast
 
+from lingvo_gshard.api.closed_output import GuardedStream
 from lingvo_gshard.core.signals import (
     EXIT_CODES,
     FINISHING,
@@ -23,7 +24,6 @@ from lingvo_gshard.core.signals import (
     State,
     handled_signals,
 )
-from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
 
 _SHOW_CURSOR = b"\x1b[?25h"
 

@@ -39,12 +39,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command.
-
-    Attributes:
-      name: such as "gshard-train".
-      flags: the flags of each subcommand. A command without subcommands has one, whose name is "".
-    """
+    """A command with the flags of each subcommand. Without subcommands it has one, named ""."""
 
     name: str
     flags: Mapping[str, list[Flag]]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from absl import flags
 
+from lingvo_gshard.api.closed_output import discard
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
@@ -24,7 +25,6 @@ from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
 from lingvo_gshard.tools.flags.definitions import comma_list, define
-from lingvo_gshard.training.run.monitoring.closed_output import discard
 from lingvo_gshard.wings.cluster.rendezvous import NotMetError
 from lingvo_gshard.wings.cluster.worker_report import report_problem
 
@@ -102,12 +102,7 @@ def _import(name: str) -> None:
 
 
 def _flag_error(values: flags.FlagValues, text: str) -> str:
-    """Returns absl's message on a flag in words of the command line.
-
-    Args:
-      values: the command's flags.
-      text: the message, such as "flag --steps=ten: invalid literal for int() with base 10: 'ten'".
-    """
+    """Returns absl's message on a flag in words of the command line."""
     found = re.match(r"flag --(\w+)=(.*?): (.*)", text)
     if not found:
         return text
@@ -122,10 +117,6 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
 
     A request to stop and a reader of standard output that went away have their own exit codes.
     Mistakes are UserErrors and errors of files. Other exceptions are raised again; see `show_bug`.
-
-    Args:
-      name: the command's name, which starts the line.
-      main: takes the program's name and the arguments; returns the exit code.
     """
 
     def run(argv: list[str]) -> int:
@@ -150,12 +141,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
 
 
 def show_bug(name: str, error: Exception) -> int:
-    """Prints an exception that is no user's mistake, and whose it is. Returns the exit code.
-
-    Args:
-      name: the command's name.
-      error: the exception, which is being handled.
-    """
+    """Prints an exception that is no user's mistake, and whose it is. Returns the exit code."""
     # Earlier messages of libraries may explain it.
     for message in standard_error.hidden:
         print(message, file=sys.stderr)
@@ -178,9 +164,7 @@ def _whose(error: Exception) -> str:
 def command_line(name: str, argv: list[str]) -> str:
     """Returns the command as the user typed it, as one line for a shell.
 
-    Args:
-      name: the command's name, such as "gshard-train".
-      argv: the program's name and the arguments.
+    `argv` has the name of the program and the arguments.
     """
     typed_as_module = pathlib.Path(argv[0]).suffix == ".py"
     program = (
@@ -213,40 +197,26 @@ def _message_of(error: Exception) -> str:
 _LEAST_HELP, _MOST_HELP = 40, 90
 
 
+# An entry of a list with its indented lines, or lines that are not indented.
+_PARAGRAPH = re.compile(r"^- .*(?:\n(?:  .+|(?!- )\S.*))*|^\S.*(?:\n(?!- )\S.*)*", re.MULTILINE)
+
+
 def refilled(text: str, width: int) -> str:
     """Returns a docstring with its paragraphs wrapped to a width.
 
     Indented lines are commands, which stay as they are; a dash begins an entry of a list.
     """
-    lines: list[str] = []
-    paragraph: list[str] = []
 
-    def end_paragraph() -> None:
-        if paragraph:
-            hanging = "  " if paragraph[0].startswith("- ") else ""
-            joined = " ".join(" ".join(paragraph).split())
-            lines.extend(
-                textwrap.wrap(
-                    joined,
-                    width,
-                    subsequent_indent=hanging,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
-            paragraph.clear()
+    def fill(paragraph: re.Match[str]) -> str:
+        return textwrap.fill(
+            " ".join(paragraph[0].split()),
+            width,
+            subsequent_indent="  " if paragraph[0].startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
-    for line in text.splitlines():
-        is_more = paragraph and paragraph[0].startswith("- ") and line.startswith("  ")
-        if not line or (line.startswith(" ") and not is_more):
-            end_paragraph()
-            lines.append(line)
-        else:
-            if line.startswith("- "):
-                end_paragraph()
-            paragraph.append(line)
-    end_paragraph()
-    return "\n".join(lines)
+    return _PARAGRAPH.sub(fill, text)
 
 
 # absl adds this to the help of a flag that may be repeated.

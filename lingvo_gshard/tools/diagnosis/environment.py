@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from lingvo_gshard.tools.console import libraries
-from lingvo_gshard.training.run.run_records import PREFIXES
+from lingvo_gshard.wings.services.run_records import PREFIXES
 
 
 class State(enum.StrEnum):
@@ -35,14 +35,7 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A finding on one thing.
-
-    Attributes:
-      name: what was checked.
-      state: how the check ended.
-      found: what was found.
-      advice: what to do; "" if nothing needs to be done.
-    """
+    """A finding on one thing, and what to do; no advice if nothing needs to be done."""
 
     name: str
     state: State

@@ -103,8 +103,7 @@ _DRIVERS = {
 def check_host(directory: str = "") -> Iterator[Check]:
     """Yields the checks of cores, memory, limits and disk.
 
-    Args:
-      directory: where runs will be written; the current directory by default.
+    Runs will be written to `directory`; by default, the current one.
     """
     yield Check("cores", State.OK, f"{len(os.sched_getaffinity(0))} cores")
     free = available_memory()
@@ -180,12 +179,7 @@ _AXIS = "d"
 
 
 def check_product(device: Device, chip: Chip | None) -> Check:
-    """Times a matrix product on a device, and computes some of its rows again.
-
-    Args:
-      device: the device.
-      chip: its published figures; None if there are none.
-    """
+    """Times a matrix product on a device, and computes some of its rows again."""
     is_cpu = device.platform == "cpu"
     dtype = "float32" if is_cpu else "bfloat16"
     size = _SIZES.get(device.platform, _ACCELERATOR_SIZE)
@@ -222,10 +216,6 @@ def check_collectives(devices: Sequence[Device], chip: Chip | None) -> Iterator[
 
     The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, over the
     time.
-
-    Args:
-      devices: the devices; nothing is checked for one device.
-      chip: the published figures of the devices; None if nothing is published.
     """
     count = len(devices)
     if count < 2:

@@ -21,17 +21,15 @@ import numpy as np
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import make_flags
-from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.fine_tuning.surgery import expert_placement, pruning
 from lingvo_gshard.wings.planning.loads.file import RouterLoads
 from lingvo_gshard.wings.planning.plan import plan
-from lingvo_gshard.wings.services.progress import StageDisplay
 from lingvo_gshard.wings.services.routers.counts import watched_layers
 
 
@@ -49,10 +47,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
     loads = _loads(values.plan)
-    with StageDisplay(console) as stages:
-        stages.begin("Starting")
-        run = Run(required_logdir(values))
-        run.progress = stages
+    with source_run.opened(values, console) as run:
         source = SourceRun.read(run)
     layers = watched_layers(source.trainer.task)
     try:
@@ -67,8 +62,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     state = pruning.pruned_state(trainer, trainer, checkpoint.theta, checkpoint.moments, orders)
     source.write(values.output, run.params, state, checkpoint.step)
     for row in loads.layers:
-        console.print(f"{row.layer}: {_in_words(row.placement)}", markup=False, soft_wrap=True)
-    console.print(f"the run is in {values.output}", markup=False, soft_wrap=True)
+        output.say(console, f"{row.layer}: {_in_words(row.placement)}")
+    output.say(console, f"the run is in {values.output}")
     record = {"logdir": values.output, "step": checkpoint.step}
     record["experts"] = {layer: order.tolist() for layer, order in orders.items()}
     output.write_json(values.json, record)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
@@ -28,11 +27,10 @@ from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.report import choose_rows_by_flags, row_flags, use_by_language
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import decimal, make_flags, string
-from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.fine_tuning.surgery import pruning
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.inference.translator import Translator
-from lingvo_gshard.wings.services.progress import StageDisplay
 
 
 def define_flags() -> flags.FlagValues:
@@ -54,10 +52,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         raise UserError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
         raise UserError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
-    with StageDisplay(console) as stages:
-        stages.begin("Starting")
-        run = Run(required_logdir(values))
-        run.progress = stages
+    with source_run.opened(values, console) as run:
         run.check_decoder(Translator)
         params = run.params.copy()
         try:
@@ -75,18 +70,13 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     source.write(values.output, params, state, checkpoint.step)
     for layer, experts in kept.items():
         share = use[layer].shares[experts].sum()
-        console.print(
+        output.say(
+            console,
             f"{layer}: {len(experts)} of {len(use[layer].load)} experts, which had {share:.1%} "
             f"of the tokens: {', '.join(map(str, experts))}",
-            markup=False,
-            soft_wrap=True,
         )
     before, after = map(source_run.count_parameters, (source.trainer, pruned))
-    console.print(
-        f"{before:,} parameters became {after:,}; the run is in {values.output}",
-        markup=False,
-        soft_wrap=True,
-    )
+    output.say(console, f"{before:,} parameters became {after:,}; the run is in {values.output}")
     record = {"logdir": values.output, "step": checkpoint.step}
     record |= {"parameters_before": before, "parameters": after}
     record["experts"] = {layer: [int(expert) for expert in found] for layer, found in kept.items()}

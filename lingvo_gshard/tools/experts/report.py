@@ -35,13 +35,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import rich.box
 import rich.console
-import rich.table
 from absl import flags
-from rich.text import Text
 
-from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
@@ -51,14 +47,14 @@ from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.experts.source_run import SourceRun
+from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.experts.source_run import SourceRun, opened
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, string
-from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
+from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.fine_tuning.surgery import expert_use
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.inference.translator import Translator
 from lingvo_gshard.wings.pages import html_page
-from lingvo_gshard.wings.services.progress import StageDisplay
 from lingvo_gshard.wings.services.routers.router_records import routers_of_run
 
 # Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
@@ -170,12 +166,6 @@ def use_by_language(
     The model reads the source and the target of each row in evaluation. Rows that are too long for
     a batch are left out.
 
-    Args:
-      run: the trained run.
-      task: its task.
-      theta: its weights.
-      rows: rows of all languages.
-
     Raises:
       UserError: the model has no experts.
     """
@@ -213,59 +203,37 @@ def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
         yield {name: values[:filled] for name, values in batch.items()}
 
 
-_CELL, _GAP, _HEAD = 26, 2, 20
 # With more experts than this the squares are too small for numbers.
 _MOST_WITH_NUMBERS = 32
-_SMALL_CELL = 8
+# The colors of squares go from none to the full color in so many steps.
+_STRENGTHS = 20
 # Numbers on squares at least this strong are written in the color for dark squares.
-_DARK = 0.55
+_DARK = 11
 
+_FILES = (("lingvo_gshard.wings.pages", "reset.css"), ("lingvo_gshard.wings.pages", "base.css"))
 _STYLE = """
-:root { --paper: #fbfbf9; --panel: #ffffff; --ink: #1c2126; --muted: #5c6670; --line: #e2e5e8;
-  --accent: #0068a6; --on-accent: #ffffff; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --paper: #121518; --panel: #191d21; --ink: #e6e9ec; --muted: #98a3ad; --line: #2c3238;
-    --accent: #6cb8ec; --on-accent: #0d1216; }
-}
-html { color-scheme: light dark; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
-main { max-width: 1200px; margin: 0 auto; padding: 48px 32px 96px; }
-h1 { font-size: 28px; margin: 0; }
-h2 { font-size: 17px; margin: 40px 0 4px; overflow-wrap: anywhere; }
-p { margin: 0 0 12px; color: var(--muted); }
+p { color: var(--muted); }
 .scroll { overflow-x: auto; padding: 14px; background: var(--panel); border: 1px solid var(--line);
   border-radius: 8px; }
-svg { display: block; font-size: 12px; font-variant-numeric: tabular-nums; }
-text { fill: var(--ink); }
-.expert { fill: var(--muted); text-anchor: middle; }
-.language { text-anchor: end; }
-.share { text-anchor: middle; font-size: 10.5px; }
-.dark { fill: var(--on-accent); }
-.cell { fill: var(--accent); }
-.frame { fill: none; stroke: var(--line); }
+table { width: auto; border-collapse: separate; border-spacing: 2px; font-size: 12px; }
+th, td { padding: 0; font-weight: normal; }
+thead th { color: var(--muted); }
+tbody th { padding-right: 4px; text-align: right; }
+td { height: 24px; min-width: 6px; outline: 1px solid var(--line); text-align: center; }
+.numbers td { min-width: 24px; }
 """
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p>{about}</p>
-{layers}
-</main>
-</body>
-</html>
-"""
+
+def _style() -> str:
+    """Returns the style sheet, with a class for each strength of a square's color."""
+    strengths = [
+        f".s{strength} {{ background: color-mix(in srgb, var(--accent) "
+        f"{100 * strength // _STRENGTHS}%, transparent); "
+        f"color: var(--{'on-block' if strength >= _DARK else 'ink'}); }}"
+        for strength in range(_STRENGTHS + 1)
+    ]
+    return "\n".join([html_page.join_styles(_FILES), _STYLE, *strengths])
+
 
 _ABOUT = (
     "Step {step:,}, {rows:,} rows of {split}. Each square shows an expert's share of a language's "
@@ -275,22 +243,14 @@ _ABOUT = (
 
 
 def to_html(record: dict) -> str:
-    """Returns the HTML page of a report.
-
-    Args:
-      record: the report, as `gshard-experts report --json` writes it.
-    """
+    """Returns the HTML page of a report, as `gshard-experts report --json` writes it."""
     sizes = sorted({layer["num_experts"] for layer in record["layers"]})
     even = " or ".join(f"{100 / size:.3g}" for size in sizes)
     about = _ABOUT.format(**{name: record[name] for name in ("step", "rows", "split")}, even=even)
-    return _PAGE.format(
-        policy="default-src 'none'; img-src data:; style-src "
-        + html_page.source_expression(_STYLE),
-        title=html.escape(f"Experts of {record['experiment']}"),
-        style=_STYLE,
-        about=html.escape(about),
-        layers="\n".join(_section(layer) for layer in record["layers"]),
-    )
+    title = f"Experts of {record['experiment']}"
+    layers = "\n".join(map(_section, record["layers"]))
+    body = f"<main>\n<h1>{html.escape(title)}</h1>\n<p>{html.escape(about)}</p>\n{layers}\n</main>"
+    return html_page.page(title, _style(), body)
 
 
 def _section(layer: dict) -> str:
@@ -307,47 +267,28 @@ def _section(layer: dict) -> str:
 
 
 def _map(layer: dict) -> str:
-    """Returns the squares of one layer as SVG."""
-    count = layer["num_experts"]
-    with_numbers = count <= _MOST_WITH_NUMBERS
-    cell = _CELL if with_numbers else _SMALL_CELL
+    """Returns the squares of one layer as a table."""
+    count, with_numbers = layer["num_experts"], layer["num_experts"] <= _MOST_WITH_NUMBERS
     shares = {
-        language: [load / max(sum(found["load"]), 1.0) for load in found["load"]]
+        language: np.array(found["load"]) / max(sum(found["load"]), 1.0)
         for language, found in layer["languages"].items()
     }
-    largest = max(max(row) for row in shares.values()) or 1.0
-    left = 12 + 8 * max(len(language) for language in shares)
-    # At most so many numbers of experts that each has room.
-    every = 1 if with_numbers else -(-_CELL // cell)
-    parts = [
-        f'<text class="expert" x="{left + (e + 0.5) * cell:g}" y="14">{e}</text>'
-        for e in range(0, count, every)
-    ]
-    for index, (language, row) in enumerate(shares.items()):
-        top = _HEAD + index * _CELL
+    largest = max(row.max() for row in shares.values()) or 1.0
+    heads = "".join(f"<th>{expert if with_numbers else ''}</th>" for expert in range(count))
+    rows = []
+    for language, row in shares.items():
         name = html.escape(language)
-        parts.append(f'<text class="language" x="{left - 6}" y="{top + 17}">{name}</text>')
-        for expert, share in enumerate(row):
-            title = f"<title>{name}, expert {expert}: {share:.1%}</title>"
-            square = _square(left + expert * cell, top, cell - _GAP, share, largest, with_numbers)
-            parts.append(f"<g>{title}{square}</g>")
-    width, height = left + count * cell, _HEAD + len(shares) * _CELL
-    label = html.escape(f"Share of tokens by language and expert of {layer['path']}")
+        squares = [
+            f'<td class="s{round(share / largest * _STRENGTHS)}" '
+            f'title="{name}, expert {expert}: {share:.1%}">'
+            f"{f'{100 * share:.0f}' if with_numbers else ''}</td>"
+            for expert, share in enumerate(row)
+        ]
+        rows.append(f"<tr><th>{name}</th>{''.join(squares)}</tr>")
     return (
-        f'<svg role="img" aria-label="{label}" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
+        f'<table class="{"numbers" if with_numbers else "small"}">'
+        f"<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def _square(x: int, y: int, width: int, share: float, largest: float, with_number: bool) -> str:
-    at = f'x="{x}" y="{y}" width="{width}" height="{_CELL - _GAP}"'
-    strength = share / largest
-    square = f'<rect class="cell" {at} fill-opacity="{strength:.3f}"/><rect class="frame" {at}/>'
-    if not with_number:
-        return square
-    dark = " dark" if strength > _DARK else ""
-    place = f'x="{x + width / 2:g}" y="{y + 16}"'
-    return f'{square}<text class="share{dark}" {place}>{100 * share:.0f}</text>'
 
 
 _MOST_SHOWN = 3
@@ -369,10 +310,7 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     output.check_writable(values, "html")
-    with StageDisplay(console) as stages:
-        stages.begin("Starting")
-        run = Run(required_logdir(values))
-        run.progress = stages
+    with opened(values, console) as run:
         run.check_decoder(Translator)
         rows = choose_rows_by_flags(values, run)
         source = SourceRun.read(run, parts=("theta",))
@@ -398,11 +336,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 
 def to_record(use: dict[str, dict[str, ExpertUse]]) -> list[dict]:
-    """Returns the use of each layer's experts, by language and in total, as JSON values.
-
-    Args:
-      use: language -> path of a layer -> use of its experts.
-    """
+    """Returns the use of each layer's experts, by language and in total, as JSON values."""
     layers = next(iter(use.values()))
     return [
         _layer(path, {language: found[path] for language, found in use.items()}) for path in layers
@@ -441,23 +375,15 @@ def _print(console: rich.console.Console, record: dict) -> None:
     head = f"{record['experiment']}, step {record['step']:,}: {record['rows']:,} rows of "
     console.print(f"{head}{record['split']}", markup=False)
     for layer in record["layers"]:
-        table = rich.table.Table(
-            box=rich.box.SIMPLE,
-            title=Text(f"{layer['path']}: {layer['num_experts']} experts"),
-            title_justify="left",
-            caption=_caption(layer),
-            caption_justify="left",
-        )
-        table.add_column("language")
-        for name in NUMBERS:
-            table.add_column(name, justify="right")
+        title = f"{layer['path']}: {layer['num_experts']} experts"
+        table = make_table("language", right=NUMBERS, title=title, caption=_caption(layer))
         table.add_column(MOST_USED, no_wrap=True)
         for language, found in layer["languages"].items():
             table.add_row(language, *_cells(found))
         if len(layer["languages"]) > 1:
             table.add_section()
             table.add_row("all", *_cells(layer["all"]), style="bold")
-        tables.print_table(console, table)
+        print_table(console, table)
 
 
 def _caption(layer: dict) -> str:

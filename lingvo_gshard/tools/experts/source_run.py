@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import rich.console
+from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
@@ -15,12 +19,14 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import called_before_abrupt_end
+from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.services.progress import StageDisplay
 
 # The help of --output, which names the new directory.
 OUTPUT = "Directory of the new run; it must not exist."
@@ -34,14 +40,19 @@ def check_output(path: str | None) -> None:
         raise UserError(f"--output={path} exists already; give the name of a new directory")
 
 
+@contextlib.contextmanager
+def opened(values: flags.FlagValues, console: rich.console.Console) -> Iterator[Run]:
+    """Opens the run of --logdir and shows the stages of a `with` block."""
+    with StageDisplay(console) as stages:
+        stages.begin("Starting")
+        run = Run(required_logdir(values))
+        run.progress = stages
+        yield run
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceRun:
-    """The newest readable checkpoint of a run.
-
-    Attributes:
-      run: the run.
-      checkpoint: its weights and moments as NumPy arrays.
-    """
+    """The newest readable checkpoint of a run, as NumPy arrays."""
 
     run: Run
     checkpoint: Checkpoint
@@ -50,9 +61,7 @@ class SourceRun:
     def read(cls, run: Run, parts: Sequence[str] = ()) -> SourceRun:
         """Reads the newest readable checkpoint; reports damaged ones on standard error.
 
-        Args:
-          run: the run.
-          parts: names of the parts to read, such as "theta"; empty for all.
+        `parts` names the parts to read, such as "theta"; empty reads all.
         """
         run.progress.begin("Restoring the weights")
         with run.open_checkpoints() as (store, _):
@@ -78,12 +87,6 @@ class SourceRun:
 
     def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
         """Writes a new run with the vocabularies and the data position of this one.
-
-        Args:
-          output: the new directory.
-          params: Params of the new run.
-          state: its training state.
-          step: its step.
 
         Raises:
           OSError: it cannot be written. Nothing is left in `output`.

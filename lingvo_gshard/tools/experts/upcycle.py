@@ -26,18 +26,16 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, switch
-from lingvo_gshard.tools.flags.run import SETTINGS, required_logdir
+from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.wings.fine_tuning.surgery import upcycling
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.inference.translator import Translator
-from lingvo_gshard.wings.services.progress import StageDisplay
 
 
 def define_flags() -> flags.FlagValues:
@@ -71,14 +69,11 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         )
     if values.experts < 2:
         raise UserError(f"--experts={values.experts}; 2 or more were expected")
-    with StageDisplay(console) as stages:
-        stages.begin("Starting")
-        run = Run(required_logdir(values))
-        run.progress = stages
+    with source_run.opened(values, console) as run:
         run.check_decoder(Translator)
         params = _params(values, run.params)
         source = SourceRun.read(run)
-        stages.begin("Adding experts")
+        run.progress.begin("Adding experts")
         sparse = source.trainer_of(params)
         moments = None if values.restart else source.checkpoint.moments
         state = upcycling.upcycled_state(source.trainer, sparse, source.checkpoint.theta, moments)
@@ -93,13 +88,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         source.write(values.output, params, state, step)
     before, after = map(source_run.count_parameters, (source.trainer, sparse))
     head = f"{run.params.name}, step {source.checkpoint.step:,}"
-    console.print(f"{head}: {before:,} parameters became {after:,}", markup=False)
+    output.say(console, f"{head}: {before:,} parameters became {after:,}")
     more = f" --steps={2 * step}" if step >= params.run.steps else ""
-    console.print(
-        f"Continue with:\n  gshard-train --logdir={values.output}{more}",
-        markup=False,
-        soft_wrap=True,
-    )
+    output.say(console, f"Continue with:\n  gshard-train --logdir={values.output}{more}")
     record = {"logdir": values.output, "step": step}
     record |= {"parameters_before": before, "parameters": after, "experts": values.experts}
     output.write_json(values.json, record)

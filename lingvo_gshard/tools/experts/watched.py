@@ -29,16 +29,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import rich.box
 import rich.console
 import rich.table
 import rich.text
 from absl import flags
 
-from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord, routers_of_run
@@ -72,9 +71,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     console.print(f"{values.logdir}: {count}, {steps[0]:,} to {step:,}", markup=False)
     if values.by:
         for record in shown:
-            tables.print_table(console, _table_by(record, values.by))
+            print_table(console, _table_by(record, values.by))
     else:
-        tables.print_table(console, _table(shown, records))
+        print_table(console, _table(shown, records))
     output.write_json(values.json, records)
     return 0
 
@@ -104,16 +103,9 @@ def _chosen(values: flags.FlagValues) -> list[RouterRecord]:
 
 
 def _table(shown: Sequence[RouterRecord], records: Sequence[RouterRecord]) -> rich.table.Table:
-    """Returns the table of layers.
-
-    Args:
-      shown: the records of one step.
-      records: the records of all steps up to this step.
-    """
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    for name in ("layer", "router", "busiest", "even", "effective", "dropped", "entropy"):
-        table.add_column(name, justify="left" if name in ("layer", "router") else "right")
-    table.add_column("balance", justify="right")
+    """Returns the table of layers, from the records of one step and of all steps up to it."""
+    numbers = ("busiest", "even", "effective", "dropped", "entropy", "balance")
+    table = make_table("layer", "router", right=numbers)
     table.add_column("dead")
     table.add_column("over time", no_wrap=True)
     for record in shown:
@@ -139,10 +131,7 @@ def _table_by(record: RouterRecord, kind: str) -> rich.table.Table:
     """Returns the table of the languages or classes of one layer."""
     counts = record.by_language if kind == "language" else record.by_class
     title = f"{record.layer}: {record.num_experts} experts, step {record.step:,}"
-    table = rich.table.Table(box=rich.box.SIMPLE, title=rich.text.Text(title), title_justify="left")
-    table.add_column(kind)
-    table.add_column("choices", justify="right")
-    table.add_column("differs", justify="right")
+    table = make_table(kind, right=("choices", "differs"), title=title)
     table.add_column("most used", no_wrap=True)
     for name, choices in [*counts.items(), ("all", record.choices)]:
         load = np.asarray(choices, np.float64)

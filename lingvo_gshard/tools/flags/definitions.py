@@ -70,7 +70,15 @@ def repeated(help: str, default: list[str] | None = None) -> Definition:
 
 
 def refuse(values: flags.FlagValues, names: Iterable[str], why: str) -> None:
-    """Raises UserError for the first of some flags that is given, unless it is off or empty."""
+    """Raises UserError for the first of some flags that is given. A switch may be at its default.
+
+    Args:
+      values: the command's flags.
+      names: flags that do not go with others.
+      why: what follows the flag in the message, such as "does not apply to --budget".
+    """
     for name in names:
-        if values[name].present and values[name].value:
-            raise UserError(f"--{name}={values[name].value} {why}")
+        flag = values[name]
+        if flag.present and not (flag.boolean and flag.value == flag.default):
+            # One of a flag that was repeated is enough.
+            raise UserError(f"{flag.serialize().splitlines()[0]} {why}")

@@ -54,10 +54,7 @@ def given_options(
 ) -> dict[str, Any]:
     """Returns the options whose flags the user has given, by name.
 
-    Args:
-      values: the command's flags, which may lack some of the options'.
-      cls: the class of options.
-      names: the options to return; None: all that have flags.
+    By default, of all options that have flags.
 
     Raises:
       UserError: an element of a tuple of numbers is not a number.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from lingvo_gshard.api.experiments import apply_settings
-from lingvo_gshard.core.config import registry
+from lingvo_gshard.api.experiments import apply_settings, planned
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding.mesh import Mesh
@@ -24,11 +23,7 @@ _BESIDE_THE_STEP = "run."
 
 
 def plan_flag(note: str = "") -> str:
-    """Returns the help of --plan.
-
-    Args:
-      note: a sentence on what else the command does with the plan.
-    """
+    """Returns the help of --plan, with a note on what else the command does with the plan."""
     help = (
         "File that gshard-plan --json wrote, with or without --search: takes its experiment with "
         "all settings, mesh, strategy and options of the compiler."
@@ -44,39 +39,25 @@ def planned_training(values: flags.FlagValues) -> PlannedTraining | None:
     """
     if values.plan is None:
         return None
-    if values.experiment:
-        # A file may name classes of the user's module only if the user has named the module.
-        registry.get(values.experiment)
-    # Commands without a plan do not wait for the planner.
-    from lingvo_gshard.wings.planning.planned_training import load
-
-    found = load(values.plan)
-    if values.experiment and values.experiment != found.name:
-        raise UserError(
-            f"--experiment={values.experiment} contradicts --plan={values.plan}, a plan of "
-            f"{found.name}; leave out one of them"
-        )
+    found = planned(values.experiment or "", values.plan)
     _check_answered(values, found)
     return found
 
 
 def requested_params(
-    values: flags.FlagValues, planned: PlannedTraining | None, say: Callable[[str], object]
+    values: flags.FlagValues, plan: PlannedTraining | None, say: Callable[[str], object]
 ) -> Params:
     """Returns the Params of --plan, or else of --experiment, with all settings.
 
-    Args:
-      values: the command's flags.
-      planned: what `planned_training` has returned.
-      say: shows a line to the user for each setting that changes the planned step.
+    Says each setting that changes the planned step.
 
     Raises:
       UserError: a name is wrong, or a setting contradicts the plan.
     """
-    if planned is None:
+    if plan is None:
         return experiment_params(values)
-    params = apply_settings(planned.params, values.gin_param, values.gin_file)
-    for path, before, now in planned.params.diff(params):
+    params = apply_settings(plan.params, values.gin_param, values.gin_file)
+    for path, before, now in plan.params.diff(params):
         if path.startswith("sharding."):
             raise UserError(
                 f"{path} = {now} contradicts --plan={values.plan}, which has {before}; leave out "
@@ -87,9 +68,9 @@ def requested_params(
     return params
 
 
-def _check_answered(values: flags.FlagValues, planned: PlannedTraining) -> None:
+def _check_answered(values: flags.FlagValues, plan: PlannedTraining) -> None:
     """Raises UserError if a flag has another value than the plan."""
-    sharding = planned.params.sharding
+    sharding = plan.params.sharding
     for name in _ANSWERED:
         if name not in values or not values[name].present:
             continue

@@ -12,6 +12,7 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
+from lingvo_gshard.core.options import declared
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
@@ -19,6 +20,7 @@ from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, Setti
 from lingvo_gshard.wings.planning.generation import GenerationOptions
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.programs.planned import MemoryPatterns, ProgramFacts
+from lingvo_gshard.wings.planning.training.job import JobOptions
 
 # The precision of the weights of a config that is planned to generate.
 PRECISION = "bfloat16_weights"
@@ -46,11 +48,7 @@ def generation_flags() -> Flags:
 def check_generation_flags(values: flags.FlagValues) -> None:
     """Raises ValueError if flags of generation and of other plans are mixed."""
     if not values.generate:
-        for name in _GENERATION_FLAGS:
-            if values[name].present:
-                raise UserError(
-                    f"--{name}={values[name].value} applies to --generate, which is not given"
-                )
+        refuse(values, _GENERATION_FLAGS, "applies to --generate, which is not given")
         return
     if values.largest_batch and values["batch"].present:
         raise UserError(
@@ -58,11 +56,6 @@ def check_generation_flags(values: flags.FlagValues) -> None:
             "together; give one of them"
         )
     refuse(values, _NOT_WITH_GENERATION, "does not apply to --generate; give one of them")
-
-
-def generation_options(values: flags.FlagValues) -> GenerationOptions:
-    """Returns the options that the flags give."""
-    return read_options(values, GenerationOptions)
 
 
 # Flags that plan something else than a training step of an experiment.
@@ -74,21 +67,14 @@ def check_loads_flags(values: flags.FlagValues) -> None:
     read_options(values, LoadsOptions)
     if values.loads is None:
         return
-    for name in _NOT_WITH_LOADS:
-        if values[name].value:
-            raise UserError(
-                f"--loads={values.loads} does not apply to --{name}={values[name].value}: it is "
-                "for the training step of an experiment"
-            )
+    why = f"does not go with --loads={values.loads}, which is for a training step of an experiment"
+    refuse(values, _NOT_WITH_LOADS, why)
 
 
 _ONLY_HERE = ("weights", "moments", "step_tokens")
 # Other flags that also apply to a program in a file.
 _ALSO_HERE = ("topology", "mesh", "tokens", "json", "html", "goodput")
-_WITH_GOODPUT = (
-    *("checkpoint_rate", "checkpoint_stall", "checkpoint_interval", "restart", "compile_seconds"),
-    *("failures", "simulated_runs", "simulation_seed", "agents"),
-)
+_WITH_GOODPUT = tuple(declared(JobOptions))
 
 
 def program_flags() -> Flags:
@@ -123,19 +109,12 @@ def program_path(argv: list[str], subcommands: Sequence[str]) -> tuple[str, list
 def check_program_flags(values: flags.FlagValues, path: str) -> None:
     """Raises ValueError for flags that do not apply to a program, or only to one."""
     if not path:
-        for name in _ONLY_HERE:
-            if values[name].present:
-                raise UserError(
-                    f"--{name}={values[name].value} applies to the file of a program, which is not "
-                    "given"
-                )
+        refuse(values, _ONLY_HERE, "applies to the file of a program, which is not given")
         return
-    for name in values:
-        if values[name].present and name not in (*_ONLY_HERE, *_ALSO_HERE, *_WITH_GOODPUT):
-            valid = ", ".join(f"--{flag}" for flag in (*_ALSO_HERE, *_ONLY_HERE))
-            raise UserError(
-                f"--{name}={values[name].value} does not apply to the program {path}, only {valid}"
-            )
+    valid = (*_ALSO_HERE, *_ONLY_HERE)
+    others = [name for name in values if name not in (*valid, *_WITH_GOODPUT)]
+    shown = ", ".join(f"--{flag}" for flag in valid)
+    refuse(values, others, f"does not apply to the program {path}, only {shown}")
 
 
 def program_facts(values: flags.FlagValues) -> ProgramFacts:

@@ -72,12 +72,6 @@ def profilers(
 ) -> list[ObserverFactory]:
     """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
 
-    Args:
-      values: the command's flags.
-      params: the Params of the run.
-      planned: the planned training that the profile is compared with.
-      console: where to print.
-
     Raises:
       UserError: names --profile_steps if the run has no such steps, and --plan if the plan cannot
         be compared.
@@ -102,11 +96,7 @@ def profilers(
 
 
 def runtime_flags(in_cluster: bool = True) -> Flags:
-    """Returns the flags of `RuntimeOptions`.
-
-    Args:
-      in_cluster: whether the command can run in several processes.
-    """
+    """Returns the flags of `RuntimeOptions`, and of `ClusterOptions` if it may run in a cluster."""
     cluster = option_flags(ClusterOptions()) if in_cluster else {}
     return option_flags(RuntimeOptions()) | cluster
 
@@ -114,12 +104,7 @@ def runtime_flags(in_cluster: bool = True) -> Flags:
 def runtime_options(
     values: flags.FlagValues, plan: PlannedTraining | None = None
 ) -> RuntimeOptions:
-    """Returns the options that the flags of `runtime_flags` give.
-
-    Args:
-      values: the command's flags.
-      plan: the plan of the training.
-    """
+    """Returns the options that the flags of `runtime_flags` give."""
     cluster = read_options(values, ClusterOptions) if "coordinator" in values else None
     return read_options(values, RuntimeOptions, cluster=cluster, plan=plan)
 

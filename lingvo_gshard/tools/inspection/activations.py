@@ -7,14 +7,20 @@ from collections.abc import Sequence
 import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.inspection import inspection, tables
+from lingvo_gshard.tools.console.tables import (
+    array_text,
+    make_table,
+    print_table,
+    say_hidden,
+)
+from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.wings.propagation.activations import Activation
 from lingvo_gshard.wings.propagation.propagated import Resharding
 
@@ -28,10 +34,7 @@ _LEAST_SHARE, _MOST_MOVEMENTS, _MOST_WARNINGS = 0.01, 20, 20
 def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
     """Checks what --activations asks for, before anything is compiled.
 
-    Args:
-      pattern: a pattern of layers, such as "decoder.layers[0]" or "*.self_attention".
-      mesh: the mesh.
-      paths: paths of all layers.
+    `paths` are the paths of all layers.
 
     Raises:
       UserError: no layer matches, or the mesh has one device.
@@ -48,10 +51,6 @@ def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
 
 def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
     """Returns the activations of the layers that a pattern matches.
-
-    Args:
-      rows: all activations; None if the compiler does not report the split of activations.
-      pattern: the pattern.
 
     Raises:
       UserError: the compiler does not report the split of activations.
@@ -70,16 +69,11 @@ def _matches(pattern: str, layer: str) -> bool:
 
 
 def print_activations(console: rich.console.Console, rows: Sequence[Activation]) -> None:
-    """Prints activations by layer, and warns of large ones that every device holds in full.
-
-    Args:
-      console: where to print.
-      rows: the activations.
-    """
+    """Prints activations by layer, and warns of large ones that every device holds in full."""
     largest = max((row.bytes for row in rows), default=0)
     shown = [row for row in rows if row.bytes >= _LEAST_SHARE * largest]
-    table = tables.make_table("layer", "computed by", "layout", "shape", "sharding", "by")
-    table.add_column("per device", justify="right", no_wrap=True)
+    left = ("layer", "computed by", "layout", "shape", "sharding", "by")
+    table = make_table(*left, right=("per device",))
     table.add_column("at", no_wrap=True)
     before = None
     for row in shown:
@@ -89,14 +83,14 @@ def print_activations(console: rich.console.Console, rows: Sequence[Activation])
             escape("" if row.layer == before else row.layer or TASK),
             ", ".join(row.operations),
             row.layout,
-            _array(row),
+            array_text(row.dtype, row.shape),
             row.chosen,
             _chosen_by(row),
-            tables.format_bytes(row.bytes_per_device),
+            in_bytes(row.bytes_per_device),
             row.source or _UNKNOWN,
         )
         before = row.layer
-    api_tables.print_table(console, table)
+    print_table(console, table)
     annotated = sum(bool(row.asked) for row in rows)
     say(
         console,
@@ -119,9 +113,10 @@ def whole_in_words(row: Activation) -> str:
         letters = f" {row.layout}" if row.layout else ""
         reason = f"its annotation{letters} splits no dimension"
     computed = f" ({', '.join(row.operations)})" if row.operations else ""
+    array = array_text(row.dtype, row.shape)
     return (
-        f"{row.layer or TASK}: {_array(row)}, {tables.format_bytes(row.bytes)}, is whole on every "
-        f"device: {reason}, at {row.source or _UNKNOWN}{computed}"
+        f"{row.layer or TASK}: {array}, {in_bytes(row.bytes)}, is whole on every device: {reason}, "
+        f"at {row.source or _UNKNOWN}{computed}"
     )
 
 
@@ -138,18 +133,17 @@ def print_reshardings(console: rich.console.Console, rows: Sequence[Resharding])
     """Prints the collectives that only move data, each with its cause."""
     if not rows:
         return
-    table = tables.make_table("what only moves data", right=("bytes per step",))
+    table = make_table("what only moves data", right=("bytes per step",))
     table.add_column("because of")
     for row in rows[:_MOST_MOVEMENTS]:
         layer = row.layer or inspection.NO_SINGLE_LAYER
         table.add_row(
             escape(f"{row.kind} over {', '.join(row.axes) or 'all'}\n  {layer}, {row.phase}"),
-            tables.format_bytes(row.bytes_per_step),
+            in_bytes(row.bytes_per_step),
             escape(cause_in_words(row)),
         )
-    api_tables.print_table(console, table)
-    if len(rows) > _MOST_MOVEMENTS:
-        say(console, f"and {len(rows) - _MOST_MOVEMENTS} more; --json lists them all")
+    print_table(console, table)
+    say_hidden(console, rows[_MOST_MOVEMENTS:])
 
 
 def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation]) -> None:
@@ -157,15 +151,10 @@ def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation]) ->
     whole = sorted(large, key=lambda row: -row.bytes)
     for row in whole[:_MOST_WARNINGS]:
         say(console, f"Warning: {whole_in_words(row)}")
-    if len(whole) > _MOST_WARNINGS:
-        say(console, f"and {len(whole) - _MOST_WARNINGS} more; --json lists them all")
+    say_hidden(console, whole[_MOST_WARNINGS:])
 
 
 def _chosen_by(row: Activation) -> str:
     if not row.asked:
         return "XLA"
     return "annotation" if row.chosen == row.asked else f"XLA, for {row.asked}"
-
-
-def _array(row: Activation) -> str:
-    return f"{row.dtype}[{','.join(map(str, row.shape))}]"

@@ -14,7 +14,7 @@ from lingvo_gshard.runtime import compile_options
 from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.flags.definitions import Flags
+from lingvo_gshard.tools.flags.definitions import Flags, refuse
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
 from lingvo_gshard.wings.compiler_options.table import OPTIONS, CompilerOption
@@ -51,12 +51,9 @@ def compiler_flags() -> Flags:
 def check_flags(values: flags.FlagValues) -> None:
     """Raises UserError if the chip is unknown, or options are given without --compiler."""
     known = (*CHIPS, HERE)
-    if values.compiler is None and values.compile_options:
-        raise UserError(
-            f"--compile_options={values.compile_options[0]} applies to --compiler, which is not "
-            "given"
-        )
-    if values.compiler is not None and values.compiler not in known:
+    if values.compiler is None:
+        refuse(values, ("compile_options",), "applies to --compiler, which is not given")
+    elif values.compiler not in known:
         hint = names.nearest(values.compiler, known)
         raise UserError(f"--compiler={values.compiler} is unknown. {hint}")
 
@@ -85,12 +82,7 @@ def list_options(values: flags.FlagValues, console: rich.console.Console) -> dic
 
 
 def shown_options(platform: str, chosen: dict[str, str]) -> list[ShownOption]:
-    """Returns all options of a platform's compiler that are known or chosen.
-
-    Args:
-      platform: jax's name of the platform.
-      chosen: the options that steps are compiled with, by name.
-    """
+    """Returns all options of a platform's compiler that are known or chosen."""
     known: dict[str, CompilerOption] = {
         each.name: each for each in OPTIONS if each.platform == platform
     }

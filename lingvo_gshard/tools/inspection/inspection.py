@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import time
@@ -44,12 +43,7 @@ from lingvo_gshard.wings.saved_programs.platforms import with_bodies
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a tensor, and the devices that hold it.
-
-    Attributes:
-      ranges: (first, end) of each dimension.
-      devices: positions of the devices in the mesh, ascending.
-    """
+    """A part of a tensor: (first, end) of each dimension, and the positions of its devices."""
 
     ranges: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
@@ -182,11 +176,6 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
 def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> list[dict]:
     """Returns the weights that a pattern matches, each with its parts and their devices.
 
-    Args:
-      trainer: the trainer.
-      partitioning: how its weights are split.
-      pattern: a pattern of paths; see `weight_groups`.
-
     Raises:
       UserError: the pattern matches no weight.
     """
@@ -207,21 +196,6 @@ def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> li
             }
         )
     return found
-
-
-def check_replicated(sharding: StateSharding, limit: float | None) -> None:
-    """Checks the size of weights and moments that are replicated although the strategy splits them.
-
-    Args:
-      sharding: how the state is split.
-      limit: largest allowed size in MiB, the value of --max_replicated_mb; None allows any.
-
-    Raises:
-      UserError: if they are larger.
-    """
-    if limit is not None:
-        tensors = [*sharding.replicated_weights, *sharding.replicated_moments]
-        sharding_tables.check_replicated(tensors, limit)
 
 
 def lower(
@@ -262,15 +236,7 @@ def check_partitioner(platform: str | None, partitioner: str) -> None:
 def kernel_uses(
     function: str, platform: str, params: Params, trainer: Trainer, partitioning: Partitioning
 ) -> tuple[str, tuple[KernelUse, ...]]:
-    """Returns the platform, and whether each layer of a function uses its kernels.
-
-    Args:
-      function: one of FUNCTIONS.
-      platform: one of `platforms.HARDWARE`, or HERE.
-      params: the experiment.
-      trainer: its trainer.
-      partitioning: the mesh and the strategy.
-    """
+    """Returns the platform, and whether each layer of a function uses its kernels."""
     if platform == HERE:
         # More devices than one could be virtual, of another platform.
         platform = platform_of(devices_for(None)[0])
@@ -283,11 +249,7 @@ def compile_program(
 ) -> CompiledFunction:
     """Compiles a program for as many devices as its mesh has.
 
-    Args:
-      program: the program.
-      recorded: what was recorded when it was lowered.
-      task: the layers of the program.
-      devices: the devices.
+    `recorded` is what was recorded when it was lowered.
     """
     started = time.monotonic()
     executable, module = compile_with_shardings(program, devices)
@@ -310,39 +272,39 @@ def compile_program(
 def collective_rows(
     calls: Iterable[hlo.CollectiveCall], paths: Sequence[str]
 ) -> list[CollectiveTotal]:
-    """Returns collectives summed by phase, layer and kind.
-
-    Args:
-      calls: the collectives, read with the name scopes of these layers.
-      paths: paths of all layers, in the order of the rows.
-    """
+    """Returns collectives summed by phase, layer and kind, in the order of `paths`."""
     layers = {scope_name(path): path for path in paths if path}
-    sums: collections.defaultdict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
-    for call in calls:
-        row = sums[layers.get(call.layer, NO_SINGLE_LAYER), call.phase, call.kind]
-        for index, amount in enumerate((1, call.times, call.times * call.bytes)):
-            row[index] += amount
+    rows = _sums(
+        CollectiveTotal(
+            layers.get(call.layer, NO_SINGLE_LAYER),
+            call.phase,
+            call.kind,
+            1,
+            call.times,
+            call.times * call.bytes,
+        )
+        for call in calls
+    )
     order = [*paths, NO_SINGLE_LAYER]
     return sorted(
-        (CollectiveTotal(*key, *amounts) for key, amounts in sums.items()),
-        key=lambda row: (hlo.PHASES.index(row.phase), order.index(row.layer), row.kind),
+        rows, key=lambda row: (hlo.PHASES.index(row.phase), order.index(row.layer), row.kind)
     )
 
 
 def total_by_kind(rows: Iterable[CollectiveTotal]) -> list[CollectiveTotal]:
     """Returns the sum of the rows of each kind, sorted by kind; layer and phase are empty."""
-    totals: dict[str, CollectiveTotal] = {}
-    for row in sorted(rows, key=lambda row: row.kind):
-        total = totals.get(row.kind, CollectiveTotal("", "", row.kind, 0, 0, 0))
-        totals[row.kind] = CollectiveTotal(
-            layer="",
-            phase="",
-            kind=row.kind,
-            count_in_program=total.count_in_program + row.count_in_program,
-            count_per_step=total.count_per_step + row.count_per_step,
-            bytes_per_step=total.bytes_per_step + row.bytes_per_step,
-        )
-    return list(totals.values())
+    plain = (msgspec.structs.replace(row, layer="", phase="") for row in rows)
+    return sorted(_sums(plain), key=lambda row: row.kind)
+
+
+def _sums(rows: Iterable[CollectiveTotal]) -> list[CollectiveTotal]:
+    """Returns a row for each layer, phase and kind, with the sums of the numbers."""
+    sums: dict[tuple, tuple[int, ...]] = {}
+    for row in rows:
+        *key, count, per_step, size = msgspec.structs.astuple(row)
+        before = sums.get(tuple(key), (0, 0, 0))
+        sums[tuple(key)] = before[0] + count, before[1] + per_step, before[2] + size
+    return [CollectiveTotal(*key, *numbers) for key, numbers in sums.items()]
 
 
 def sharding_record(
@@ -350,10 +312,7 @@ def sharding_record(
 ) -> dict:
     """Returns how a state is split as values for JSON.
 
-    Args:
-      partitioning: the partitioning that splits it.
-      sharding: how the state is split.
-      with_moments: whether to list the optimizer's moments; their totals are always there.
+    The optimizer's moments are listed on request; their totals are always there.
     """
     record = {
         "mesh": str(partitioning.mesh),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.box
 import rich.console
 import rich.table
 from rich.markup import escape
 
-from lingvo_gshard.api import tables
 from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.platforms import HARDWARE
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.console.tables import make_table, print_rows, print_table, say_hidden
+from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import (
     CollectiveTotal,
@@ -59,7 +59,7 @@ def print_sharding(
 
 def print_compiled(console: rich.console.Console, compiled: CompiledFunction) -> None:
     """Prints the memory, the collectives and the full replications of a compiled function."""
-    memory = {name: format_bytes(size) for name, size in compiled.memory_per_device.items()}
+    memory = {name: in_bytes(size) for name, size in compiled.memory_per_device.items()}
     say(console, f"\n{compiled.function}, compiled in {compiled.compile_seconds:.1f} s")
     say(
         console,
@@ -72,20 +72,7 @@ def print_compiled(console: rich.console.Console, compiled: CompiledFunction) ->
         say(console, "No tensor is replicated in full to reshard it.")
     for replication in replications[:_MOST_REPLICATIONS]:
         say(console, f"Warning: {replication}")
-    if len(replications) > _MOST_REPLICATIONS:
-        say(console, f"and {len(replications) - _MOST_REPLICATIONS} more; --json lists them all")
-
-
-def format_bytes(size: int) -> str:
-    """Returns a size as "12 B", "3.4 KiB", "5.6 MiB", ..."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1024:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:,.1f} TiB"
+    say_hidden(console, replications[_MOST_REPLICATIONS:])
 
 
 def print_pipelines(console: rich.console.Console, pipelines: Sequence[dict]) -> None:
@@ -119,14 +106,13 @@ def print_placements(console: rich.console.Console, found: Sequence[dict]) -> No
             for letter, size in zip(weight["layout"], weight["shape"], strict=True)
         )
         say(console, f"\n{weight['path']} [{sizes}]")
-        table = make_table(*weight["layout"], "devices")
-        for part in weight["parts"][:_MOST_PARTS]:
-            ranges = [f"{first:,} to {end - 1:,}" for first, end in part["ranges"]]
-            table.add_row(*ranges, _devices(part["devices"]))
-        tables.print_table(console, table)
-        if len(weight["parts"]) > _MOST_PARTS:
-            more = len(weight["parts"]) - _MOST_PARTS
-            say(console, f"and {more:,} more parts; --json lists them all")
+        rows = [
+            [f"{first:,} to {end - 1:,}" for first, end in part["ranges"]]
+            + [_devices(part["devices"])]
+            for part in weight["parts"]
+        ]
+        print_rows(console, (*weight["layout"], "devices"), (), rows[:_MOST_PARTS])
+        say_hidden(console, rows[_MOST_PARTS:])
 
 
 def _devices(numbers: Sequence[int]) -> str:
@@ -138,29 +124,21 @@ def _devices(numbers: Sequence[int]) -> str:
     return f"{shown} and {left:,} more" if left > 0 else shown
 
 
-def make_table(*left: str, right: Sequence[str] = ()) -> rich.table.Table:
-    """Returns a table with left-aligned columns, followed by right-aligned ones."""
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in left:
-        table.add_column(head)
-    for head in right:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
-
-
 def _print_rows(console: rich.console.Console, kind: str, rows: Sequence[WeightRow]) -> None:
-    table = make_table(kind, "layout", "shape", "type", "split", right=("bytes", "per device"))
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             escape(row.path),
             row.layout,
             ",".join(map(str, row.shape)),
             row.dtype,
             row.split + (f" ({row.note})" if row.note else ""),
-            format_bytes(row.bytes),
-            format_bytes(row.bytes_per_device),
+            in_bytes(row.bytes),
+            in_bytes(row.bytes_per_device),
         )
-    tables.print_table(console, table)
+        for row in rows
+    ]
+    left = (kind, "layout", "shape", "type", "split")
+    print_rows(console, left, ("bytes", "per device"), cells)
 
 
 def _print_total(
@@ -170,8 +148,7 @@ def _print_total(
     share = f", {held / size:.1%} of it; an even split is {1 / devices:.1%}" if size else ""
     say(
         console,
-        f"{kind}: {len(rows)} arrays, {format_bytes(size)}; each device holds "
-        f"{format_bytes(held)}{share}",
+        f"{kind}: {len(rows)} arrays, {in_bytes(size)}; each device holds {in_bytes(held)}{share}",
     )
 
 
@@ -182,10 +159,10 @@ def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicate
         table.add_row(
             escape(tensor.path),
             ",".join(map(str, tensor.shape)),
-            format_bytes(tensor.bytes),
+            in_bytes(tensor.bytes),
             tensor.reason,
         )
-    tables.print_table(console, table)
+    print_table(console, table)
 
 
 def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveTotal]) -> None:
@@ -199,7 +176,7 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveT
     table.add_section()
     for row in inspection.total_by_kind(rows):
         _add_collectives(table, row, "all")
-    tables.print_table(console, table)
+    print_table(console, table)
 
 
 def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) -> None:
@@ -209,5 +186,5 @@ def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) 
         row.kind,
         f"{row.count_in_program:,}",
         f"{row.count_per_step:,}",
-        format_bytes(row.bytes_per_step),
+        in_bytes(row.bytes_per_step),
     )

@@ -13,15 +13,14 @@ import rich.console
 from absl import flags
 from rich.markup import escape
 
-from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.flags.definitions import Flags, integer
-from lingvo_gshard.tools.inspection import tables
+from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.step.trainer import Trainer
@@ -80,12 +79,7 @@ class WeightStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class StoredWeights:
-    """The weights of one checkpoint on disk.
-
-    Attributes:
-      directory: the checkpoint.
-      checkpoint: its record.
-    """
+    """The weights of one checkpoint on disk."""
 
     directory: pathlib.Path
     checkpoint: Checkpoint
@@ -94,10 +88,7 @@ class StoredWeights:
     def open(cls, checkpoints: pathlib.Path, step: int | None, flag: str) -> StoredWeights:
         """Opens a checkpoint.
 
-        Args:
-          checkpoints: the directory with a run's checkpoints.
-          step: the step; None for the newest.
-          flag: the flag that named the step, for messages.
+        Without a step, the newest. `flag` is the flag that named the step.
 
         Raises:
           UserError: there is no such checkpoint, or it is damaged.
@@ -135,11 +126,7 @@ def statistics(
     """Yields the statistics of each weight.
 
     Memory is bounded by one weight, or by the largest slice of a weight of more than 256 MiB.
-
-    Args:
-      stored: the checkpoint.
-      specs: path -> the declaration of the weight.
-      other: a checkpoint of a model with the same weights, to compare with.
+    Compares each weight with the same weight of `other`, if that is given.
 
     Raises:
       UserError: a weight is damaged, or the other checkpoint lacks it.
@@ -253,9 +240,8 @@ def inspect(
     Raises:
       UserError: a flag does not suit a run, or a checkpoint is missing or damaged.
     """
-    for flag in ("experiment", "plan", "gin_file", "gin_param"):
-        if values[flag].value:
-            raise UserError(f"--{flag} does not go with --logdir: a run has its own settings")
+    others = ("experiment", "plan", "gin_file", "gin_param")
+    refuse(values, others, "does not go with --logdir: a run has its own settings")
     with stages_on_terminal() as stages:
         stages.begin("Reading the weights")
         run = Run(values.logdir)
@@ -295,7 +281,7 @@ def _print(console: rich.console.Console, rows: list[WeightStatistics]) -> None:
     has_difference = any(row.difference for row in rows)
     more = ("change", "largest change") if has_difference else ()
     heads = ("mean", "deviation", "largest", "zeros", "not finite", *more)
-    table = tables.make_table("weight", "layout", "shape", "type", right=heads)
+    table = make_table("weight", "layout", "shape", "type", right=heads)
     for row in rows:
         cells = [
             escape(row.path),
@@ -312,7 +298,7 @@ def _print(console: rich.console.Console, rows: list[WeightStatistics]) -> None:
             cells += ["equal"] if change.is_equal else [f"{change.relative:.1e}"]
             cells += [f"{change.largest:.1e}"]
         table.add_row(*cells)
-    api_tables.print_table(console, table)
+    print_table(console, table)
     bad = [row for row in rows if row.not_finite]
     for row in bad:
         say(console, f"Warning: {row.path} has {row.not_finite:,} values that are not finite")

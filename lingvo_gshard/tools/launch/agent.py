@@ -29,14 +29,14 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import option_flags, read_options
-from lingvo_gshard.tools.launch.command import WorkerCommand
-from lingvo_gshard.training.run.run_lock import JOB
+from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents import leftovers
 from lingvo_gshard.wings.agents.agent import Agent, Host
 from lingvo_gshard.wings.agents.keeper import Keeper
 from lingvo_gshard.wings.agents.meeting import Meeting, shared_secret
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.wings.cluster.rendezvous import SECRET
+from lingvo_gshard.wings.services.run_lock import JOB
 
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"
@@ -54,11 +54,10 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     del console
-    command = WorkerCommand(words)
-    options = read_options(values, AgentOptions)
+    command, options = read_command(values, words)
     host = _host(read_options(values, HostOptions))
     say = functools.partial(_say, host.name)
-    place = command.meeting_place(options)
+    place = str(options.meeting_place)
     meshes = command.meshes(options)
     secret = shared_secret(place)
     job = hashlib.sha256(place.encode()).hexdigest()[:16]

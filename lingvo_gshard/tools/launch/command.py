@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import stores
 from lingvo_gshard.tools.console.launcher import tool_names
-from lingvo_gshard.tools.flags.options import spell_options
+from lingvo_gshard.tools.flags.options import read_options, spell_options
 from lingvo_gshard.tools.launch.words import check_utf8
 from lingvo_gshard.training.run.logdir import AGENTS
 from lingvo_gshard.wings.agents.agent import Assignment
@@ -98,3 +102,11 @@ class WorkerCommand:
         if tool.startswith(_OURS) and tool.removeprefix(_OURS) in tool_names():
             return [sys.executable, "-m", "lingvo_gshard", tool.removeprefix(_OURS)]
         return [self.words[0]]
+
+
+def read_command(
+    values: flags.FlagValues, words: Sequence[str], **fields: Any
+) -> tuple[WorkerCommand, AgentOptions]:
+    """Returns the command of a worker, and the options of agents with their meeting place."""
+    command, options = WorkerCommand(words), read_options(values, AgentOptions, **fields)
+    return command, dataclasses.replace(options, meeting_place=command.meeting_place(options))

@@ -36,7 +36,7 @@ from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
-from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.wings.cluster.rendezvous import SECRET
 
@@ -100,10 +100,8 @@ def define_flags() -> flags.FlagValues:
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
-    command = WorkerCommand(words)
-    options = read_options(values, AgentOptions)
+    command, options = read_command(values, words)
     kubernetes = read_options(values, KubernetesOptions)
-    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
     command.meshes(options)
     job = job_set(kubernetes, options, words)
     output.write_json(values.json, job)
@@ -129,11 +127,6 @@ def job_set(
     kubernetes: KubernetesOptions, options: AgentOptions, words: Sequence[str]
 ) -> dict[str, Any]:
     """Returns the manifest of a job.
-
-    Args:
-      kubernetes: options of the pods.
-      options: options of the agents.
-      words: the command of a worker.
 
     Raises:
       UserError: there is no image, or slices cannot share the hosts.

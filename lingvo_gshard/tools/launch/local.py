@@ -13,7 +13,6 @@ SIGTERM save, as they do without gshard-launch.
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import signal
 import subprocess
@@ -29,8 +28,8 @@ from lingvo_gshard.core.signals import EXIT_CODES, StopRequest, called_before_ab
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
-from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
-from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, spell_options
+from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.wings.agents.worker import start_process
 
@@ -50,9 +49,7 @@ def define_flags() -> flags.FlagValues:
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
-    command = WorkerCommand(words)
-    options = read_options(values, AgentOptions, max_hosts=values.hosts)
-    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
+    command, options = read_command(values, words, max_hosts=values.hosts)
     mesh = command.meshes(options)[values.hosts]
     commands = [_agent(options, f"local-{k}", words) for k in range(values.hosts)]
     if values.dry_run:
@@ -90,10 +87,7 @@ class LocalAgents:
     ):
         """Starts an agent for each command; its death by a signal starts it again.
 
-        Args:
-          commands: a command for each host.
-          environment: variables to add to the variables of this process.
-          max_restarts: how often agents are started again.
+        `environment` adds variables to the variables of this process.
         """
         self._restarts_left = max_restarts
         self._commands, self._environment = commands, environment

@@ -36,7 +36,7 @@ from lingvo_gshard.core.signals import EXIT_CODES, StopRequest
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
-from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.meeting import shared_secret
 from lingvo_gshard.wings.agents.options import AgentOptions
 
@@ -78,9 +78,7 @@ def define_flags() -> flags.FlagValues:
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
-    command = WorkerCommand(words)
-    options, slurm = read_options(values, AgentOptions), read_options(values, SlurmOptions)
-    options = dataclasses.replace(options, meeting_place=command.meeting_place(options))
+    (command, options), slurm = read_command(values, words), read_options(values, SlurmOptions)
     command.meshes(options)
     place = str(options.meeting_place)
     folder = os.getcwd() if is_bucket(place) else place
@@ -105,11 +103,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
 def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], folder: str) -> str:
     """Returns the batch script.
 
-    Args:
-      slurm: options of the job.
-      options: options of the agents.
-      words: the command of a worker.
-      folder: where the job writes its log.
+    The job writes its log to `folder`.
 
     Raises:
       UserError: a setting cannot be written as a line for sbatch.

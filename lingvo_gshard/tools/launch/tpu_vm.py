@@ -30,7 +30,7 @@ from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
-from lingvo_gshard.tools.launch.command import WorkerCommand
+from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.options import AgentOptions
 
 _POLL_SECONDS = 30.0
@@ -66,12 +66,9 @@ def define_flags() -> flags.FlagValues:
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
-    command = WorkerCommand(words)
-    options, tpu = read_options(values, AgentOptions), read_options(values, TpuVmOptions)
+    (_, options), tpu = read_command(values, words), read_options(values, TpuVmOptions)
     # The chips of a slice start on all hosts together: no host can check its own.
-    options = dataclasses.replace(
-        options, meeting_place=command.meeting_place(options), check_after_failures=0
-    )
+    options = dataclasses.replace(options, check_after_failures=0)
     steps = commands(tpu, options, words)
     output.write_json(values.json, {"commands": steps})
     if values.dry_run:
@@ -94,11 +91,6 @@ def commands(
     tpu: TpuVmOptions, options: AgentOptions, words: Sequence[str]
 ) -> dict[str, list[str]]:
     """Returns the commands of gcloud by purpose, in their order.
-
-    Args:
-      tpu: the TPU.
-      options: options of the agents.
-      words: the command of a worker.
 
     Raises:
       UserError: an option is missing, or the hosts of the TPU cannot meet.

@@ -9,17 +9,15 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import rich.box
 import rich.console
-import rich.table
 from absl import flags
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.flags.definitions import Flags, string, switch
-from lingvo_gshard.tools.plan_reports.layout import make_table
+from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.flags.definitions import Flags, refuse, string, switch
 from lingvo_gshard.wings.planning.plan import diff, plan
 from lingvo_gshard.wings.planning.plan.diff import Checked, PlanDifference, is_number
 
@@ -124,12 +122,7 @@ def _wrapped(text: str, width: int, hanging: int | None = None) -> list[str]:
 
 
 def value_text(value: Any, unit: str) -> str:
-    """Returns a value as text.
-
-    Args:
-      value: a number, a bool, a text or None.
-      unit: unit of a number, as in `PlanDifference.unit`.
-    """
+    """Returns a value as text; numbers in a unit of `PlanDifference.unit`."""
     if value is None:
         return units.MISSING
     if unit in _UNITS and is_number(value):
@@ -178,13 +171,7 @@ def print_limits(checked: Sequence[Checked], console: rich.console.Console) -> N
 def markdown(
     checked: Sequence[Checked], changes: Sequence[PlanDifference], names: Sequence[str]
 ) -> str:
-    """Returns limits and changes as Markdown, for a comment on a pull request.
-
-    Args:
-      checked: the limits; may be empty.
-      changes: all changes.
-      names: names of the two plans.
-    """
+    """Returns limits and changes as Markdown, for a comment on a pull request."""
     lines = [f"### Plan of {names[1]}, compared with {names[0]}", ""]
     if checked:
         lines += _table(_LIMIT_HEADINGS, [_limit_cells(row) for row in checked])
@@ -256,18 +243,12 @@ def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
 def run(compared: list[str], values: flags.FlagValues, console: rich.console.Console) -> int:
     """Compares two plans and returns the exit code.
 
-    Args:
-      compared: the files of the plans.
-      values: the flags.
-      console: where the report goes.
-
     Raises:
       UserError: a flag does not apply, or a file is no plan.
     """
-    for name in values:
-        if values[name].present and name not in _DIFF_FLAGS:
-            valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
-            raise UserError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
+    valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
+    others = [name for name in values if name not in _DIFF_FLAGS]
+    refuse(values, others, f"does not apply to {DIFF}, only {valid}")
     limited = diff.parse(values.fail_on)
     output.check_writable(values, "markdown")
     before, after = (plan.load(path) for path in compared)

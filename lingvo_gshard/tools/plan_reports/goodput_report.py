@@ -8,7 +8,7 @@ import rich.console
 
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.wings.planning.training.goodput_record import (
     Alternative,
     Assumption,
@@ -45,7 +45,7 @@ def print_budget(plan: BudgetPlan, console: rich.console.Console) -> None:
     _print_sensitivities(console, plan.sensitivities)
     say(console, "\nAssumptions:")
     for row in plan.assumptions:
-        say(console, f"  {row.name} (--{row.flag}): {_budget_value(row)}; {row.source}")
+        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
     for note in plan.notes:
         say(console, f"Note: {note}")
 
@@ -90,14 +90,6 @@ def _short(value: float) -> str:
         if value >= size * 0.9995:
             return f"{units.digits(value / size)}{letter}"
     return units.digits(value)
-
-
-def _budget_value(row: Assumption) -> str:
-    if row.unit == "share":
-        return units.in_share(row.value)
-    if row.unit == "bytes/s":
-        return f"{units.digits(row.value / 1e9)} GB/s"
-    return f"{units.digits(row.value)} {row.unit}"
 
 
 _DAY = 24 * 3600
@@ -206,6 +198,8 @@ def _print_alternatives(
 
 
 def _value(row: Assumption) -> str:
+    if row.unit == "share":
+        return units.in_share(row.value)
     if row.unit == "seconds":
         return duration(row.value)
     if row.unit == "bytes/s":

@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.console.tables import MAX_ROWS, make_table, print_table, say_hidden
 from lingvo_gshard.tools.plan_reports import memory_tables
-from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table, say_hidden
 from lingvo_gshard.wings.planning.generation import GenerationPlan
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch
 from lingvo_gshard.wings.planning.loads.file import LayerLoads, Quantiles, RouterLoads
@@ -22,13 +22,7 @@ _HEADINGS = ("50% of steps", "90%", "99%", "worst")
 
 
 def print_loads(loads: RouterLoads, seconds: float, console: rich.console.Console) -> None:
-    """Prints what a step takes under loads.
-
-    Args:
-      loads: the loads.
-      seconds: the plan's estimate of a step with even loads.
-      console: where to.
-    """
+    """Prints what a step takes under loads, next to the seconds of the plan with even loads."""
     steps = f"{loads.steps:,} steps, {loads.first_step:,} to {loads.last_step:,}"
     if loads.steps == 1:
         steps = f"step {loads.first_step:,}"
@@ -74,7 +68,7 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -
             units.in_fine_share(layer.dropped_share.p50 if layer.dropped_share else None),
         )
     print_table(console, table)
-    say_hidden(console, layers)
+    say_hidden(console, layers[MAX_ROWS:])
 
 
 def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
@@ -95,7 +89,7 @@ def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) 
         numbers = (_factor(getattr(found, name)) for name in _NAMES)
         table.add_row(escape(path), option, _factor(planned), *numbers)
     print_table(console, table)
-    say_hidden(console, rows)
+    say_hidden(console, rows[MAX_ROWS:])
 
 
 def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
@@ -110,7 +104,7 @@ def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
         table.add_row("  " + "  ".join([*shown, *([f"and {more} more devices"] if more else [])]))
         table.add_row(f"  {layer.gap:.1%} above the lower bound of all placements{_later(layer)}")
     print_table(console, table)
-    say_hidden(console, placed)
+    say_hidden(console, placed[MAX_ROWS:])
     if loads.replica_bytes:
         say(console, f"Copies take {units.in_bytes(loads.replica_bytes)} of weights on a device.")
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.plan_reports.layout import (
+from lingvo_gshard.tools.console.tables import (
     MAX_ROWS,
     array_text,
     make_table,
@@ -100,7 +100,7 @@ def print_tensors(console: rich.console.Console, tensors: Sequence[TensorRow]) -
             units.in_bytes(row.bytes_per_device),
         )
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.bytes_per_device, units.in_bytes)
+    say_hidden(console, rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
 
 
 def print_temporaries(console: rich.console.Console, rows: Sequence[TemporaryRow]) -> None:
@@ -113,7 +113,7 @@ def print_temporaries(console: rich.console.Console, rows: Sequence[TemporaryRow
         cells = (row.name, row.layer, array_text(row.dtype, row.shape))
         table.add_row(*map(escape, cells), units.in_bytes(row.bytes))
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.bytes, units.in_bytes)
+    say_hidden(console, rows[MAX_ROWS:], lambda row: row.bytes, units.in_bytes)
 
 
 def print_collectives(console: rich.console.Console, collectives: Sequence[CollectiveRow]) -> None:
@@ -146,7 +146,7 @@ def print_collectives(console: rich.console.Console, collectives: Sequence[Colle
         total = units.in_bytes(sum(row.bytes * row.count for row in group))
         table.add_row(escape(f"{kind} over {axis}: {total} a step"), "", *_call_cells(group))
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.seconds, units.in_seconds)
+    say_hidden(console, rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
 def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def print_host_transfers(
             units.in_seconds(row.seconds),
         )
     print_table(console, table)
-    say_hidden(console, transfers, lambda row: row.seconds, units.in_seconds)
+    say_hidden(console, transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
 def print_arithmetic(console: rich.console.Console, flops: FlopCounts) -> None:
@@ -223,7 +223,7 @@ def print_layer_times(console: rich.console.Console, layers: Sequence[LayerRow])
         cells = (units.in_seconds(bound), units.in_seconds(seconds))
         table.add_row("all", phase, "", *cells, units.in_share(seconds / total), "")
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.seconds, units.in_seconds)
+    say_hidden(console, rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
 def _bottleneck(row: LayerRow) -> str:

@@ -10,7 +10,15 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags import program
-from lingvo_gshard.tools.flags.definitions import Flags, decimal, integer, repeated, string, switch
+from lingvo_gshard.tools.flags.definitions import (
+    Flags,
+    decimal,
+    integer,
+    refuse,
+    repeated,
+    string,
+    switch,
+)
 
 # Seconds for answers under way after a signal to stop.
 _DRAIN_SECONDS = 2.0
@@ -47,9 +55,7 @@ def run(values: flags.FlagValues) -> int:
     Raises:
       UserError: a flag has no effect on the page, or the port is taken.
     """
-    for name in _OF_ONE_PLAN:
-        if values[name].present:
-            raise UserError(f"--{name} has no effect on --serve: the page asks what to plan")
+    refuse(values, _OF_ONE_PLAN, "has no effect on --serve: the page asks what to plan")
     output.check_writable(values, "port_file")
     # Whether the extra is installed is known before anything else.
     from lingvo_gshard.wings.serving.metrics import Metrics
@@ -72,18 +78,10 @@ def run(values: flags.FlagValues) -> int:
         metrics = Metrics(lambda: jobs.waiting)
 
         def on_ready() -> None:
-            _announce(values, bound.getsockname()[1])
+            output.announce(values, bound.getsockname()[1])
 
         options = ServerOptions(_DRAIN_SECONDS)
         web = app.make_app(jobs, origins, metrics)
         AppServer(web, metrics, options, warn, on_ready).run(sockets=[bound])
         jobs.close()
     return 0
-
-
-def _announce(values: flags.FlagValues, port: int) -> None:
-    """Says where the page is, now that it is served."""
-    if values.port_file:
-        output.write_text(values.port_file, f"{port}\n", "port_file")
-    host = f"[{values.host}]" if ":" in values.host else values.host
-    warn(f"http://{host}:{port}/  Ctrl-C stops")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.box
 import rich.console
-import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.spelling import with_flags
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.plan_reports import goodput_report, loads_report, memory_tables
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
 from lingvo_gshard.wings.planning.machines import compilers
 from lingvo_gshard.wings.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.wings.planning.roofline import Budget

@@ -7,17 +7,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import rich.box
 import rich.console
-import rich.table
 from absl import flags
 
-from lingvo_gshard.api import tables
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.spelling import flag_of
+from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
-from lingvo_gshard.tools.flags.definitions import Flags, switch
+from lingvo_gshard.tools.flags.definitions import Flags, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.search.experiment_search import ExperimentSearch, SearchOptions
@@ -50,14 +47,10 @@ def search_flags() -> Flags:
 
 def check_flags(values: flags.FlagValues) -> None:
     """Raises ValueError naming a flag that sets what the search is to find."""
-    for flag in ("mesh", "strategy"):
-        if values[flag].present:
-            raise UserError(f"--{flag} and --search: the search finds the {flag} itself")
-    if values.calibration is not None:
-        raise UserError(
-            "--calibration and --search: the search rates by published efficiencies; plan what it "
-            "finds with --calibration"
-        )
+    why = "does not go with --search"
+    refuse(values, ("mesh", "strategy"), f"{why}, which finds meshes and strategies itself")
+    rates = "which rates by published efficiencies; plan what it finds with --calibration"
+    refuse(values, ("calibration",), f"{why}, {rates}")
 
 
 def print_search(
@@ -65,10 +58,7 @@ def print_search(
 ) -> None:
     """Prints the Pareto front of time and memory, named strategies, the choice and its reasons.
 
-    Args:
-      search: the search.
-      console: where to print.
-      path: the file that gets the result; None if none does.
+    `path` is the file that gets the result.
     """
     result = search.result
     compiled = [row for row in result.rows if row.compiled or row.problem]
@@ -89,10 +79,8 @@ def print_search(
 
 def print_machines(console: rich.console.Console, searches: Sequence[ExperimentSearch]) -> None:
     """Prints the best candidate of each machine."""
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    columns = "machine", "step", "hours of a billion tokens", "price", "mesh"
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("machine", "mesh") else "right")
+    table = make_table("machine", right=("step", "hours of a billion tokens", "price"))
+    table.add_column("mesh")
     for row in map(_machine, searches):
         spent = row.billion_tokens
         if row.seconds is None or spent is None:
@@ -103,14 +91,13 @@ def print_machines(console: rich.console.Console, searches: Sequence[ExperimentS
         if spent.price is not None:
             price = f"{in_large(spent.price)} {spent.currency}"
         table.add_row(row.topology, in_seconds(row.seconds), f"{hours:,.3g}", price, row.mesh)
-    tables.print_table(console, table)
+    print_table(console, table)
 
 
 def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative]) -> None:
     """Prints what the step would cost with the next best value of each choice."""
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("choice", "chosen", "instead", "time", "peak", "by"):
-        table.add_column(column, justify="right" if column in ("time", "peak") else "left")
+    table = make_table("choice", "chosen", "instead", right=("time", "peak"))
+    table.add_column("by")
     for row in rows:
         figures = ["", "", row.problem.splitlines()[0][:_LONGEST_PROBLEM] if row.problem else ""]
         if not row.problem:
@@ -123,7 +110,7 @@ def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative
             ]
         choice = row.choice.replace("_", " ")
         table.add_row(choice, *_differing(row.chosen, row.value), *figures)
-    tables.print_table(console, table)
+    print_table(console, table)
 
 
 def _differing(*texts: str) -> list[str]:
@@ -136,9 +123,7 @@ def _differing(*texts: str) -> list[str]:
 
 
 def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for column in (title, "rematerialize", "model", "", "compiled", ""):
-        table.add_column(column, justify="left" if column in (title, "rematerialize") else "right")
+    table = make_table(title, "rematerialize", right=("model", "", "compiled", ""))
     for row in rows:
         candidate = row.candidate
         what = f"{row.name or candidate.strategy}\n  {candidate.mesh}"
@@ -151,7 +136,7 @@ def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedC
         by_model = [in_seconds(row.cost.seconds), in_bytes(row.cost.peak)]
         kept = "\n  moments in host memory" if candidate.offload_moments else ""
         table.add_row(what, candidate.rematerialize + kept, *by_model, *compiled)
-    tables.print_table(console, table)
+    print_table(console, table)
 
 
 def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:

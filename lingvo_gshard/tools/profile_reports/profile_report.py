@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.plan_reports.layout import MAX_ROWS, make_table, print_table, say_hidden
+from lingvo_gshard.tools.console.tables import MAX_ROWS, make_table, print_table, say_hidden
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
 from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
 from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY
@@ -58,7 +58,7 @@ def _print_compared_layers(console: rich.console.Console, rows: Sequence[PartCom
         cells = _cells(row.predicted, row.measured)
         table.add_row(escape(row.part or "(no layer)"), row.phase, *cells)
     print_table(console, table)
-    say_hidden(console, rows, lambda row: row.measured, units.in_seconds, COMPARISON)
+    say_hidden(console, rows[MAX_ROWS:], lambda row: row.measured, units.in_seconds, COMPARISON)
 
 
 def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
@@ -164,7 +164,7 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) ->
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
     print_table(console, table)
-    say_hidden(console, layers, lambda row: row.seconds, units.in_seconds, SUMMARY)
+    say_hidden(console, layers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds, SUMMARY)
 
 
 def _print_operations(console: rich.console.Console, rows: Sequence[OperationTime]) -> None:

@@ -8,7 +8,6 @@ time to time and before each checkpoint is complete.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -30,7 +29,6 @@ from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from lingvo_gshard.training.run.run_lock import LockedError, RunLock
 
 Say = Callable[[str], None]
 
@@ -39,8 +37,19 @@ _PARAMS, _LOCK = "params.txt", "run.lock"
 AGENTS = "agents"
 
 
+class LockedError(UserError):
+    """Another process holds the lock."""
+
+
+class MovedError(OSError):
+    """The directory of the lock was moved or deleted."""
+
+
 class Lock(Protocol):
-    """A lock that this process holds; see `RunLock`."""
+    """A lock that this process holds from construction to `release`.
+
+    `check` raises OSError if another process took it over, and MovedError.
+    """
 
     def check(self) -> None: ...
 
@@ -65,22 +74,14 @@ class SyncedFolder(Protocol):
     def stop(self, say: Say) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class RemoteDirectory:
-    """Makes the parts of a log directory in a store.
-
-    Attributes:
-      lock: takes the lock at a path.
-      synced: returns an empty local copy of a folder. Its second argument tells, by name, which
-        files and folders at the top stay in the store alone.
-    """
-
-    lock: Callable[[pathlib.Path, Say], Lock]
-    synced: Callable[[pathlib.Path, Callable[[str], bool]], SyncedFolder]
-
-
-# Scheme of a store -> its log directories.
-REMOTE: Seam[RemoteDirectory] = Seam("run_directories")
+# Scheme of a store, "" for disks -> takes the lock at a path there, or raises LockedError. Without
+# such a feature, directories are not locked.
+LOCKS: Seam[Callable[[pathlib.Path, Say], Lock]] = Seam("run_locks")
+# Scheme of a store -> returns an empty local copy of a folder there. The second argument tells, by
+# name, which files and folders at the top stay in the store alone.
+SYNCED: Seam[Callable[[pathlib.Path, Callable[[str], bool]], SyncedFolder]] = Seam(
+    "run_directories"
+)
 
 
 def _warn(text: str) -> None:
@@ -98,7 +99,9 @@ class Logdir:
     def __init__(self, path: str | os.PathLike[str]):
         self.place = stores.absolute(path)
         self.checkpoints = self.place / "checkpoints"
-        self._remote = REMOTE[stores.scheme_of(path)] if stores.is_bucket(path) else None
+        self._scheme = stores.scheme_of(path) if stores.is_bucket(path) else ""
+        # Imported first: a store's feature registers its locks as well.
+        self._remote = SYNCED[self._scheme] if self._scheme else None
         self._lock: Lock | None = None
 
     @property
@@ -126,7 +129,7 @@ class Logdir:
     @functools.cached_property
     def _synced(self) -> SyncedFolder:
         assert self._remote
-        return self._remote.synced(self.place, _stays_in_bucket)
+        return self._remote(self.place, _stays_in_bucket)
 
     def exists(self) -> bool:
         """Returns whether the directory is there. Raises ValueError as `path` does."""
@@ -226,19 +229,12 @@ class Logdir:
         if is_file:
             raise UserError(f"`logdir={self.place}` is a file; a directory was expected")
         problem = self._take_lock(say) if processes.is_main() else None
-        try:
-            problem = processes.from_main(problem) or self._not_shared()
-            if problem:
-                raise UserError(f"`logdir={self.place}` {problem}")
-            with called_before_abrupt_end(self.release):
-                self.check(params, say)
-                if not self.has_checkpoints():
-                    self.write_params(params)
-                yield
-        finally:
-            if self._remote and self._lock is not None:
-                self._synced.stop(say)
-            self.release()
+        with self._releasing(say):
+            self._refuse(processes.from_main(problem) or self._not_shared())
+            self.check(params, say)
+            if not self.has_checkpoints():
+                self.write_params(params)
+            yield
 
     @contextlib.contextmanager
     def locked(self, say: Say = _warn) -> Iterator[None]:
@@ -250,15 +246,26 @@ class Logdir:
         Raises:
           UserError: the directory cannot be written, or a run uses it.
         """
-        if problem := self._take_lock(say):
-            raise UserError(f"`logdir={self.place}` {problem}")
+        problem = self._take_lock(say)
+        with self._releasing(say):
+            self._refuse(problem)
+            yield
+
+    @contextlib.contextmanager
+    def _releasing(self, say: Say) -> Iterator[None]:
+        """Copies what has changed to a bucket and gives up the lock when the context ends."""
         try:
             with called_before_abrupt_end(self.release):
                 yield
         finally:
-            if self._remote:
+            if self._remote and self._lock is not None:
                 self._synced.stop(say)
             self.release()
+
+    def _refuse(self, problem: str | None) -> None:
+        """Raises UserError if there is a problem with the directory."""
+        if problem:
+            raise UserError(f"`logdir={self.place}` {problem}")
 
     def release(self) -> None:
         """Gives up the lock, if this process has it."""
@@ -304,9 +311,7 @@ class Logdir:
           UserError: in all processes, if it cannot be written.
         """
         problem = self._write(params.to_text()) if processes.is_main() else None
-        problem = processes.from_main(problem)
-        if problem:
-            raise UserError(f"`logdir={self.place}` {problem}")
+        self._refuse(processes.from_main(problem))
 
     def _steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, ascending."""
@@ -325,12 +330,11 @@ class Logdir:
         """Locks the directory for this process. Returns the problem if that is impossible."""
         try:
             objects.make_folder(self.place)
+            if self._scheme in LOCKS:
+                self._lock = LOCKS[self._scheme](self.place / _LOCK, say)
             if self._remote:
-                self._lock = self._remote.lock(self.place / _LOCK, say)
                 self._synced.pull()
                 self._synced.start(say)
-            else:
-                self._lock = RunLock(self.place / _LOCK, say)
         except LockedError as error:
             return f"{error}. Stop that run first, or choose another directory"
         except OSError as error:

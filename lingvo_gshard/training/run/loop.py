@@ -11,7 +11,6 @@ from lingvo_gshard.core.signals import TrainingFailedError
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.run.dev_evaluation import DevEvaluation
 from lingvo_gshard.training.run.monitoring.metrics_log import MetricsLog
 from lingvo_gshard.training.run.monitoring.step_observer import (
     COMPILING,
@@ -65,8 +64,7 @@ class TrainingLoop:
         self._run, self._runtime = run, run.runtime
         self._saving = Saving(run)
         services = filter(None, [make(run) for make in OBSERVERS])
-        own = [DevEvaluation(run), self._saving]
-        self._observers = StepObservers([MetricsLog(run), *observers, *services, *own])
+        self._observers = StepObservers([MetricsLog(run), *observers, *services, self._saving])
         run.observers = self._observers
         # The step whose metrics have not been read.
         self._pending: _Pending | None = None

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.seams import Seam
 
-# Metrics of the dev split begin so.
-DEV = "dev/"
+
+class ServiceOptions:
+    """Options that a service adds to `run`."""
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds the hyperparameters."""
+        raise NotImplementedError(f"{cls.__name__} defines no options")
+
+    @classmethod
+    def check(cls, p: Params) -> None:
+        """Raises UserError if the options contradict each other."""
+        del p
+
+
+# The options of services, by service.
+SERVICE_OPTIONS: Seam[type[ServiceOptions]] = Seam("run_options")
 
 
 class RunOptions(Configurable):
@@ -24,30 +39,15 @@ class RunOptions(Configurable):
         p.define(
             "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
         )
-        p.define(
-            "snapshot_every_steps",
-            0,
-            "Steps between snapshots in the memory of the hosts, under gshard-launch; 0: none.",
-            minimum=0,
-        )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
             "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
         )
         p.define(
-            "keep_best",
-            "",
-            "Metric whose best checkpoint is kept and used, such as 'dev/loss'; '': the newest is.",
+            "save_seconds", 1800.0, "Longest time that a step waits for a checkpoint.", above=0
         )
-        p.define(
-            "patience",
-            0,
-            "Evaluations without a better `keep_best` after which training ends; 0: it goes on.",
-            minimum=0,
-        )
-        p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
-        p.define("routers", Routers.params(), "How the routers of experts are watched.")
-        _define_checks(p)
+        for options in SERVICE_OPTIONS:
+            options.define(p)
         return p
 
     def __init__(self, params: Params):
@@ -57,64 +57,5 @@ class RunOptions(Configurable):
           UserError: they contradict each other.
         """
         super().__init__(params)
-        best = params.keep_best
-        if params.patience and not best:
-            raise UserError(
-                f"run.patience={params.patience} needs run.keep_best, such as 'dev/loss'"
-            )
-        if best and not best.startswith(DEV):
-            raise UserError(
-                f"run.keep_best={best!r}: expected a metric of the dev split, such as 'dev/loss'"
-            )
-        if best and not params.evaluate_every_steps:
-            raise UserError(f"run.keep_best={best!r} needs run.evaluate_every_steps, which is 0")
-
-
-def _define_checks(p: Params) -> None:
-    p.define(
-        "hang_factor",
-        50.0,
-        "The run ends if no step ends within so many times the median step; 0: it never does.",
-        minimum=0,
-    )
-    p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
-    p.define("save_seconds", 1800.0, "Longest time that a step waits for a checkpoint.", above=0)
-    p.define(
-        "check_determinism_every",
-        0,
-        "Steps between those that are computed twice and compared; 0: none.",
-        minimum=0,
-    )
-
-
-class Routers(Configurable):
-    """The options of watched routers, `run.routers`.
-
-    Every `every_steps` steps the forward pass runs once more, on the same batch, and counts where
-    each layer's router sends the tokens. Models without experts are not watched.
-    """
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define(
-            "every_steps",
-            50,
-            "Steps from one watched step to the next; 0: routers are not watched.",
-            minimum=0,
-        )
-        p.define(
-            "window",
-            4,
-            "An expert without a token in so many watched steps in a row counts as dead.",
-            minimum=1,
-        )
-        p.define(
-            "collapse",
-            0.6,
-            "A router whose busiest experts exceed an even load by this share of what is possible "
-            "has collapsed: 0 is an even load, 1 sends all tokens to the same experts.",
-            above=0,
-            maximum=1,
-        )
-        return p
+        for options in SERVICE_OPTIONS:
+            options.check(params)

@@ -3,22 +3,86 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
-from typing import Any, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import micro_batches
-from lingvo_gshard.training.step.measured import Measured
-from lingvo_gshard.training.step.micro_batches import TensorBatch
 from lingvo_gshard.training.step.precision import Precision
+
+TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
+Result: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
+# Weights of the losses of a batch by name; see `loss_weights`.
+LossWeights: TypeAlias = "dict[str, tf.Tensor]"
+# Maps (part of a batch, key, weights of the whole batch) to what the part adds to the loss of the
+# batch and to its gradients, and to the metrics of the part.
+Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor, LossWeights], Result]"
+# Maps (part of a batch, key) to its weights.
+Weigh: TypeAlias = "Callable[[TensorBatch, tf.Tensor], LossWeights]"
+# Maps (compute, weigh, batch, key, specs of the gradients) to what `compute` would return for the
+# whole batch, computed in parts.
+Accumulate: TypeAlias = "Callable[[Compute, Weigh, TensorBatch, tf.Tensor, NestedMap], Result]"
+# The key of the task's own loss among the weights of losses. Other keys are names of reports.
+OWN_LOSS = ""
+
+
+def loss_weights(passing: context.Context, metrics: Mapping[str, context.Metric]) -> LossWeights:
+    """Returns the weights of the losses of a pass: of the task's own loss, and of each report.
+
+    Args:
+      passing: the context of the pass, after it.
+      metrics: the metrics that the task returned. Its own loss has the weight of `loss`.
+    """
+    own = metrics["loss"][1] if "loss" in metrics else tf.ones([])
+    reported = {name: w for name, w in passing.loss_weights.items() if w is not None}
+    return {OWN_LOSS: own, **reported}
+
+
+def share_of_loss(
+    loss: tf.Tensor, metrics: Mapping[str, context.Metric], passing: context.Context
+) -> tf.Tensor:
+    """Returns what a pass adds to the loss of the batch that it computes a part of.
+
+    Args:
+      loss: the loss that the task returned. The reports in it are shares already.
+      metrics: the metrics that the task returned.
+      passing: the context of the pass, after it.
+    """
+    if passing.batch_weights is None:
+        return loss
+    included = tf.add_n([0.0, *passing.included])
+    own = loss_weights(passing, metrics)[OWN_LOSS]
+    share = tf.math.divide_no_nan(own, passing.batch_weights[OWN_LOSS])
+    return included + (loss - included) * share
+
+
+class Measured(Protocol):
+    """A part of the state with arrays that layers read beside the weights, and measure in a step.
+
+    `joined` makes the tree that layers read, and `parted` is its inverse.
+    """
+
+    name: ClassVar[str]
+    beside: context.Beside
+
+    def specs(self) -> NestedMap: ...
+
+    def begin(self, theta: NestedMap) -> NestedMap: ...
+
+    def joined(self, theta: NestedMap, own: NestedMap) -> NestedMap: ...
+
+    def parted(self, theta: NestedMap, joined: list[tf.Tensor]) -> tuple[NestedMap, NestedMap]: ...
 
 
 class Gradients:
-    """Computes the loss, the metrics and the gradients of a task's weights."""
+    """Computes the loss, the metrics and the gradients of a task's weights.
+
+    Attributes:
+      accumulate: computes a batch in parts; None computes it at once.
+    """
 
     def __init__(
         self,
@@ -27,8 +91,7 @@ class Gradients:
         theta_specs: NestedMap,
         frozen: Collection[str],
         measured: Measured | None = None,
-        parts: int = 1,
-        reduce_dtype: str = "float32",
+        accumulate: Accumulate | None = None,
     ):
         """Takes what all steps have in common.
 
@@ -38,12 +101,11 @@ class Gradients:
           theta_specs: the weights' tree of VariableSpec.
           frozen: paths of the weights that are not trained.
           measured: what steps measure beside the weights, if there is anything.
-          parts: number of parts of a batch that are computed in sequence.
-          reduce_dtype: see `micro_batches.accumulate`.
+          accumulate: computes a batch in parts; None computes it at once.
         """
         self._task, self._precision, self._theta_specs = task, precision, theta_specs
         self._frozen, self._measured = frozen, measured
-        self._parts, self._reduce_dtype = parts, reduce_dtype
+        self.accumulate = accumulate
         # The weights, and what is measured beside them, as layers read them in a step.
         self._specs = self._joined(theta_specs, measured and measured.specs())
 
@@ -53,7 +115,7 @@ class Gradients:
 
         With several micro-batches they do not, since each would gather all weights again.
         """
-        return self._precision.has_master_weights and self._parts == 1
+        return self._precision.has_master_weights and self.accumulate is None
 
     def context(self, key: tf.Tensor) -> context.Context:
         """Returns the context of one forward pass of a training step.
@@ -74,7 +136,7 @@ class Gradients:
         scale: tf.Tensor | None = None,
         on_result: context.ResultObserver | None = None,
         own_measured: NestedMap | None = None,
-    ) -> micro_batches.Result:
+    ) -> Result:
         """Returns the training loss, the metrics and the gradients of the weights.
 
         Gradients of frozen weights are not computed, and are 0. If `own_measured` is
@@ -101,8 +163,11 @@ class Gradients:
             beside=self._measured and self._measured.beside,
             gathers_ahead=ahead,
         )
-        compute = self._of_part if self._parts == 1 else self._of_parts
-        loss, metrics, gradients = compute(weights, batch, passing, scale)
+        if self.accumulate is None:
+            loss, metrics, gradients = self._of_part(weights, batch, passing, scale)
+        else:
+            found = self._of_parts(self.accumulate, weights, batch, passing, scale)
+            loss, metrics, gradients = found
         found = iter(gradients.flatten())
         pairs = zip(self._specs.flatten(), weights.flatten(), strict=True)
         complete = [
@@ -130,21 +195,14 @@ class Gradients:
         batch: TensorBatch,
         passing: context.Context,
         scale: tf.Tensor | None,
-    ) -> micro_batches.Result:
-        """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up.
-
-        Args:
-          theta: the weights that layers compute with, and what is measured.
-          batch: feature name -> tensor.
-          passing: the context of the pass.
-          scale: see `__call__`.
-        """
+    ) -> Result:
+        """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up."""
         trained = self._trained(theta)
         with context.use(passing) as scope, tf.GradientTape() as tape:
             tape.watch(trained.flatten())
             weights = stop_frozen(self._specs.flatten(), theta.flatten())
             loss, metrics = self._task.loss(theta.pack(weights), batch)
-            loss = micro_batches.share_of_loss(loss, metrics, scope)
+            loss = share_of_loss(loss, metrics, scope)
         flat = tape.gradient(
             loss,
             trained.flatten(),
@@ -158,33 +216,24 @@ class Gradients:
 
     def _of_parts(
         self,
+        accumulate: Accumulate,
         theta: NestedMap,
         batch: TensorBatch,
         passing: context.Context,
         scale: tf.Tensor | None,
-    ) -> micro_batches.Result:
+    ) -> Result:
         """Returns what `_of_part` does for a whole batch, computed in parts."""
 
-        def compute(
-            part: TensorBatch, key: tf.Tensor, weights: micro_batches.LossWeights
-        ) -> micro_batches.Result:
+        def compute(part: TensorBatch, key: tf.Tensor, weights: LossWeights) -> Result:
             now = dataclasses.replace(passing.part(), seed=key, batch_weights=weights)
             return self._of_part(theta, part, now, scale)
 
-        def weigh(part: TensorBatch, key: tf.Tensor) -> micro_batches.LossWeights:
+        def weigh(part: TensorBatch, key: tf.Tensor) -> LossWeights:
             unobserved = dataclasses.replace(
                 passing.part(), seed=key, on_output=None, on_result=None
             )
             with context.use(unobserved) as now:
-                return micro_batches.loss_weights(now, self._task.loss(theta, part)[1])
+                return loss_weights(now, self._task.loss(theta, part)[1])
 
         assert passing.seed is not None
-        return micro_batches.accumulate(
-            compute,
-            weigh,
-            batch,
-            passing.seed,
-            self._parts,
-            self._trained(self._specs),
-            self._reduce_dtype,
-        )
+        return accumulate(compute, weigh, batch, passing.seed, self._trained(self._specs))

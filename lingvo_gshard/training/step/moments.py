@@ -64,7 +64,7 @@ class MomentOptimizer(Optimizer):
     """An optimizer whose moments have the layout of the weight.
 
     A subclass lists its moments in `moment_names`. `load` reads a moment and `store` writes one.
-    Both methods use float32, whatever `moment_dtype` is; narrow_moments.py describes the narrow
+    Both methods use float32, whatever `moment_dtype` is; optimizer.py describes the narrow
     formats. In int8 each moment has scales, an array of the weight's layout without its last
     letter. Moments of vectors stay float32, since they are small.
     """

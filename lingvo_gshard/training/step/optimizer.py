@@ -244,42 +244,6 @@ class Optimizer(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no change")
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether the optimizer defines `change`."""
-        return type(self).change is not Optimizer.change
-
-    def changes(
-        self,
-        specs: NestedMap,
-        theta: NestedMap,
-        gradients: NestedMap,
-        moments: NestedMap,
-        step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """Returns the `change` of each weight that the optimizer moves, in order.
-
-        Args:
-          specs: the tree of VariableSpec of theta and gradients.
-          theta: the weights after the step.
-          gradients: the weights' gradients.
-          moments: the moments after the step.
-          step: as in `update`.
-          learning_rate: as in `update`.
-        """
-        found = []
-        shared = self.shared_values(step)
-        for spec, weight, gradient, own in self.rows(specs, theta, gradients, moments):
-            if self.moves(spec):
-                weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
-                rate = self.learning_rate_factor(spec) * learning_rate
-                after = WeightStep(spec, weight, gradient, own, step, rate, shared=shared)
-                # Weight decay depends on the weight before the step, which the first gives.
-                before = dataclasses.replace(after, weight=weight + self.change(after))
-                found.append(self.change(before))
-        return found
-
     def moment_specs(self, specs: NestedMap) -> NestedMap:
         """Returns the moments' tree of VariableSpec, for the weights' tree. Moments start at 0."""
         return specs.transform(

@@ -4,13 +4,8 @@ Some things are float32 with every precision: routing, softmax, losses, the stat
 sums of gradients over micro-batches, and the computations of optimizers. Moments are float32 unless
 `moment_dtype` says otherwise.
 
-Some precisions are bfloat16 with rounded factors of products: projections of attention,
-feed-forward layers and experts. A module of its own adds one to PRECISIONS.
-
-With float16, the backward pass computes the gradient of the loss times a scale; the gradient is
-then divided by the scale in float32. The scale is as large as the type allows: it grows after many
-finite steps in a row. If a gradient is not finite, the step is skipped and the scale becomes
-smaller. Micikevicius et al. 2018, arXiv 1710.03740, section 3.2.
+Modules of their own add others to PRECISIONS: float16, and bfloat16 with rounded factors of
+products of attention, feed-forward layers and experts.
 
 With 16-bit activations and float32 weights, the optimizer updates master weights in float32, and
 products read them in 16 bits. A strategy may split moments further than weights, as zero1 does.
@@ -26,9 +21,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import TABLE, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -38,125 +32,6 @@ from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.einsum import Rounding
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.state_part import (
-    STEP_PARTS,
-    Ingredients,
-    Seen,
-    StatePart,
-    Verdict,
-)
-
-
-@STEP_PARTS.register("loss scale")
-class LossScale(Configurable, StatePart):
-    """Decides how the scale changes. Its state is a NestedMap with these scalars:
-
-    scale          float32
-    good_steps     int32, finite steps since the scale last changed
-    skipped_steps  int32, skipped steps of the run
-    """
-
-    name = "loss_scale"
-    titles = {name: "loss scale"}
-
-    @classmethod
-    def define(cls, p: Params) -> None:
-        """Adds `loss_scale` to the trainer's Params."""
-        about = "How the loss is scaled, with float16."
-        p.define("loss_scale", cls.params(), about, changes_results=False)
-
-    @classmethod
-    def of(cls, made: Ingredients) -> LossScale | None:
-        """Returns the scale of a trainer, if its precision needs one."""
-        return made.params.loss_scale.instantiate() if made.precision.scales_loss else None
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("initial", 2.0**15, "The scale of the first step.", above=0)
-        p.define(
-            "growth_interval", 2000, "Finite steps in a row before the scale grows.", minimum=1
-        )
-        p.define("growth_factor", 2.0, "The factor by which the scale grows.", minimum=1)
-        p.define(
-            "backoff_factor",
-            0.5,
-            "The factor of the scale after a step that is not finite.",
-            above=0,
-            below=1,
-        )
-        p.define(
-            "minimum",
-            1.0,
-            "The smallest scale. A step that is not finite with it ends the run.",
-            above=0,
-        )
-        return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        p = self.p
-        if p.initial < p.minimum:
-            raise UserError(
-                f"step.loss_scale.initial is {p.initial}; minimum, {p.minimum}, or more expected"
-            )
-
-    def specs(self) -> NestedMap:
-        """Returns the state's tree of VariableSpec."""
-
-        def spec(name: str, dtype: str, start: float) -> VariableSpec:
-            return VariableSpec(f"{self.name}/{name}", "", (), dtype, constant(start))
-
-        return NestedMap(
-            good_steps=spec("good_steps", "int32", 0),
-            scale=spec("scale", "float32", self.p.initial),
-            skipped_steps=spec("skipped_steps", "int32", 0),
-        )
-
-    def before(self, own: NestedMap) -> dict[str, tf.Tensor]:
-        """Returns the scale of the loss."""
-        return {"scale": own.scale}
-
-    def skipped_so_far(self, own: NestedMap) -> tf.Tensor:
-        """Returns the number of skipped steps."""
-        return own.skipped_steps
-
-    def judge(self, own: NestedMap, seen: Seen) -> Verdict:
-        """Skips a step that is not finite. Training ends if the scale cannot become smaller."""
-        return Verdict(
-            is_skipped=tf.logical_not(seen.finite),
-            goes_on=own.scale > self.p.minimum,
-            state=self.update(own, seen.finite),
-        )
-
-    def metrics(self, own: NestedMap, new: NestedMap, verdict: Verdict) -> dict[str, tf.Tensor]:
-        """Returns the scale of the step, and the number of skipped steps."""
-        del verdict
-        return {"loss_scale": own.scale, "skipped_steps": new.skipped_steps}
-
-    def goes_on(self, metrics: Mapping[str, float]) -> bool:
-        """Returns whether the scale of the step can become smaller."""
-        return metrics["loss_scale"] > self.p.minimum
-
-    def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:
-        """Returns the state after a step.
-
-        Args:
-          state: the state before the step.
-          finite: a bool scalar, whether the step's loss and gradients were finite.
-        """
-        p, good_steps = self.p, state.good_steps + 1
-        grows = good_steps >= p.growth_interval
-        grown = state.scale * p.growth_factor
-        # A scale does not grow beyond the range of float32.
-        grown = tf.where(grows & tf.math.is_finite(grown), grown, state.scale)
-        reduced = tf.maximum(state.scale * p.backoff_factor, p.minimum)
-        return NestedMap(
-            good_steps=tf.where(finite & ~grows, good_steps, 0),
-            scale=tf.where(finite, grown, reduced),
-            skipped_steps=state.skipped_steps + tf.cast(tf.logical_not(finite), tf.int32),
-        )
-
 
 _PARAM = "step.precision"
 _DEFAULT = "float32"
@@ -292,7 +167,6 @@ for _precision in (
     Precision("float32", "float32"),
     Precision("bfloat16", "bfloat16"),
     Precision("bfloat16_weights", "bfloat16", weights="bfloat16"),
-    Precision("float16", "float16", scales_loss=True),
 ):
     PRECISIONS.register(_precision.name)(_precision)
 

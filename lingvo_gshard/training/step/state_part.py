@@ -55,23 +55,6 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The update of a step.
-
-    Attributes:
-      theta: the weights after the step.
-      updates: the number of earlier updates of the weights, an int32 scalar.
-      is_skipped: a bool scalar, whether the weights are those before the step.
-      stopped: a bool scalar, whether the training has ended.
-    """
-
-    theta: NestedMap
-    updates: tf.Tensor
-    is_skipped: tf.Tensor
-    stopped: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
 class Ingredients:
     """Holds what the parts of a trainer are made of.
 
@@ -97,6 +80,8 @@ class Update:
     Attributes:
       state: the state before the step.
       clipped: the gradients and how they are clipped.
+      seen: facts on the step.
+      verdicts: what the parts of the state say of it, by name.
       updates: the number of earlier updates of the weights, an int32 scalar.
       learning_rate: the step's learning rate.
       is_skipped: a bool scalar, whether the step leaves the weights as they are.
@@ -105,6 +90,8 @@ class Update:
 
     state: NestedMap
     clipped: Clipping
+    seen: Seen
+    verdicts: Mapping[str, Verdict]
     updates: tf.Tensor
     learning_rate: tf.Tensor
     is_skipped: tf.Tensor
@@ -117,10 +104,12 @@ class StepPart:
     Attributes:
       titles: parts of a checkpoint that it adds -> their names in messages.
       host_settings: the Params that keep arrays in host memory, such as `step.x = True`.
+      accumulate: computes the gradients of a batch in parts; see `Gradients`. None: it does not.
     """
 
     titles: ClassVar[Mapping[str, str]] = {}
     host_settings: Sequence[str] = ()
+    accumulate: Any = None
 
     @classmethod
     def define(cls, p: Params) -> None:
@@ -219,11 +208,13 @@ class StatePart(StepPart):
       name: the name of the part in the state.
       split_as: the kind of tensor as which its arrays are split over devices; None for none.
       is_evaluated: whether the model is evaluated and decoded with its arrays.
+      is_measured: whether layers read its arrays, and measure them; see `gradients.Measured`.
     """
 
     name: ClassVar[str]
     split_as: ClassVar[str | None] = None
     is_evaluated: ClassVar[bool] = False
+    is_measured: ClassVar[bool] = False
 
     def specs(self) -> NestedMap:
         """Returns the part's tree of VariableSpec."""
@@ -249,12 +240,13 @@ class StatePart(StepPart):
         del own, seen
         return Verdict()
 
-    def after(self, own: NestedMap, seen: Seen, verdict: Verdict, outcome: Outcome) -> NestedMap:
-        """Returns the part after a step."""
-        del seen
-        assert verdict.state is not None, f"{type(self).__name__} defines no state after a step"
-        pairs = zip(own.flatten(), verdict.state.flatten(), strict=True)
-        return own.pack(tf.where(outcome.stopped, *pair) for pair in pairs)
+    def after(self, own: NestedMap, update: Update, theta: NestedMap) -> NestedMap:
+        """Returns the part after a step, whose update has led to the weights `theta`."""
+        del theta
+        state = update.verdicts[self.name].state
+        assert state is not None, f"{type(self).__name__} defines no state after a step"
+        pairs = zip(own.flatten(), state.flatten(), strict=True)
+        return own.pack(tf.where(update.stopped, *pair) for pair in pairs)
 
     def metrics(self, own: NestedMap, new: NestedMap, verdict: Verdict) -> Mapping[str, tf.Tensor]:
         """Returns metrics of a step, name -> scalar.

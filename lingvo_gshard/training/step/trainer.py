@@ -7,47 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import micro_batches, precision
+from lingvo_gshard.training.step import precision
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.clipping import Clipping, global_norm
-from lingvo_gshard.training.step.gradients import Gradients
-from lingvo_gshard.training.step.measured import Measured
-from lingvo_gshard.training.step.micro_batches import TensorBatch
+from lingvo_gshard.training.step.gradients import Gradients, Result, TensorBatch
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 from lingvo_gshard.training.step.state_part import (
     STEP_PARTS,
     Ingredients,
-    Outcome,
     Seen,
     StatePart,
     StepPart,
     Update,
     Verdict,
 )
-
-
-def is_sharded(path: str) -> bool:
-    """Returns whether an array of a state belongs to a part whose tensors are split over devices.
-
-    Args:
-      path: the array's path, such as "theta.output.w".
-    """
-    part = path.partition(".")[0]
-    parts = [p for p in STEP_PARTS if issubclass(p, StatePart)]
-    return part in ("theta", "moments", *(p.name for p in parts if p.split_as))
 
 
 class Trainer(Configurable):
@@ -79,14 +63,6 @@ class Trainer(Configurable):
         )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
-        parts = "Number of parts of a batch that are computed in sequence."
-        p.define("micro_batches", 1, parts, minimum=1)
-        p.define(
-            "reduce_dtype",
-            "float32",
-            "Type in which devices add up gradients that are summed over micro-batches: "
-            f"{' or '.join(micro_batches.REDUCE_DTYPES)}.",
-        )
         p.define(
             "precision",
             "float32",
@@ -113,7 +89,6 @@ class Trainer(Configurable):
           UserError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
-        micro_batches.check_reduce_dtype(params.reduce_dtype)
         dtypes = precision.get(params.precision)
         for part in STEP_PARTS:
             dtypes = part.choose_precision(params, dtypes)
@@ -139,9 +114,8 @@ class Trainer(Configurable):
             dtypes,
             self.theta_specs,
             frozen,
-            next((part for part in self.step_parts if isinstance(part, Measured)), None),
-            params.micro_batches,
-            params.reduce_dtype,
+            next((cast(Any, part) for part in self.parts.values() if part.is_measured), None),
+            next(filter(None, (part.accumulate for part in self.step_parts)), None),
         )
 
     def check_device(self, platform: str, name: str, capability: str = "") -> None:
@@ -233,7 +207,7 @@ class Trainer(Configurable):
         state: NestedMap,
         batch: TensorBatch,
         on_result: context.ResultObserver | None = None,
-    ) -> micro_batches.Result:
+    ) -> Result:
         """Returns the loss, the metrics and the gradients of the next step.
 
         What the backward pass measures for a part of the state is an entry of the gradients.
@@ -276,7 +250,7 @@ class Trainer(Configurable):
         seen = Seen(loss, norm, finite, measured)
         verdicts = {name: part.judge(state[name], seen) for name, part in self.parts.items()}
         update = self._update(state, clipped, learning_rate, seen, verdicts)
-        new_state = self._next_state(update, seen, verdicts)
+        new_state = self._next_state(update)
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         for part in self.step_parts:
@@ -293,15 +267,7 @@ class Trainer(Configurable):
         seen: Seen,
         verdicts: dict[str, Verdict],
     ) -> Update:
-        """Returns the update of a step. A training that stops skips it.
-
-        Args:
-          state: the state before the step.
-          clipped: the gradients and how they are clipped.
-          learning_rate: the step's learning rate.
-          seen: facts on the step.
-          verdicts: what the parts of the state say of it, by name.
-        """
+        """Returns the update of a step. A training that stops skips it."""
         goes_on, updates = seen.finite, state.step
         for name, part in self.parts.items():
             goes_on |= verdicts[name].goes_on
@@ -309,11 +275,12 @@ class Trainer(Configurable):
         stopped = is_skipped = state.stopped | tf.logical_not(goes_on)
         for verdict in verdicts.values():
             is_skipped |= verdict.is_skipped
-        return Update(state, clipped, updates, learning_rate, is_skipped, stopped)
+        facts = state, clipped, seen, verdicts
+        return Update(*facts, updates, learning_rate, is_skipped, stopped)
 
-    def _next_state(self, update: Update, seen: Seen, verdicts: dict[str, Verdict]) -> NestedMap:
+    def _next_state(self, update: Update) -> NestedMap:
         """Returns the state after a step."""
-        state, stopped = update.state, update.stopped
+        state = update.state
         found = [part.update_weights(update) for part in self.step_parts]
         theta, moments = next(filter(None, found), None) or self.optimizer.update(
             self.theta_specs,
@@ -324,21 +291,12 @@ class Trainer(Configurable):
             update.learning_rate,
             update.is_skipped,
         )
-        step = tf.where(stopped, state.step, state.step + 1)
-        new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
-        outcome = Outcome(theta, update.updates, update.is_skipped, stopped)
-        for name, part in self.parts.items():
-            new_state[name] = part.after(state[name], seen, verdicts[name], outcome)
+        step = tf.where(update.stopped, state.step, state.step + 1)
+        new_state = NestedMap(step=step, stopped=update.stopped, theta=theta, moments=moments)
+        new_state.update(
+            {name: part.after(state[name], update, theta) for name, part in self.parts.items()}
+        )
         return new_state
-
-    @property
-    def offload_settings(self) -> list[str]:
-        """The Params that keep arrays in host memory, such as `step.offload_moments = True`."""
-        found = [setting for part in self.step_parts for setting in part.host_settings]
-        for layer in self.task.all_layers():
-            if isinstance(layer, Execution) and remat_policy.is_offloaded(layer.p.rematerialize):
-                found.append(f"{layer.path}.rematerialize = {layer.p.rematerialize!r}")
-        return found
 
     def is_on_host(self, part: str, spec: VariableSpec) -> bool:
         """Returns whether an array of the state is kept in host memory.

@@ -24,7 +24,6 @@ from lingvo_gshard.core.signals import (
     StopRequest,
     called_before_abrupt_end,
 )
-from lingvo_gshard.training.run.run_lock import ROUND
 from lingvo_gshard.wings.agents.health import HealthCheck
 from lingvo_gshard.wings.agents.keeper import Keeper, Preparation
 from lingvo_gshard.wings.agents.leader import Leader
@@ -35,6 +34,7 @@ from lingvo_gshard.wings.agents.sightings import Sightings
 from lingvo_gshard.wings.agents.spare import Spare
 from lingvo_gshard.wings.agents.stragglers import Stragglers
 from lingvo_gshard.wings.agents.worker import Worker, start_process, words_of
+from lingvo_gshard.wings.services.run_lock import ROUND
 from lingvo_gshard.wings.services.snapshot_parts import FOLDER, RESTORED
 
 _FASTER = 20

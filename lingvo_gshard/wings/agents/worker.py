@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.signals import EXIT_CODES
-from lingvo_gshard.training.run.run_lock import state_and_ticks
 from lingvo_gshard.wings.agents.records import KILLED, Outcome
 from lingvo_gshard.wings.agents.spare import Spare, module_of
 from lingvo_gshard.wings.cluster.worker_report import (
@@ -25,6 +24,7 @@ from lingvo_gshard.wings.cluster.worker_report import (
     WorkerReport,
     read_report,
 )
+from lingvo_gshard.wings.services.run_lock import state_and_ticks
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -242,20 +242,38 @@ class SortedExchange:
             sent_dCM = tf.reshape(permutation.permute(x_TM), [devices, bound, x_TM.shape[-1]])
             received_CM = self._to_experts(sent_dCM)[0]
             received_dE = tf.reshape(self._to_experts(sent_dE), [devices, local_experts])
-        expert_C = tf.reshape(_experts_of_rows(received_dE, bound), [1, slots])
-        y_CM = SortedRows(expert_C, local_experts).compute(
-            received_CM,
-            tf.ones_like(expert_C, tf.float32),
-            self.experts,
-            theta,
-            most_over_even=max(slots // expert_kT.shape.num_elements(), 1),
-        )
+        expert_C = tf.reshape(_experts_of_rows(received_dE, bound), [slots])
+        count = expert_kT.shape.num_elements()
+        y_CM = self.compute_received(received_CM, expert_C, local_experts, theta, count)
         with tf.name_scope(COMBINE_SCOPE):
             y_dCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)
             y_rows = tf.reshape(y_dCM, [slots, x_TM.shape[-1]])
             y_TM = permutation.unpermute(y_rows, tf.unstack(gate_kT))
         over_bound = tf.reduce_sum(load_dE) - tf.reduce_sum(sent_dE)
         return y_TM, tf.cast(over_bound, tf.float32)
+
+    def compute_received(
+        self,
+        received_CM: tf.Tensor,
+        expert_C: tf.Tensor,
+        local_experts: int,
+        theta: NestedMap,
+        sent: int,
+    ) -> tf.Tensor:
+        """Returns [C,M]: the outputs of a device's experts for the rows that arrived there.
+
+        Args:
+          received_CM: the rows.
+          expert_C: int32, the number of each row's expert; `local_experts` where there is no row.
+          local_experts: the number of experts of the device.
+          theta: their weights.
+          sent: the number of rows that each device has for all experts.
+        """
+        expert_1C = expert_C[tf.newaxis]
+        room = max(expert_C.shape[0] // sent, 1)
+        gate_1C = tf.ones_like(expert_1C, tf.float32)
+        rows = SortedRows(expert_1C, local_experts)
+        return rows.compute(received_CM, gate_1C, self.experts, theta, room)
 
     def _to_experts(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the rows received from all devices, concatenated along the second dimension."""
@@ -330,14 +348,8 @@ class RaggedRows:
             sorted_rM = permutation.permute(x_TM)
             received_CM = kernels.exchange.exchange(axes, sorted_rM, slots, route)
         received_sE = tf.gather(kept_sdE, place, axis=1)
-        expert_C = tf.reshape(_experts_of_sorted(received_sE, slots), [1, slots])
-        y_CM = SortedRows(expert_C, self.local_experts).compute(
-            received_CM,
-            tf.ones_like(expert_C, tf.float32),
-            self.region.experts,
-            theta,
-            most_over_even=max(slots // count, 1),
-        )
+        expert_C = _experts_of_sorted(received_sE, slots)
+        y_CM = self.region.compute_received(received_CM, expert_C, self.local_experts, theta, count)
         with tf.name_scope(COMBINE_SCOPE):
             y_rM = kernels.exchange.exchange(axes, y_CM, count, route.back())
             y_TM = permutation.unpermute(y_rM, tf.unstack(gate_kT))

@@ -101,11 +101,7 @@ def _experts(num_experts: int) -> Params:
 
 
 def _experiment(layer: Params) -> Params:
-    """Returns the experiment of a model that translates English into many languages.
-
-    Args:
-      layer: takes the place of the feed-forward layers of the decoder.
-    """
+    """Returns translation from English, with `layer` as the feed-forward layers of the decoder."""
     params = prepared_translation.large()
     params.input.set(
         directory="prepared/from_english",
@@ -123,11 +119,7 @@ def _experiment(layer: Params) -> Params:
 
 
 def _text_experiment(layer: Params) -> Params:
-    """Returns the experiment of a model of English text.
-
-    Args:
-      layer: takes the place of the feed-forward layers.
-    """
+    """Returns a model of English text, with `layer` as its feed-forward layers."""
     decoder = TransformerStack.params().set(
         is_causal=True,
         num_layers=4,

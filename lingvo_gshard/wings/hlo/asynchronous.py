@@ -41,11 +41,7 @@ class CollectivesInFlight:
         self._fused: dict[Instruction, list[str]] = {}
 
     def during(self, instruction: Instruction) -> tuple[str, ...]:
-        """Returns the names of the collectives that move data while an instruction runs.
-
-        Args:
-          instruction: the computation's next instruction.
-        """
+        """Returns the names of the collectives that move data while an instruction runs."""
         if instruction.opcode.endswith("-done"):
             self._pending.pop(_started(instruction), None)
         names = [*self._around, *(name for group in self._pending.values() for name in group)]

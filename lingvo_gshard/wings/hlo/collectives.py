@@ -106,16 +106,7 @@ def _across_slices(send: Instruction, mesh: Mesh, slices: Slices) -> Collective:
 def _make(
     kind: str, groups: Groups, arrays: list[Shape], size: int, mesh: Mesh, slices: Slices
 ) -> Collective:
-    """Returns a collective.
-
-    Args:
-      kind: HLO's opcode.
-      groups: groups or pairs of positions in the mesh; () for a single group of all devices.
-      arrays: the operands.
-      size: bytes of the operands or of the results, whichever is larger.
-      mesh: the mesh.
-      slices: the TPU slices that the mesh extends over.
-    """
+    """Returns a collective of groups or pairs of positions in the mesh; () is a group of all."""
     spanned = slices.spanned(groups, mesh)
     if kind == "collective-permute":
         axes, group_size = axes_of_pairs(groups, mesh)

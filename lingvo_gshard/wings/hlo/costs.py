@@ -7,9 +7,7 @@ A fusion counts as one instruction, since the values within it are not in memory
 memory cause no traffic; on a TPU, memory space 1 is the vector memory. Arrays count with the
 padding of their tiles.
 
-The count goes backwards, from the used elements of a result to its operands. It passes through
-fusions, which compute values only where they are used. The rules follow XLA's HloCostAnalysis,
-https://github.com/openxla/xla/blob/main/xla/service/hlo_cost_analysis.cc.
+The rules follow XLA's HloCostAnalysis; demand.py has its address.
 """
 
 from __future__ import annotations
@@ -340,14 +338,7 @@ def _read(instruction: Instruction) -> int:
 def _part_of(
     instruction: Instruction, amounts: Sequence[int], arrays: Sequence[Shape], share: float
 ) -> list[int]:
-    """Returns the elements of each operand that a kernel reads.
-
-    Args:
-      instruction: the kernel's call.
-      amounts: the elements of each operand.
-      arrays: shapes of the operands that the kernel reads in part.
-      share: the part of their elements that it reads.
-    """
+    """Returns the elements of each operand if a kernel reads a share of some arrays."""
     return [
         round(amount * share) if operand.shape in arrays else amount
         for operand, amount in zip(instruction.operands, amounts, strict=True)

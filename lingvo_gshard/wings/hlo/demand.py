@@ -13,10 +13,8 @@ ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 _SLICING = ("slice", "dynamic-slice", "gather")
 _RESHAPING = ("bitcast", "reshape", "convert", "copy", "transpose", "bitcast-convert")
 
-
 # These read their operands in full, however little of the result is used.
 _READ_ALL = ("dot", "convolution", "sort", "custom-call", "while", "conditional", "call", "scatter")
-
 
 # Marks an instruction of a TPU collective that runs in several fusions, one after the other.
 _ASYNC_CONFIG = "async_collective_fusion_config"

@@ -87,7 +87,6 @@ class Computation:
     Attributes:
       name: unique within the module.
       id: unique within the module.
-      module: the module that the computation belongs to.
       instructions: in the order of execution on the device, if the module is scheduled.
     """
 
@@ -143,7 +142,6 @@ class Instruction:
 
     Attributes:
       proto: the HloInstructionProto, which holds the attributes of every opcode.
-      computation: the computation that the instruction belongs to.
       name: unique within the module.
       opcode: HLO's name of the operation, such as "fusion" or "all-reduce-start".
     """
@@ -226,10 +224,8 @@ _NUMPY_NAMES = {
 }
 _FIRST_NUMBER = re.compile(r"\d+")
 
-
 # XLA writes the dimension `*` of a tile, which is combined with the next one, as this number.
 _COMBINED = -(2**63)
-
 
 # Stands for types of newer compilers. Their bits are unknown.
 _UNKNOWN = "opaque_type"

@@ -17,7 +17,6 @@ class Collective:
       kind: HLO's opcode, such as "all-to-all".
       axes: names of the mesh axes along which it communicates, in the mesh's order. Empty if its
         groups do not follow axes.
-      group_size: number of devices in one group.
       dtype: NumPy's name of the type of the largest array.
       bytes: size of one device's operands or of its results, whichever is larger.
       slices: number of TPU slices that a group spans. A group of several slices communicates over
@@ -82,7 +81,6 @@ class Operation:
     """An instruction of one device's compiled program. A fusion is one operation.
 
     Attributes:
-      name: name of the HLO instruction.
       opcode: HLO's opcode without "-start", such as "fusion", "convolution", "all-to-all".
       layer: name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
       phase: one of PHASES.

@@ -22,7 +22,6 @@ class Slices:
     """The TPU slices that a program runs on. A mesh lists its devices slice by slice.
 
     Attributes:
-      count: number of slices.
       is_split: whether the compiler made the program of one slice. Device ids then count within
         the slice, and the runtime of the data-center network joins the slices.
     """
@@ -106,10 +105,6 @@ def groups(send: Instruction, devices: int) -> Groups:
     """Returns the groups of devices of a transfer, or its pairs (source, target).
 
     Devices are numbered from 0, slice by slice. The result is () if the target's form is unknown.
-
-    Args:
-      send: the instruction.
-      devices: number of devices of one slice.
     """
     return _groups(_attribute(send, _TARGET), devices)
 

@@ -39,13 +39,8 @@ def computed_share(call: AttentionCall, queries: int, keys: int) -> float:
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
-
-    Args:
-      call: the static arguments.
-      *operands: the arrays of `Operands`, in their order.
-      interpret: whether to compute on CPUs, step by step. cuDNN cannot.
-    """
+    """Returns the output and the log of the softmax' sums. Arguments are as in attention_tpu.py."""
+    # cuDNN cannot compute on CPUs.
     if interpret or not _cudnn_can(call, operands):
         return attention_triton.forward(call, *operands, interpret=interpret)
     unused = _unused(operands)
@@ -59,10 +54,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the gradients of queries, keys, values, and what the call learns.
 
-    Args:
-      call: the static arguments.
-      *operands: the operands and results of `forward`, then the gradient of its output.
-      interpret: as in `forward`.
+    Arguments are as in attention_tpu.py.
     """
     *inputs, mixed_BNLD, log_sums_BNL, d_mixed_BNLD = operands
     if interpret or not _cudnn_can(call, inputs):

@@ -9,6 +9,7 @@ neither windows, caps, learned biases, sinks, nor heads that share keys.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,21 +22,21 @@ from lingvo_gshard.wings.kernels.weight_dropout import DropoutOperands, TileDrop
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
-
-    Args:
-      call: the static arguments.
-      *operands: the arrays of `Operands`, in their order.
-      interpret: whether to compute on CPUs, step by step.
-    """
+    """Returns the output and the log of the softmax' sums. Arguments are as in attention_tpu.py."""
     tiles = _Tiles.of(call, operands, _forward_blocks(operands), interpret)
     query, _, values = operands[:3]
+    padded = tiles.operands.query
     shape = (tiles.batch, tiles.heads, tiles.padded_queries)
     mixed_shape = jax.ShapeDtypeStruct((*shape, values.shape[3]), query.dtype)
     mixed, log_sums = tiles.call(
         _forward_tile,
         (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
-        [*tiles.by_query(), *tiles.whole_keys(), *tiles.options(), *tiles.sink()],
+        [
+            (padded, tiles.query_tile(padded)),
+            *tiles.whole_keys(),
+            *tiles.options(),
+            *tiles.sink(),
+        ],
         [
             (mixed_shape, tiles.query_tile(values)),
             (jax.ShapeDtypeStruct(shape, jnp.float32), tiles.query_row()),
@@ -48,10 +49,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the gradients of queries, keys, values, and what the call learns.
 
-    Args:
-      call: the static arguments.
-      *operands: the operands and results of `forward`, then the gradient of its output.
-      interpret: whether to compute on CPUs, step by step.
+    Arguments are as in attention_tpu.py.
     """
     *inputs, mixed, log_sums, d_mixed = operands
     tiles = _Tiles.of(call, inputs, _backward_blocks(inputs), interpret)
@@ -86,7 +84,7 @@ def _query_gradients(tiles: _Tiles, rows: list[jax.Array]) -> list[jax.Array]:
         _query_gradient_tile,
         (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
         [
-            *tiles.by_query(),
+            (query, tiles.query_tile(query)),
             *tiles.whole_keys(),
             *tiles.options(),
             (d_mixed, tiles.query_tile(d_mixed)),
@@ -200,6 +198,16 @@ class _Tiles:
         return self.operands.keys.shape[1]
 
     @property
+    def key_dim(self) -> int:
+        """Size of D of queries and keys. Triton computes with powers of two, and masks the rest."""
+        return self.operands.query.shape[3]
+
+    @property
+    def value_dim(self) -> int:
+        """Size of D of the values."""
+        return self.operands.values.shape[3]
+
+    @property
     def group(self) -> int:
         """Number of heads of queries that share a head of keys."""
         return self.heads // self.shared_heads
@@ -237,10 +245,6 @@ class _Tiles:
         """Returns the block [group,L] of an array with one number for each query, for a group."""
         shape = (None, self.group, self.padded_queries)
         return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0))
-
-    def by_query(self) -> list[tuple]:
-        """Returns the array of queries and the block that a tile of queries reads."""
-        return [(self.operands.query, self.query_tile(self.operands.query))]
 
     def whole_keys(self) -> list[tuple]:
         """Returns the arrays of keys and values, each with its block: all rows of one head."""
@@ -287,13 +291,8 @@ class _Tiles:
         self, tile: Callable, grid: tuple, inputs: list[tuple], outputs: list[tuple], name: str
     ) -> list[jax.Array]:
         """Returns what a function computes for all tiles of a grid."""
-        dims = _Dims(self.operands.query.shape[3], self.operands.values.shape[3])
-
-        def body(*refs: Any) -> None:
-            tile(self, dims, *refs)
-
         return pallas.pallas_call(
-            body,
+            functools.partial(tile, self),
             grid=grid,
             in_specs=[spec for _, spec in inputs],
             out_specs=[spec for _, spec in outputs],
@@ -345,14 +344,9 @@ class _Tiles:
     def tile(
         self, refs: _Options, head: Any, first_q: Any, first_k: Any, in_group: Any = None
     ) -> _Tile:
-        """Returns what the options say about the weights of a tile.
+        """Returns what the options say about the weights of a tile of the head of queries `head`.
 
-        Args:
-          refs: references to the options' operands.
-          head: index of the head of queries.
-          first_q: first query of the tile.
-          first_k: first key of the tile.
-          in_group: index of the head in its group, if the references are of all heads of a group.
+        If the references are of all heads of a group, `in_group` is the index of the head in it.
         """
         dropout = None
         if refs.dropout is not None:
@@ -424,37 +418,24 @@ class _Tile(NamedTuple):
         return logits if self.bias is None else logits + self.bias
 
 
-@dataclasses.dataclass(frozen=True)
-class _Dims:
-    """Sizes of the heads. Triton computes with powers of two, and masks what is more.
-
-    Attributes:
-      keys: size of D of queries and keys.
-      values: size of D of the values.
-    """
-
-    keys: int
-    values: int
-
-
-def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
+def _forward_tile(tiles: _Tiles, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others, mixed_ref, log_sums_ref = refs
     call = tiles.attention
     options, sinks = tiles.split(others)
     first_q, head = pallas.program_id(0) * tiles.block_q, pallas.program_id(2)
-    query = load_rows(query_ref, dims.keys)
+    query = load_rows(query_ref, tiles.key_dim)
 
     def add_block(j: Any, sums: tuple) -> tuple:
         mixed, largest, total = sums
         first_k = j * tiles.block_k
-        keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
+        keys = load_rows(keys_ref, tiles.key_dim, first_k, tiles.block_k)
         logits, _ = logits_of(call.logit_cap, query, keys)
         tile = tiles.tile(options, head, first_q, first_k)
         logits = jnp.where(tile.visible, tile.biased(logits), HIDDEN)
         new_largest = jnp.maximum(largest, logits.max(-1))
         correction = jnp.exp(largest - new_largest)
         exponentials = jnp.exp(logits - new_largest[:, None])
-        values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
+        values = load_rows(values_ref, tiles.value_dim, first_k, tiles.block_k)
         kept = exponentials if tile.dropout is None else tile.dropout.applied(exponentials)
         product = dot(kept.astype(values.dtype), values)
         total = total * correction + exponentials.sum(-1)
@@ -469,23 +450,23 @@ def _forward_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> Non
     mixed, largest, total = jax.lax.fori_loop(low, high, add_block, (zeros, largest, total))
     # A query has no sum if all of its blocks are skipped.
     total = jnp.where(total == 0, 1.0, total)
-    store_rows(mixed_ref, mixed / total[:, None], dims.values)
+    store_rows(mixed_ref, mixed / total[:, None], tiles.value_dim)
     log_sums_ref[...] = largest + jnp.log(total)
 
 
-def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
+def _query_gradient_tile(tiles: _Tiles, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others = refs
     options, others = tiles.split(others)
     d_mixed_ref, log_sums_ref, weighted_ref, d_query_ref, *d_biases_refs = others
     first_q, head = pallas.program_id(0) * tiles.block_q, pallas.program_id(2)
-    query, d_mixed = load_rows(query_ref, dims.keys), load_rows(d_mixed_ref, dims.values)
+    query, d_mixed = load_rows(query_ref, tiles.key_dim), load_rows(d_mixed_ref, tiles.value_dim)
     log_sums, weighted = log_sums_ref[...], weighted_ref[...]
 
     def add_block(j: Any, sums: tuple) -> tuple:
         d_query, *d_biases = sums
         first_k = j * tiles.block_k
-        keys = load_rows(keys_ref, dims.keys, first_k, tiles.block_k)
-        values = load_rows(values_ref, dims.values, first_k, tiles.block_k)
+        keys = load_rows(keys_ref, tiles.key_dim, first_k, tiles.block_k)
+        values = load_rows(values_ref, tiles.value_dim, first_k, tiles.block_k)
         tile = tiles.tile(options, head, first_q, first_k)
         _, d_logits, slope = _weights(
             tiles.attention.logit_cap,
@@ -499,25 +480,25 @@ def _query_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any)
     zeros = [jnp.zeros(ref.shape, jnp.float32) for ref in (d_query_ref, *d_biases_refs)]
     low, high = tiles.key_range(first_q)
     d_query, *d_biases = jax.lax.fori_loop(low, high, add_block, tuple(zeros))
-    store_rows(d_query_ref, d_query, dims.keys)
+    store_rows(d_query_ref, d_query, tiles.key_dim)
     for ref, x in zip(d_biases_refs, d_biases, strict=True):
         ref[...] = x
 
 
-def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -> None:
+def _key_gradient_tile(tiles: _Tiles, query_ref: Any, *refs: Any) -> None:
     keys_ref, values_ref, *others = refs
     options, others = tiles.split(others)
     d_mixed_ref, log_sums_ref, weighted_ref, d_keys_ref, d_values_ref = others
     first_k, shared_head = pallas.program_id(0) * tiles.block_k, pallas.program_id(2)
-    keys, values = load_rows(keys_ref, dims.keys), load_rows(values_ref, dims.values)
+    keys, values = load_rows(keys_ref, tiles.key_dim), load_rows(values_ref, tiles.value_dim)
     low, high = tiles.query_range(first_k)
 
     def add_head(head: Any, gradients: tuple) -> tuple:
         def add_block(i: Any, gradients: tuple) -> tuple:
             d_keys, d_values = gradients
             first_q = i * tiles.block_q
-            query = load_rows(query_ref, dims.keys, first_q, tiles.block_q, head)
-            d_mixed = load_rows(d_mixed_ref, dims.values, first_q, tiles.block_q, head)
+            query = load_rows(query_ref, tiles.key_dim, first_q, tiles.block_q, head)
+            d_mixed = load_rows(d_mixed_ref, tiles.value_dim, first_q, tiles.block_q, head)
             rows, of_queries = pallas.ds(first_q, tiles.block_q), shared_head * tiles.group + head
             weights, d_logits, slope = _weights(
                 tiles.attention.logit_cap,
@@ -533,8 +514,8 @@ def _key_gradient_tile(tiles: _Tiles, dims: _Dims, query_ref: Any, *refs: Any) -
 
     zeros = (jnp.zeros(d_keys_ref.shape, jnp.float32), jnp.zeros(d_values_ref.shape, jnp.float32))
     d_keys, d_values = jax.lax.fori_loop(0, tiles.group, add_head, zeros)
-    store_rows(d_keys_ref, d_keys, dims.keys)
-    store_rows(d_values_ref, d_values, dims.values)
+    store_rows(d_keys_ref, d_keys, tiles.key_dim)
+    store_rows(d_values_ref, d_values, tiles.value_dim)
 
 
 def logits_of(cap: float, query: Any, keys: Any) -> tuple[Any, Any]:

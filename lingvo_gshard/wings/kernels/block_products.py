@@ -41,16 +41,7 @@ def _forward(
     right_scales: jax.Array,
     interpret: bool = False,
 ) -> tuple:
-    """Returns the products [G,M,N], in the type of the factors.
-
-    Args:
-      call: the static arguments.
-      left_GMK: values of the first factor.
-      right_GNK: values of the second factor.
-      left_scales: float32 powers of two [G,M,blocks of K].
-      right_scales: float32 powers of two [G,N,blocks of K].
-      interpret: whether to compute on CPUs.
-    """
+    """Returns the products [G,M,N], in the type of the factors; see `product`."""
     dtype, factors = left_GMK.dtype, (left_GMK, right_GNK)
     if interpret:
         wide = [

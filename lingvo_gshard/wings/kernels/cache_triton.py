@@ -47,14 +47,7 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
 
 
 def block_size(call: CacheCall, keys: tuple, values: tuple, dtype: str) -> int:
-    """Returns the slots of a block.
-
-    Args:
-      call: the static arguments.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-      dtype: their type.
-    """
+    """Returns the slots of a block. See cache_tpu.py."""
     del call
     is_large = jnp.dtype(dtype).itemsize * max(keys[3], values[3]) > 256
     # Triton computes with powers of two.
@@ -62,13 +55,7 @@ def block_size(call: CacheCall, keys: tuple, values: tuple, dtype: str) -> int:
 
 
 def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the output [B,N,D] of one new token of each row.
-
-    Args:
-      call: the static arguments.
-      *operands: the arrays that `Cache.of` names.
-      interpret: whether to compute on CPUs, step by step.
-    """
+    """Returns the output [B,N,D] of one new token of each row. See cache_tpu.py."""
     cache = Cache.of(call, operands)
     batch, shared, group, _ = cache.query.shape
     value_dim = cache.values.shape[3]

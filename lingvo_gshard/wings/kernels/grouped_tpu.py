@@ -226,10 +226,7 @@ def weight_gradient(
 class _Arrays(NamedTuple):
     """The number of arrays of each kind that a kernel of products holds tiles from.
 
-    Attributes:
-      rows: arrays of rows.
-      weights: arrays of weights.
-      results: arrays of the size of the products.
+    Results have the size of the products.
     """
 
     rows: int
@@ -240,16 +237,13 @@ class _Arrays(NamedTuple):
 def _fitted(
     call: GroupedCall, rows: Sequence[Any], weights: Sequence[Any], results: int = 1
 ) -> tuple[list[Any], tuple[int, int, int]]:
-    """Returns what the tiles of a kernel fit.
+    """Returns the rows, padded to whole tiles, and the sizes of a tile along R, M and H.
 
     Args:
       call: the static arguments.
       rows: arrays [R,M] that are combined or multiplied.
       weights: arrays [E,M,H], or [E,H,M] if the call is transposed.
       results: the number of arrays [R,H] that the kernel reads and writes.
-
-    Returns:
-      the rows, padded to whole tiles, and the sizes of a tile along R, M and H.
     """
     groups, *sides = weights[0].shape
     inner, outer = reversed(sides) if call.is_transposed else sides
@@ -273,14 +267,7 @@ def _product_tile(
 ) -> tuple[int, int]:
     """Returns the tile [inner,outer] of the weights that moves the fewest elements.
 
-    Args:
-      tile: rows of a tile.
-      rows: number of rows.
-      inner: size of the dimension that the product sums over.
-      outer: columns of the product.
-      groups: number of groups.
-      itemsize: bytes of an element.
-      arrays: what the kernel holds tiles of.
+    The product of `rows` rows, in tiles of `tile`, sums over `inner` and has `outer` columns.
     """
 
     def moved(size: tuple[int, int]) -> int:
@@ -305,12 +292,7 @@ def _product_tile(
 def _gradient_tile(tile: int, rows: int, inner: int, outer: int, itemsize: int) -> tuple[int, int]:
     """Returns the tile [inner,outer] of the weights' gradient that moves the fewest elements.
 
-    Args:
-      tile: rows of a tile.
-      rows: number of rows.
-      inner: columns of the rows.
-      outer: columns of the products.
-      itemsize: bytes of an element.
+    It sums over `rows` rows, in tiles of `tile`.
     """
 
     def moved(size: tuple[int, int]) -> int:

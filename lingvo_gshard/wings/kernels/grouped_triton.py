@@ -185,11 +185,7 @@ class _Tiles:
     def of(cls, rows: int, inner: int, outer: int, dtype: Any) -> _Tiles:
         """Returns tiles whose factors fit into the 99 KiB of shared memory of every GPU.
 
-        Args:
-          rows: rows of a tile.
-          inner: size of the dimension that the product sums over.
-          outer: columns of the product.
-          dtype: type of the factors.
+        The product sums over `inner` and has `outer` columns.
         """
         if dtype == jnp.float32:
             most_inner, most_outer, stages, rows = 32, 64, 2, min(rows, 64)

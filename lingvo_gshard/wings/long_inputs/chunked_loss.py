@@ -196,15 +196,10 @@ class _Chunks:
         return "VBLtM" if self.has_equal_ids else "BLtM"
 
     def run(self, tensors: Tensors, with_gradients: bool) -> tuple[Tensors, Tensors]:
-        """Runs the loop.
+        """Returns the sums of `smoothed`, `exact` and `correct`, and gradients.
 
-        Args:
-          tensors: see the class.
-          with_gradients: whether to compute the gradients of the sum of the losses.
-
-        Returns:
-          The sums of `smoothed`, `exact` and `correct`, and the gradients of x by chunk, of the
-          weight and of the bias, before sums over parts. Without gradients the latter are empty.
+        The gradients of the sum of the losses are those of x by chunk, of the weight and of the
+        bias, before sums over parts. They are empty if they are not asked for.
         """
         x_BLM, labels_BL, mask_BL, *weights = tensors
         x_nBLtM, labels_nBLt, mask_nBLt = map(self._divide, (x_BLM, labels_BL, mask_BL))
@@ -235,14 +230,9 @@ class _Chunks:
     def complete(
         self, gradients: Tensors, d_smoothed: tf.Tensor, tensors: Tensors
     ) -> list[tf.Tensor]:
-        """Returns the gradients of x, the weight and the bias.
+        """Returns the gradients of x, the weight and the bias, given those that `run` returned.
 
         Each is multiplied by its factor in float32, and then summed over parts in its own type.
-
-        Args:
-          gradients: what `run` returned.
-          d_smoothed: gradient of `smoothed`, a scalar.
-          tensors: see the class.
         """
         x_BLM, _, _, *weights = tensors
         d_x, *d_weights = (
@@ -255,14 +245,10 @@ class _Chunks:
         return [d_x_BLM, *(tf.reshape(_summed(d, 2), w.shape) for d, w in pairs)]
 
     def _losses(self, chunk: Tensors, weights: Tensors) -> tuple[Tensors, tf.Tensor]:
-        """Returns losses of a chunk, and the float32 gradient of its products x W.
+        """Returns losses of a chunk, and the float32 gradient of the sum of its products x W.
 
-        Args:
-          chunk: x_BLtM, labels_BLt and mask_BLt.
-          weights: the weight and the bias, by parts of V.
-
-        Returns:
-          The terms [B,L,t] of `smoothed`, `exact` and `correct`, and the gradient of their sum.
+        The losses are the terms [B,L,t] of `smoothed`, `exact` and `correct`. A chunk has x_BLtM,
+        labels_BLt and mask_BLt. The weights are the weight and the bias, by parts of V.
         """
         (x_BLtM, labels_BLt, mask_BLt), (weight, *biases) = chunk, weights
         # Remat units cannot save a product of a loop's body.
@@ -282,12 +268,7 @@ class _Chunks:
             return losses, tf.where(self._wide(is_real_BLt), d_products, 0.0)
 
     def _losses_of(self, values: tf.Tensor, is_label: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-        """Returns the terms [B,L,t] of the sums, and the gradient of the logits.
-
-        Args:
-          values: float32 logits.
-          is_label: whether the label is this id.
-        """
+        """Returns the terms [B,L,t] of the sums, and the gradient of the float32 logits."""
         smoothing, z_loss_weight = self.objective.label_smoothing, self.objective.z_loss_weight
         axes = list(range(3, 3 + len(self.ids)))
         largest_BLt = tf.reduce_max(values, axes)
@@ -310,13 +291,7 @@ class _Chunks:
     def _gradients(
         self, d_products: tf.Tensor, x_BLtM: tf.Tensor, weights: Tensors
     ) -> list[tf.Tensor]:
-        """Returns the gradients of a chunk's x, and float32 ones of the weight and the bias.
-
-        Args:
-          d_products: float32 gradient of the products.
-          x_BLtM: activations.
-          weights: the weight and the bias, by parts of V.
-        """
+        """Returns the gradients of a chunk's x, and float32 ones of the weight and the bias."""
         with tf.name_scope(f"gradient_tape/{self.scope}"):
             narrow = tf.cast(d_products, x_BLtM.dtype)
             d_x = tf.einsum(f"BLt{self.ids},{self.weight}->{self.d_x}", narrow, weights[0])
@@ -329,12 +304,7 @@ class _Chunks:
             return [d_x, d_weight, *d_biases]
 
     def _zeros(self, dtype: tf.DType, weights: Tensors) -> tuple[list, list[tf.Tensor]]:
-        """Returns an array for the gradients of x, and sums of gradients before the first chunk.
-
-        Args:
-          dtype: type of the gradients of x.
-          weights: the weight and the bias, by parts of V.
-        """
+        """Returns an array for the gradients of x, and sums of gradients before the first chunk."""
         b_parts, l_parts, v_parts = self.parts
         shape = [b_parts, l_parts, self.size, self.sizes[2]]
         shape = [v_parts, *shape] if self.has_equal_ids else shape
@@ -345,12 +315,7 @@ class _Chunks:
         return [tf.TensorArray(dtype, self.count, element_shape=shape)], sums
 
     def _by_part(self, x: tf.Tensor, layout: str) -> tf.Tensor:
-        """Returns a weight, a bias or ids with the dimensions of V that tensors of the loop have.
-
-        Args:
-          x: the tensor.
-          layout: its letters.
-        """
+        """Returns a weight, a bias or ids with the dimensions of V that the loop has."""
         x = annotate(x, layout)
         if not self.has_equal_ids:
             return x

@@ -27,7 +27,7 @@ from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import parts_of
-from lingvo_gshard.wings.kernels.layers.fused_attention import RingOptions, attend_fused
+from lingvo_gshard.wings.kernels.layers.fused_attention import attend_fused
 from lingvo_gshard.wings.long_inputs import blockwise
 from lingvo_gshard.wings.long_inputs.blockwise import RunningSums, SoftmaxStatistics
 
@@ -369,8 +369,9 @@ class RingKernel(AttentionKernel):
         """
         parts = self._parts(query_BNLD, keys_BNKD)
         if self.p.use_fused:
-            options = RingOptions(self.p.is_balanced)
-            fused_BNLD = attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax, options)
+            fused_BNLD = attend_fused(
+                query_BNLD, keys_BNKD, values_BNKD, mask, softmax, self.p.is_balanced
+            )
             if fused_BNLD is not None:
                 return fused_BNLD
 

@@ -21,13 +21,7 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.product_rules import (
-    RULES,
-    Multiply,
-    Product,
-    ProductContext,
-    ProductRule,
-)
+from lingvo_gshard.layers.product_rules import RULES, Multiply, Product, ProductContext, ProductRule
 from lingvo_gshard.wings.low_precision.rounding import DelayedScales, largest_magnitude
 
 LOCAL_LETTERS = {
@@ -81,14 +75,7 @@ def updated(history_fh: tf.Tensor, measured_fh: tf.Tensor) -> tf.Tensor:
 
 
 def _measured(y: tf.Tensor, history_fh: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Returns a product as it is; the gradient of its history is what the product measures.
-
-    Args:
-      y: the product.
-      history_fh: the history of its weight.
-      x: the activations.
-      weight: the weight.
-    """
+    """Returns the product y of x and a weight. The gradient of its history is what it measures."""
     factors = [tf.stop_gradient(largest_magnitude(factor)) for factor in (x, weight)]
 
     @custom_gradient

@@ -8,10 +8,10 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.measured import Measured
 from lingvo_gshard.training.step.precision import PRECISIONS, Precision
 from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients
 from lingvo_gshard.wings.low_precision import delayed_scales, devices
+from lingvo_gshard.wings.low_precision.measured import Measured
 from lingvo_gshard.wings.low_precision.rounding import (
     E4M3,
     E5M2,

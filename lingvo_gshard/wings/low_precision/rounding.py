@@ -60,8 +60,25 @@ E5M2 = Format("float8_e5m2", 57344.0)
 INT8 = Format("int8", 127.0)
 
 
-class ByEinsum:
-    """A rounding whose products no kernel computes."""
+class EachProduct:
+    """A rounding that rounds each factor for each of its products. No kernel computes them."""
+
+    def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
+        """Returns a tensor that is rounded for a product that sums over some of its letters."""
+        raise NotImplementedError
+
+    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
+        return lambda summed: self._rounded(x, layout, summed)
+
+    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
+        """Returns the weight, rounded for each product; see `einsum.Rounding`."""
+        del summed
+        return self.activation(x, layout)
+
+    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
+        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
+        return self.activation(x, layout)
 
     def product(
         self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
@@ -71,7 +88,7 @@ class ByEinsum:
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorScales(ByEinsum):
+class TensorScales(EachProduct):
     """One scale for each tensor, from its largest magnitude in the same step.
 
     Attributes:
@@ -107,10 +124,7 @@ class TensorScales(ByEinsum):
     def _of_any_product(self, x: tf.Tensor, role: int, number_format: Format) -> FactorFor:
         """Returns the rounded tensor, which is the same for all products.
 
-        Args:
-          x: the tensor.
-          role: 0 for activations, 1 for a weight, 2 for a gradient.
-          number_format: the type of 8 bits.
+        The role is 0 for activations, 1 for a weight, and 2 for a gradient.
         """
         values, scale = self._scaled(tf.cast(x, tf.float32), role, number_format)
         factor = Factor(tf.cast(_narrow(values, scale, number_format), x.dtype), scale)
@@ -151,7 +165,7 @@ class DelayedScales(TensorScales):
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockScales(ByEinsum):
+class BlockScales(EachProduct):
     """A scale for each block of numbers, as in DeepSeek-V3, arXiv 2412.19437, section 3.3.
 
     Blocks of activations and gradients are up to 128 numbers along the last dimension that a
@@ -170,9 +184,8 @@ class BlockScales(ByEinsum):
         """The rounding whose blocks lie within a row; see `einsum.Rounding`."""
         return BlockScales(rounds_weight_gradients=False)
 
-    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
-        return lambda summed: _rounded_blocks(x, [_last(layout, summed)])
+    def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
+        return _rounded_blocks(x, [_last(layout, summed)])
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         """Returns the rounded weight; see `einsum.Rounding`."""
@@ -180,13 +193,9 @@ class BlockScales(ByEinsum):
         factor = _rounded_blocks(x, [_last(layout, summed), _last(layout, others)])
         return lambda summed: factor
 
-    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
-        return self.activation(x, layout)
-
 
 @dataclasses.dataclass(frozen=True)
-class RowScales(ByEinsum):
+class RowScales(EachProduct):
     """A scale for each row and each column of the two matrices of a product.
 
     The products for gradients of weights are not rounded, as in MaxText's recipe of AQT,
@@ -207,14 +216,8 @@ class RowScales(ByEinsum):
         """This rounding; see `einsum.Rounding`."""
         return self
 
-    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
-        return lambda summed: _rows(x, layout, summed, self.forward)
-
-    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
-        """Returns the weight, rounded for each product; see `einsum.Rounding`."""
-        del summed
-        return self.activation(x, layout)
+    def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
+        return _rows(x, layout, summed, self.forward)
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
         """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
@@ -222,11 +225,11 @@ class RowScales(ByEinsum):
 
 
 @dataclasses.dataclass(frozen=True)
-class MxScales:
+class MxScales(EachProduct):
     """A scale for each 32 numbers along the sum: MXFP8 (Rouhani et al. 2023, arXiv 2310.10537).
 
     All factors are e4m3, and scales are rounded up, as Mishra et al. 2025, arXiv 2506.08027,
-    recommend. Each factor is rounded for each of its products.
+    recommend.
 
     Attributes:
       rounds_weight_gradients: see `einsum.Rounding`.
@@ -239,18 +242,8 @@ class MxScales:
         """The rounding of dropless experts: grouped products have blocks of 128."""
         return BlockScales(rounds_weight_gradients=False)
 
-    def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the activations, rounded for each product; see `einsum.Rounding`."""
-        return lambda summed: _rounded_blocks(x, [layout.index(summed[-1])], MX_BLOCK)
-
-    def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
-        """Returns the weight, rounded for each product; see `einsum.Rounding`."""
-        del summed
-        return self.activation(x, layout)
-
-    def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
-        return self.activation(x, layout)
+    def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
+        return _rounded_blocks(x, [layout.index(summed[-1])], MX_BLOCK)
 
     def product(
         self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
@@ -292,13 +285,7 @@ def _rows(x: tf.Tensor, layout: str, summed: str, number_format: Format) -> Fact
 def _round(
     values: tf.Tensor, number_format: Format, axes: Sequence[int] | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns numbers of 8 bits, and the float32 scales to multiply them by.
-
-    Args:
-      values: a float32 tensor.
-      number_format: the type of 8 bits.
-      axes: the dimensions that share a scale; None for all, with a scalar as the scale.
-    """
+    """Returns numbers of 8 bits, and the float32 scales to multiply them by; see `scale_of`."""
     scale = scale_of(values, number_format, axes)
     return _narrow(values, scale, number_format), scale
 

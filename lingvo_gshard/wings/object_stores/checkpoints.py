@@ -20,9 +20,14 @@ from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import BucketError, is_bucket
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training.run.checkpoint.orbax_storage import ORBAX, marker, reason_of, steps_in
+from lingvo_gshard.training.run.checkpoint.orbax_storage import ORBAX, marker, steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
-from lingvo_gshard.training.run.checkpoint.storage import STORAGES, NewestAndBest, unused_name
+from lingvo_gshard.training.run.checkpoint.storage import (
+    STORAGES,
+    DiskStorage,
+    NewestAndBest,
+    unused_name,
+)
 from lingvo_gshard.wings.object_stores import buckets
 from lingvo_gshard.wings.object_stores.connections import SCHEMES, key_value_store
 from lingvo_gshard.wings.object_stores.problems import problem_of
@@ -93,13 +98,14 @@ def checkpointer(handler: ocp.CheckpointHandler, directory: pathlib.Path) -> ocp
     return ocp.Checkpointer(handler, temporary_path_class=temporary_path_class(directory))
 
 
-class BucketStorage:
+class BucketStorage(DiskStorage):
     """A directory in a bucket, where a marker says that a checkpoint is complete."""
 
     advice = "Check the bucket, the credentials and the network"
 
     def __init__(self, directory: pathlib.Path, before_commit: Callable[[], None]):
-        self._directory, self._before_commit = directory, before_commit
+        super().__init__(directory)
+        self._before_commit = before_commit
 
     def prepare(self) -> None:
         """Deletes what saves that were cut short have left."""
@@ -154,7 +160,7 @@ class BucketStorage:
         found = problem_of(error, os.fspath(self._directory), writes=True)
         if isinstance(found, BucketError) and found.errno != errno.EIO:
             return str(found.strerror)
-        return reason_of(error)
+        return super().reason_of(error)
 
 
 def _private(module: str, *names: str) -> Any:

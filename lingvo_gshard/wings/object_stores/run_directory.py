@@ -16,19 +16,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.training.run.logdir import REMOTE, RemoteDirectory
-from lingvo_gshard.training.run.run_lock import (
+from lingvo_gshard.training.run.logdir import LOCKS, SYNCED, LockedError
+from lingvo_gshard.wings.object_stores.buckets import CompareAndSwapFile, Generation
+from lingvo_gshard.wings.object_stores.connections import SCHEMES
+from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder
+from lingvo_gshard.wings.services.run_lock import (
     REFRESH_SECONDS,
     STALE_SECONDS,
     Holder,
-    LockedError,
     LostLockError,
     is_running,
     this_process,
 )
-from lingvo_gshard.wings.object_stores.buckets import CompareAndSwapFile, Generation
-from lingvo_gshard.wings.object_stores.connections import SCHEMES
-from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder
 
 _LOOK_SECONDS = 1.0
 _RELEASE_SECONDS = 10.0
@@ -179,4 +178,5 @@ def _words(found: _Content | None) -> str:
 
 
 for _scheme in SCHEMES:
-    REMOTE.register(_scheme)(RemoteDirectory(BucketLock, SyncedFolder))
+    LOCKS.register(_scheme)(BucketLock)
+    SYNCED.register(_scheme)(SyncedFolder)

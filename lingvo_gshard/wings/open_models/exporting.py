@@ -44,7 +44,6 @@ from lingvo_gshard.wings.open_models.shards import (
     write_file,
     write_index,
 )
-from lingvo_gshard.wings.open_models.table import Rearrangement
 from lingvo_gshard.wings.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     RECORD_FILE,
@@ -375,25 +374,6 @@ _INSTEAD = "`format=huggingface` writes a whole model, with merged weights"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Factor:
-    """A factor as it is published.
-
-    Attributes:
-      tensor: its name, shape and type.
-      weight: path of the factor in theta.
-      index: which layer's it is, in a stack.
-      rearrangement: from the published dimensions to ours.
-      sizes: size of each letter.
-    """
-
-    tensor: Tensor
-    weight: str
-    index: tuple[int, ...]
-    rearrangement: Rearrangement
-    sizes: dict[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
 class PublishedAdapter:
     """The adapters of a checkpoint.
 
@@ -401,12 +381,13 @@ class PublishedAdapter:
       source: the checkpoint.
       lora: Params of the adapters.
       layers: names of the published layers that have adapters.
+      factors: each published factor, with its place in theta.
     """
 
     source: ExportSource
     lora: Params
     layers: tuple[str, ...]
-    _factors: tuple[_Factor, ...]
+    factors: tuple[tuple[Tensor, Piece], ...]
 
     @classmethod
     def of(cls, source: ExportSource, trainer: Trainer) -> PublishedAdapter:
@@ -441,7 +422,7 @@ class PublishedAdapter:
     @property
     def nbytes(self) -> int:
         """The size of the factors in bytes."""
-        return sum(factor.tensor.nbytes for factor in self._factors)
+        return sum(tensor.nbytes for tensor, _ in self.factors)
 
     def write(self, directory: pathlib.Path) -> None:
         """Writes the files of peft.
@@ -456,9 +437,7 @@ class PublishedAdapter:
         text = msgspec.json.format(msgspec.json.encode(self._config()), indent=1)
         (directory / ADAPTER_CONFIG_FILE).write_bytes(text)
         file = directory / WEIGHTS_FILE
-        tensors = [
-            Published(f.tensor.name, f.tensor.shape, f.tensor.dtype, file) for f in self._factors
-        ]
+        tensors = [Published(t.name, t.shape, t.dtype, file) for t, _ in self.factors]
         write_file(tensors, self._values())
 
     def _values(self) -> Iterator[np.ndarray]:
@@ -467,10 +446,10 @@ class PublishedAdapter:
 
         source = self.source
         reader = WeightReader(source.directory, source.checkpoint, source.item)
-        for factor in self._factors:
-            published = np.zeros(factor.tensor.shape, np.float32)
-            part = reader.read(factor.weight, factor.index)
-            factor.rearrangement.invert(part, published, factor.sizes)
+        for tensor, piece in self.factors:
+            published = np.zeros(tensor.shape, np.float32)
+            part = reader.read(piece.weight, piece.index)
+            piece.rearrangement.invert(part, published, piece.sizes)
             yield published
 
     def _config(self) -> dict[str, object]:
@@ -499,7 +478,7 @@ class PublishedAdapter:
         return ends if set(named) == set(self.layers) else list(self.layers)
 
 
-def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[_Factor]:
+def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[tuple[Tensor, Piece]]:
     """Returns the adapter's factors of the weight in a published tensor; none without an adapter.
 
     Raises:
@@ -520,6 +499,6 @@ def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[_Fa
     for letter, path, rearrangement in zip("AB", paths, arrangements, strict=True):
         sizes = {**piece.sizes, RANK: source.params.task.lora.rank}
         full = f"{_PREFIX}{name.removesuffix(_SUFFIX)}.lora_{letter}{_SUFFIX}"
-        tensor = Tensor(full, rearrangement.published_shape(sizes), "F32")
-        factors.append(_Factor(tensor, path, piece.index, rearrangement, sizes))
+        factor = Piece(path, piece.index, rearrangement, sizes)
+        factors.append((Tensor(full, factor.published_shape, "F32"), factor))
     return factors

@@ -22,38 +22,25 @@ _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertPart:
+class ExpertPart(Source):
     """A matrix of one expert within a fused tensor.
 
     Attributes:
-      name: the name that the matrix has in files without fused tensors.
       fused: the fused tensor.
       expert: number of the expert.
-      shape: the shape of the matrix.
       first: row of the expert's fused matrix that is the first of this one.
       is_transposed: whether the fused tensor has these rows as columns.
     """
 
-    name: str
     fused: Source
     expert: int
-    shape: tuple[int, ...]
     first: int
     is_transposed: bool
-
-    @property
-    def dtype(self) -> str:
-        """The published type."""
-        return self.fused.dtype
 
     @property
     def nbytes(self) -> int:
         """The size in memory in bytes."""
         return self.fused.nbytes // math.prod(self.fused.shape) * math.prod(self.shape)
-
-    def read(self) -> np.ndarray:
-        """Returns the matrix; see `Published.read`."""
-        return self.read_box([(0, size) for size in self.shape])[0]
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the matrix, and the number of bytes that were read."""
@@ -92,14 +79,7 @@ def split_experts(
 def _parts(
     tensor: Source, names: list[str], shape: tuple[int, ...], where: str
 ) -> list[ExpertPart]:
-    """Returns the matrices that a fused tensor holds.
-
-    Args:
-      tensor: the tensor.
-      names: their names, with "{}" for the number of an expert.
-      shape: the shape of each.
-      where: the files, for messages.
-    """
+    """Returns the matrices of one shape in a tensor. "{}" in a name is the expert's number."""
     rows, columns = shape
     fits = [tuple(tensor.shape[1:]) == each for each in _shapes(rows * len(names), columns)]
     if not any(fits):
@@ -113,7 +93,7 @@ def _parts(
             "cannot be told apart; save it with one tensor for each expert"
         )
     return [
-        ExpertPart(name.format(expert), tensor, expert, shape, index * rows, fits[1])
+        ExpertPart(name.format(expert), shape, tensor.dtype, tensor, expert, index * rows, fits[1])
         for expert in range(tensor.shape[0])
         for index, name in enumerate(names)
     ]

@@ -32,10 +32,10 @@ from lingvo_gshard.wings.open_models.fused import split_experts
 from lingvo_gshard.wings.open_models.packed import SCALE_SUFFIX, BlockScaled, unpack
 from lingvo_gshard.wings.open_models.shards import (
     Published,
-    Shards,
     Source,
     by_alignment,
     check_tensors,
+    read_headers,
     write_file,
 )
 from lingvo_gshard.wings.open_models.weight_mapping import Piece, WeightMapping
@@ -113,7 +113,7 @@ class PublishedModel:
         config = PublishedConfig.load(source)
         family = family_of(config)
         left_out = family.left_out(config)
-        raw = Shards(source).tensors
+        raw = read_headers(source)
         if config.is_part:
             raw, others = _text_tensors(raw)
             left_out = (*left_out, *others)
@@ -299,7 +299,7 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
     for path, value in _initial_factors(params).items():
         part = streamed.Part((), value.shape, value.nbytes, lambda value=value: value)
         theta[path] = streamed.StreamedArray(value.shape, value.dtype, [part])
-    streamed.write_checkpoint(target.checkpoints, 0, theta, params.to_text(), model.write_extras)
+    streamed.write_checkpoint(target.checkpoints, theta, params.to_text(), model.write_extras)
 
 
 def _read(piece: Piece, tensor: Source) -> np.ndarray:

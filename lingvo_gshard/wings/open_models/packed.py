@@ -37,15 +37,11 @@ _FP4_VALUES = np.concatenate([_FP4, -_FP4])
 _FP4_PAIRS = np.stack([np.tile(_FP4_VALUES, 16), np.repeat(_FP4_VALUES, 16)], axis=1)
 
 
-class _ReadAsFloat32:
+class _ReadAsFloat32(Source):
     @property
-    def nbytes(self: Source) -> int:
+    def nbytes(self) -> int:
         """The size in memory in bytes."""
         return 4 * math.prod(self.shape)
-
-    def read(self: Source) -> np.ndarray:
-        """Returns all of it in float32; see `Published.read`."""
-        return self.read_box([(0, size) for size in self.shape])[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +57,6 @@ class BlockScaled(_ReadAsFloat32):
     values: Published
     scales: Published
     block: tuple[int, int]
-
-    dtype = FP8
-
-    @property
-    def name(self) -> str:
-        """The name of the matrix."""
-        return self.values.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix."""
-        return self.values.shape
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the matrix in float32, and the number of bytes that were read."""
@@ -91,7 +75,7 @@ class BlockScaled(_ReadAsFloat32):
 
 @dataclasses.dataclass(frozen=True)
 class Mxfp4(_ReadAsFloat32):
-    """Matrices in MXFP4, transposed. They are read as float32 and exported as bfloat16.
+    """Matrices [E,32G,R] in MXFP4, transposed. They are read as float32, exported as bfloat16.
 
     Attributes:
       blocks: uint8 [E,R,G,16], two values in a byte.
@@ -100,19 +84,6 @@ class Mxfp4(_ReadAsFloat32):
 
     blocks: Published
     scales: Published
-
-    dtype = "BF16"
-
-    @property
-    def name(self) -> str:
-        """The name that the tensor has when it is not packed."""
-        return self.blocks.name.removesuffix(_BLOCKS)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape [E,32G,R] of the tensor when it is not packed."""
-        experts, rows, groups, _ = self.blocks.shape
-        return experts, groups * _GROUP, rows
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the tensor in float32, and the number of bytes that were read."""
@@ -190,7 +161,7 @@ def _unpack_fp8(
                 f"{where}: the scales of {name}, {name}{SCALE_SUFFIX}, {seen}; the shape "
                 f"{scales_shape(tensor.shape, block)} was expected"
             )
-        found[name] = BlockScaled(tensor, scales, block)
+        found[name] = BlockScaled(name, tensor.shape, FP8, tensor, scales, block)
     return found
 
 
@@ -211,7 +182,8 @@ def _unpack_mxfp4(tensors: Mapping[str, Published], where: str) -> dict[str, Sou
                 f"{scales.shape if scales else 'is missing'}; [E,R,G,{_GROUP_BYTES}] and [E,R,G] "
                 "were expected"
             )
-        found[base] = Mxfp4(tensor, scales)
+        experts, rows, groups, _ = tensor.shape
+        found[base] = Mxfp4(base, (experts, groups * _GROUP, rows), "BF16", tensor, scales)
     return found
 
 
@@ -264,10 +236,7 @@ def _quantize(values: np.ndarray, scales: np.ndarray, size: int) -> tuple[np.nda
 def _columns(scales: np.ndarray, size: int, span: tuple[int, int]) -> np.ndarray:
     """Returns the scale of each column of a span, in the last dimension.
 
-    Args:
-      scales: the scales of the blocks that the span touches.
-      size: columns of a block.
-      span: the first column, and the one after the last.
+    The scales are those of the blocks that the span touches, which have `size` columns.
     """
     start, stop = span
     return scales[..., np.arange(start, stop) // size - start // size]

@@ -17,7 +17,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import ml_dtypes  # noqa: F401  NumPy then knows bfloat16.
 import msgspec
@@ -51,26 +51,6 @@ _PACKED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "U8": "uint8"}
 Box = Sequence[tuple[int, int]]
 
 
-class Source(Protocol):
-    """A published tensor, packed or not."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def read(self) -> np.ndarray: ...
-
-    def read_box(self, box: Box) -> tuple[np.ndarray, int]: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
     """The header of a published tensor.
@@ -91,17 +71,10 @@ class Tensor:
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Published(Tensor):
-    """A published tensor in its file, not yet read.
+class Source(Tensor):
+    """A published tensor that can be read, packed or not."""
 
-    Attributes:
-      file: the file that holds it.
-      start: its first byte there.
-    """
-
-    file: pathlib.Path
-    start: int = 0
+    __slots__ = ()
 
     def read(self) -> np.ndarray:
         """Returns the tensor.
@@ -120,6 +93,23 @@ class Published(Tensor):
         Raises:
           UserError: the file cannot be read.
         """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Published(Source):
+    """A published tensor in its file, not yet read.
+
+    Attributes:
+      file: the file that holds it.
+      start: its first byte there.
+    """
+
+    file: pathlib.Path
+    start: int = 0
+
+    def read_box(self, box: Box) -> tuple[np.ndarray, int]:
+        """Returns a part of the tensor; see the base class."""
         whole = list(enumerate(self.shape))
         # Dimensions after `inner` are read whole, dimensions before `inner` index by index.
         inner = max((d for d, size in whole if box[d] != (0, size)), default=0)
@@ -165,49 +155,38 @@ class Published(Tensor):
             into = into[count:]
 
 
-class Shards:
-    """The tensors of a published model by name.
+def read_headers(directory: pathlib.Path) -> dict[str, Published]:
+    """Returns the tensors of a published model by name, from the headers of all files.
 
-    Attributes:
-      directory: where the files are.
-      tensors: name -> where the tensor is.
+    Args:
+      directory: the published model.
+
+    Raises:
+      UserError: there are no files of weights, or only pickles; a file is damaged, missing, or not
+        in the index; a tensor is in two files, or not where the index says.
     """
+    index = _index(directory)
+    tensors: dict[str, Published] = {}
+    for name in sorted(set(index.values())) if index else _files(directory):
+        for tensor in tensors_in(directory / name):
+            known = tensors.setdefault(tensor.name, tensor)
+            if known is not tensor:
+                raise UserError(f"{directory}: {tensor.name} is in {known.file.name} and in {name}")
+    _check_index(directory / INDEX_FILE, index, tensors)
+    return tensors
 
-    def __init__(self, directory: pathlib.Path):
-        """Reads the headers of all files.
 
-        Args:
-          directory: the published model.
-
-        Raises:
-          UserError: there are no files of weights, or only pickles; a file is damaged, missing, or
-            not in the index; a tensor is in two files, or not where the index says.
-        """
-        self.directory = directory
-        index = _index(directory)
-        files = sorted(set(index.values())) if index else _files(directory)
-        self.tensors: dict[str, Published] = {}
-        for name in files:
-            for tensor in tensors_in(directory / name):
-                known = self.tensors.setdefault(tensor.name, tensor)
-                if known is not tensor:
-                    raise UserError(
-                        f"{directory}: {tensor.name} is in {known.file.name} and in {name}"
-                    )
-        self._check_index(index)
-
-    def _check_index(self, index: Mapping[str, str]) -> None:
-        for name, file in index.items():
-            found = self.tensors.get(name)
-            if found is None or found.file.name != file:
-                where = f"it is in {found.file.name}" if found else "no file has it"
-                raise UserError(
-                    f"{self.directory / INDEX_FILE}: {name} should be in {file}, but {where}"
-                )
-        left = [name for name in self.tensors if index and name not in index]
-        if left:
-            file = self.tensors[left[0]].file.name
-            raise UserError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
+def _check_index(
+    path: pathlib.Path, index: Mapping[str, str], tensors: Mapping[str, Published]
+) -> None:
+    for name, file in index.items():
+        found = tensors.get(name)
+        if found is None or found.file.name != file:
+            where = f"it is in {found.file.name}" if found else "no file has it"
+            raise UserError(f"{path}: {name} should be in {file}, but {where}")
+    left = [name for name in tensors if index and name not in index]
+    if left:
+        raise UserError(f"{path} lacks {left[0]}, which {tensors[left[0]].file.name} has")
 
 
 def check_tensors(

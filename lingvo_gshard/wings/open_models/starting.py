@@ -20,11 +20,11 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
-from lingvo_gshard.training.run.checkpoint.trainer_state import copy
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.fine_tuning.starting import PART, initial_factors, references
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE
 from lingvo_gshard.wings.open_models.importing import PublishedModel
+from lingvo_gshard.wings.open_models.transposing import copy
 
 # start and stop of each dimension of a weight.
 Box = Sequence[tuple[int, int]]

@@ -32,10 +32,10 @@ from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
 from lingvo_gshard.training.run.checkpoint.orbax_storage import marker, quiet_orbax
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord, WriteExtras
-from lingvo_gshard.training.run.checkpoint.trainer_state import contiguous
 from lingvo_gshard.wings.object_stores import buckets, scratch
 from lingvo_gshard.wings.object_stores.checkpoints import checkpointer
 from lingvo_gshard.wings.object_stores.connections import key_value_store
+from lingvo_gshard.wings.open_models.transposing import contiguous
 
 # The largest piece of an array on disk, in bytes, so that a process can read its shard alone.
 # Writing one takes memory for several.
@@ -167,18 +167,16 @@ class _Handler(ocp.type_handlers.NumpyHandler):
 
 def write_checkpoint(
     directory: pathlib.Path,
-    step: int,
     theta: Mapping[str, StreamedArray],
     params_text: str,
-    write_extras: WriteExtras | None = None,
+    write_extras: WriteExtras,
 ) -> None:
-    """Writes a checkpoint of weights only, complete or not at all.
+    """Writes a checkpoint of step 0 with weights only, complete or not at all.
 
     A run that goes on from it begins with new optimizer moments and the first batch.
 
     Args:
       directory: the checkpoints of the run; created if it is new.
-      step: the step of the checkpoint.
       theta: path -> weight.
       params_text: the run's Params as text.
       write_extras: writes files into an empty directory of the checkpoint.
@@ -189,22 +187,22 @@ def write_checkpoint(
     quiet_orbax()
     on_disk = not is_bucket(directory)
     # A bucket cannot rename: there, the marker that is written last makes a checkpoint complete.
-    unfinished = directory / (f"{step}.unfinished" if on_disk else str(step))
+    unfinished = directory / ("0.unfinished" if on_disk else "0")
     objects.remove_tree(unfinished)
     try:
         if on_disk:
             (unfinished / run_item.ITEM).mkdir(parents=True)
         _write_arrays(unfinished / "theta", theta)
         digests = {"theta": {path: array.digest for path, array in theta.items()}}
-        record = RunRecord(step, None, run_item.versions(), digests)
+        record = RunRecord(0, None, run_item.versions(), digests)
         if on_disk:
             run_item.write_run(unfinished / run_item.ITEM, record, params_text, write_extras)
-            os.replace(unfinished, directory / str(step))
+            os.replace(unfinished, directory / "0")
         else:
             local = scratch.new_folder("run-item")
             run_item.write_run(local, record, params_text, write_extras)
             buckets.upload_folder(local, unfinished / run_item.ITEM)
-            objects.write_bytes(marker(directory, step), b"")
+            objects.write_bytes(marker(directory, 0), b"")
     except BaseException:
         objects.remove_tree(unfinished)
         raise

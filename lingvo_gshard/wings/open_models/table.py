@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.training.run.checkpoint.trainer_state import copy
+from lingvo_gshard.wings.open_models.transposing import copy
 
 # Returns the part of a tensor within (start, stop) of each dimension.
 ReadBox = Callable[[Sequence[tuple[int, int]]], np.ndarray]
@@ -82,9 +82,10 @@ class Rearrangement:
           published: the tensor.
           sizes: size of each letter of the weight.
         """
-        part = self._split(self._own(published, sizes), sizes)[self._index(sizes)]
-        letters = self._left()
-        return part.transpose([letters.index(letter) for letter in self.layout])
+        whole = {letter: (0, size) for letter, size in sizes.items()}
+        return self.read_part(
+            lambda box: published[tuple(slice(*part) for part in box)], sizes, whole
+        )
 
     def read_part(
         self, read: ReadBox, sizes: Mapping[str, int], wanted: Mapping[str, tuple[int, int]]
@@ -125,9 +126,9 @@ class Rearrangement:
           published: the tensor, contiguous; written in place.
           sizes: size of each letter of the weight.
         """
+        # Both are read in the order of the tensor's own dimensions.
         order = [self.layout.index(letter) for letter in self._left()]
-        own = self._own(published, sizes)
-        copy(weight.transpose(order), self._split(own, sizes)[self._index(sizes)])
+        copy(weight.transpose(order), self.apply(published, sizes).transpose(order))
 
     def of_factors(self, inputs: str, rank: str) -> tuple[Rearrangement, Rearrangement] | None:
         """Returns how the factors A and B of an adapter of this tensor are published.
@@ -158,27 +159,6 @@ class Rearrangement:
         """The published dimension that begins with the joined letter; None if there is none."""
         firsts = [group[0] for group in self._groups]
         return firsts.index(self.joined[0]) if self.joined and self.joined[0] in firsts else None
-
-    def _own(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """Returns the elements of the published dimension that are the weight's, as a view."""
-        if not self.joined or self._axis is None:
-            return published
-        letter, start, _ = self.joined
-        own = slice(start, start + self.extent(letter, sizes))
-        return published[(*(slice(None),) * self._axis, own)]
-
-    def _split(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """Returns the tensor with a dimension for each letter."""
-        sizes = self._published_sizes(sizes)
-        return published.reshape([sizes[letter] for letter in "".join(self._groups)])
-
-    def _index(self, sizes: Mapping[str, int]) -> tuple[int | slice, ...]:
-        """Returns where the weight is in the tensor with a dimension for each letter."""
-        chosen: dict[str, int | slice] = {letter: index for letter, index, _ in self.choose}
-        if self.joined and self._axis is None:
-            letter, start, _ = self.joined
-            chosen[letter] = slice(start, start + sizes[letter])
-        return tuple(chosen.get(letter, slice(None)) for letter in "".join(self._groups))
 
     def _left(self) -> str:
         """Returns the letters before the arrow that the weight has, in their order."""

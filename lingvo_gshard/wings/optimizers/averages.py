@@ -23,14 +23,7 @@ from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.training.step.state_part import (
-    STEP_PARTS,
-    Ingredients,
-    Outcome,
-    Seen,
-    StatePart,
-    Verdict,
-)
+from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StatePart, Update
 
 if TYPE_CHECKING:
     import jax
@@ -85,18 +78,17 @@ class Averages(StatePart):
 
         return theta.transform(first)
 
-    def after(self, own: NestedMap, seen: Seen, verdict: Verdict, outcome: Outcome) -> NestedMap:
+    def after(self, own: NestedMap, update: Update, theta: NestedMap) -> NestedMap:
         """Returns the averages after a step."""
-        del seen, verdict
-        updates = tf.cast(outcome.updates, tf.float32)
+        updates = tf.cast(update.updates, tf.float32)
         share = tf.maximum(1.0 - self._decay, 9.0 / (10.0 + updates))
 
         def move(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
             with tf.name_scope(f"{OPTIMIZER_SCOPE}/{scope_name(spec.path)}/"):
                 moved = average + share * (tf.cast(weight, tf.float32) - average)
-                return tf.where(outcome.is_skipped, average, moved)
+                return tf.where(update.is_skipped, average, moved)
 
-        trees = (self._theta, own, outcome.theta)
+        trees = (self._theta, own, theta)
         return own.pack(map(move, *(tree.flatten() for tree in trees)))
 
     def to_weights(self, own: NestedMap) -> NestedMap:

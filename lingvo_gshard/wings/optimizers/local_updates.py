@@ -9,8 +9,8 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 
 # The axis of the mesh over the workers, and the parts that they add to the state.
 AXIS = "worker"

@@ -11,6 +11,7 @@ weights would have to be copied, since a step overwrites them.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.config.params import Params
@@ -19,7 +20,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.sharding.weight_patterns import layer_of
-from lingvo_gshard.training.step.optimizer import Optimizer
+from lingvo_gshard.training.step.optimizer import Optimizer, WeightStep
 from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart, Update
 
 # The name of the metric after the layer's path.
@@ -65,22 +66,14 @@ class UpdateRatios(StepPart):
           update: the update of the step.
           state: the state after the step.
         """
-        if not self._optimizer.has_changes:
+        if type(self._optimizer).change is Optimizer.change:
             return {}
         pairs = zip(self._specs.flatten(), state.theta.flatten(), strict=True)
         moved = [(spec, weight) for spec, weight in pairs if self._optimizer.moves(spec)]
         layers = list(dict.fromkeys(layer_of(path) for spec, _ in moved for path in _paths(spec)))
 
         def compute() -> tf.Tensor:
-            changes = self._optimizer.changes(
-                self._specs,
-                state.theta,
-                # Computed within the branch.
-                update.clipped(),
-                state.moments,
-                update.updates,
-                update.learning_rate,
-            )
+            changes = self._changes(update, state)
             ratios = _ratios(layers, [(*pair, c) for pair, c in zip(moved, changes, strict=True)])
             return tf.where(update.is_skipped, 0.0, ratios)
 
@@ -89,6 +82,22 @@ class UpdateRatios(StepPart):
             values = tf.cond(is_due, compute, lambda: tf.zeros([len(layers)]))
         names = (f"{layer}/{NAME}" for layer in layers)
         return dict(zip(names, tf.unstack(values, len(layers)), strict=True))
+
+    def _changes(self, update: Update, state: NestedMap) -> list[tf.Tensor]:
+        """Returns what a step has subtracted from each weight that the optimizer moves."""
+        optimizer, number, found = self._optimizer, update.updates, []
+        shared = optimizer.shared_values(number)
+        # The gradients are computed within the branch.
+        rows = optimizer.rows(self._specs, state.theta, update.clipped(), state.moments)
+        for spec, weight, gradient, own in rows:
+            if optimizer.moves(spec):
+                weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+                rate = optimizer.learning_rate_factor(spec) * update.learning_rate
+                after = WeightStep(spec, weight, gradient, own, number, rate, shared=shared)
+                # Weight decay depends on the weight before the step, which the first gives.
+                before = dataclasses.replace(after, weight=weight + optimizer.change(after))
+                found.append(optimizer.change(before))
+        return found
 
     def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
         """Returns the metrics without ratios, unless the step is logged."""

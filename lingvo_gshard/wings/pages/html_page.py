@@ -6,15 +6,14 @@ import base64
 import hashlib
 import html
 import importlib.resources
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.sharding_tables import REPLICATED
 
 # A file of a package: the package and the name of the file.
@@ -32,19 +31,21 @@ def make(
       scripts: the scripts, which share one scope. A script uses only earlier scripts.
       data: what the element with the id "data" holds as JSON.
     """
-    style = join_styles(styles)
     script = join_scripts(scripts)
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {source_expression(style)}; "
-        f"script-src {source_expression(script)}"
+    heading = f"<h1>{html.escape(title)}</h1>"
+    body = (
+        f'<main id="page">{heading}<noscript><p>This page is drawn by a script that stands in the '
+        "file itself; it loads nothing.</p></noscript></main>\n"
+        f'<script type="application/json" id="data">{embedded(data)}</script>\n'
+        f"<script>{script}</script>"
     )
-    filled = {
-        "POLICY": policy,
-        "TITLE": html.escape(title),
-        "STYLE": style,
-        "DATA": embedded(data),
-        "SCRIPT": script,
-    }
+    return page(title, join_styles(styles), body, f"; script-src {source_expression(script)}")
+
+
+def page(title: str, style: str, body: str, policy: str = "") -> str:
+    """Returns a page that loads nothing. `policy` adds to its content security policy."""
+    own = f"default-src 'none'; img-src data:; style-src {source_expression(style)}{policy}"
+    filled = {"POLICY": own, "TITLE": html.escape(title), "STYLE": style, "BODY": body}
     return fill(read("lingvo_gshard.wings.pages", "page.html"), filled)
 
 
@@ -127,17 +128,12 @@ def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
 
     An empty mesh is one axis of all devices.
     """
-    pairs = [part.partition("=") for part in mesh.split(",") if part.strip()]
-    sizes = [(name.strip(), whole_number(size.strip())) for name, _, size in pairs]
-    axes = [(name, size) for name, size in sizes if size is not None]
-    if not axes or len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
-        if mesh.strip():
-            raise UserError(
-                f"mesh {mesh!r} does not have {devices} devices; "
-                "expected axes and sizes such as data=4,model=2"
-            )
+    if not mesh.strip():
         return [("devices", devices)]
-    return axes
+    found = Mesh.parse(mesh)
+    if found.size != devices:
+        raise UserError(f"mesh {mesh!r} does not have {devices} devices")
+    return list(found.axes)
 
 
 def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:

@@ -43,11 +43,7 @@ class Calibration(Record, frozen=True, kw_only=True):
     """Times of kinds of work on a chip, relative to the planner's estimates.
 
     Attributes:
-      format: version of the file format.
       chip: the chip's key, such as "v5p".
-      topology: the planned machine.
-      experiment: the experiment that was profiled.
-      mesh: axes and sizes.
       steps: the profiled steps, such as "20:23".
       kinds: a row for each kind that took time and was predicted to.
       seconds_outside: time of a step outside of operations: pauses between operations, and the
@@ -75,11 +71,7 @@ class Calibration(Record, frozen=True, kw_only=True):
 
 
 def load(path: str | pathlib.Path) -> Calibration:
-    """Returns the calibration of a file.
-
-    Raises:
-      UserError: names `calibration` and the reason if the file is missing or is none.
-    """
+    """Returns the calibration of a file. Raises UserError if it is missing or is none."""
     try:
         return atomic.decode(objects.read_bytes(path), Calibration)
     except OSError as error:

@@ -19,9 +19,12 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import calibration, planner
 from lingvo_gshard.wings.planning.compiling import compilation
-from lingvo_gshard.wings.planning.loads.rating import GivenLoads, LoadsOptions
+from lingvo_gshard.wings.planning.loads import rating
+from lingvo_gshard.wings.planning.loads.layers import expert_layers
+from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan, Remedy
+from lingvo_gshard.wings.services.routers.counts import watched_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +69,12 @@ def plan_experiment(
     trainer = experiments.make_trainer(experiment)
     experiments.check_overrides(partitioning, trainer)
     batch = experiments.batch_specs(experiment)
-    given = None
+    layers = []
     if loads:
-        given = GivenLoads.of(
-            loads,
-            options.loads.replicas,
-            trainer,
-            batch,
-            partitioning,
-            experiment.name,
-            progress,
-        )
+        rating.check_model(loads, watched_layers(trainer.task), experiment.name)
+        progress.begin("reading the loads")
+        layers = expert_layers(trainer, batch, partitioning)
+        rating.check_replicas(options.loads.replicas, layers)
     plan = planner.plan_step(
         trainer,
         batch,
@@ -90,7 +88,10 @@ def plan_experiment(
         experiments.requested_compile_options(experiment, options.compile_options),
     )
     plan = msgspec.structs.replace(plan, params=planned_params(experiment, plan, options).to_text())
-    return msgspec.structs.replace(plan, loads=given.rate(plan)) if given else plan
+    if loads:
+        rated = rating.rate(plan, layers, loads, options.loads.replicas)
+        plan = msgspec.structs.replace(plan, loads=rated)
+    return plan
 
 
 def planned_params(experiment: Params, plan: Plan, options: PlanOptions) -> Params:
@@ -109,11 +110,7 @@ def planned_params(experiment: Params, plan: Plan, options: PlanOptions) -> Para
 def planned_partitioning(
     experiment: Params, topology: Topology, options: PlanOptions
 ) -> Partitioning:
-    """Returns the mesh and strategy that an experiment is planned with.
-
-    Raises:
-      UserError: if the mesh does not have as many devices as the topology.
-    """
+    """Returns the mesh and strategy to plan with. Raises UserError if the mesh does not fit."""
     mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
     mesh = mesh or experiments.one_axis(experiment, topology.devices, options.device_order)
     compilation.check_mesh(mesh, topology)

@@ -81,11 +81,7 @@ class Depths:
 
     @classmethod
     def of(cls, decoder: Params) -> Depths | None:
-        """Returns the depths for a stack; None if it has no more layers than two periods.
-
-        Args:
-          decoder: Params of a TransformerStack.
-        """
+        """Returns the depths for a stack; None if it has no more layers than two periods."""
         layers = decoder.num_layers
         period = math.lcm(max(decoder.moe_every, 1), len(decoder.attention_pattern) or 1)
         first = max(decoder.dense_first, decoder.sequential_first)
@@ -300,13 +296,11 @@ def plan_generation(
         return plan_depth(experiment.task.decoder.num_layers)
     first, second = map(plan_depth, (depths.shallow, depths.deeper))
     step = depths.extrapolated(first.step, second.step)
-    prefill = second.prefill
+    prefill = None
     if first.prefill and second.prefill:
         prefill = depths.extrapolated(first.prefill, second.prefill)
     caches = {
-        name: round(
-            getattr(first, name) + depths.steps * (getattr(second, name) - getattr(first, name))
-        )
+        name: _value(getattr(first, name), getattr(second, name), depths.steps)
         for name in ("cache_bytes", "cache_bytes_per_text")
     }
     known = {name: getattr(second, name) for name in ("batch", "length", "prompt", "steps")}
@@ -343,11 +337,7 @@ class _Programs:
         generation: GenerationOptions,
         topology: Topology,
     ):
-        """Prepares to lower.
-
-        Raises:
-          UserError: the task decodes no text of its own, or the batch or the prompt does not fit.
-        """
+        """Prepares to lower. Raises UserError if the task, the batch or the prompt does not fit."""
         task = make_trainer(experiment).task
         # The ids before and after a text are data; no tokenizer is needed to plan.
         facts = facts_of(task, experiment.input)

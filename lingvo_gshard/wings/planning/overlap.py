@@ -29,7 +29,6 @@ class _Transfer:
 
     Attributes:
       index: position of the operation that starts it.
-      links: the links that it uses.
       remaining: seconds of it that are not hidden, of all executions.
       hidden: seconds of it that are.
     """
@@ -78,13 +77,7 @@ def _wait(ended: Sequence[_Transfer], flying: Sequence[_Transfer]) -> None:
 
 
 def _progress(flying: Sequence[_Transfer], seconds: float, busy: str = "") -> None:
-    """Moves data of transfers for some seconds, of one at a time on the same links.
-
-    Args:
-      flying: the transfers in the order of their starts.
-      seconds: how long.
-      busy: links that another transfer uses.
-    """
+    """Moves data of transfers for some seconds, of one at a time on links that are not busy."""
     free = {busy: 0.0}
     for each in flying:
         taken = min(free.setdefault(each.links, seconds), each.remaining)

@@ -38,13 +38,9 @@ class PlannedProgram:
     """A lowered program with the facts that its HLO does not contain.
 
     Attributes:
-      program: the lowered program.
-      name: name of the plan.
       classes: memory class of each input.
       layers: name scopes of all layers; None takes the scopes from operation names.
       kinds: kinds of layers, as `kinds.kinds_of_layers` returns them; {} if they are unknown.
-      tensors: weights and moments.
-      parameters: number of parameters.
       useful_flops: useful operations of all devices in one step; None if unknown.
       tokens: target positions of a batch; None if the program has no batch.
       notes: what the plan must say about these facts.

@@ -29,8 +29,6 @@ class PlannedTraining:
     """The training that a file describes.
 
     Attributes:
-      path: the file.
-      name: the experiment.
       params: its Params, with all that was planned: mesh, strategy and options of the compiler are
         in `sharding`.
       topology: the machine that it was planned for.
@@ -56,9 +54,6 @@ class PlannedTraining:
         """Raises UserError if a training for accelerators would get virtual devices of a CPU.
 
         A user who asks for CPUs in JAX_PLATFORMS tries the training on virtual devices.
-
-        Args:
-          devices: the devices of the mesh.
         """
         planned = self.topology
         is_asked_for = "cpu" in os.environ.get(_PLATFORMS, "")

@@ -17,7 +17,6 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.run.run_records import installed_versions
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.compiler_options.table import has_parallel_collectives
@@ -34,6 +33,7 @@ from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram
 from lingvo_gshard.wings.planning.roofline import StepTime, TimedOperation
+from lingvo_gshard.wings.services.run_records import installed_versions
 
 # In these phases a layer should not communicate over data-parallel axes: these axes only sum
 # gradients.
@@ -43,12 +43,7 @@ _LEAST_SHARE = 0.01
 
 
 def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tuple[str, ...]:
-    """Returns notes for the plan of a step on several slices.
-
-    Args:
-      timed: the operations of the step.
-      topology: the machine.
-    """
+    """Returns notes for the plan of a step on several slices."""
     if topology.slices == 1:
         return ()
     chip = topology.chip

@@ -23,7 +23,6 @@ class TimedOperation:
     """The time of all executions of an operation in one step.
 
     Attributes:
-      operation: the operation.
       compute_seconds: lower bound on its arithmetic.
       memory_seconds: lower bound on its memory traffic.
       communication_seconds: lower bound on its communication.
@@ -65,8 +64,6 @@ class Budget:
     """The cost of training on a number of tokens.
 
     Attributes:
-      tokens: number of tokens.
-      chip_hours: hours of all chips together.
       kilowatt_hours: energy of the chips alone; None if their power is not published.
       price: in `currency`; None if no price is published.
       currency: ISO code; None if no price is published.
@@ -84,11 +81,7 @@ class Budget:
 def time_operations(
     operations: Iterable[Operation], topology: Topology, mesh: Mesh
 ) -> list[TimedOperation]:
-    """Returns the time of each operation, in order. No communication is hidden yet.
-
-    Raises:
-      UserError: if the mesh has another number of devices than the topology.
-    """
+    """Returns the time of each operation, in order. No communication is hidden yet."""
     mesh.check_devices(topology.devices)
     return [_timed(operation, topology, mesh) for operation in operations]
 

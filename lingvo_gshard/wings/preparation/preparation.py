@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.data.sources.report import language_notes, loss_note
 from lingvo_gshard.wings.preparation import parts, split_copies
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner
+from lingvo_gshard.wings.preparation.cleaning.report_notes import language_notes, loss_note
 from lingvo_gshard.wings.preparation.job import Job
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest, sha256_of

@@ -13,13 +13,27 @@ from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.data.vocabularies.vocabulary import Tokenizer, Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     PublishedVocabulary,
     ids_of,
     loaded,
     tokenizer_of,
 )
+from lingvo_gshard.wings.preparation.vocabularies.tokenizer_vocabulary import Tokenizer
+
+# Stands in padding where every id may be a token.
+_NO_ID = -1
+
+
+def published_ids(vocabulary: Vocabulary) -> TextIds:
+    """Returns the ids around the texts of a published model.
+
+    Many have no id of their own for padding. Then no id stands for it.
+    """
+    around = (vocabulary.bos_id, *vocabulary.end_ids)
+    pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
+    return TextIds((vocabulary.bos_id,), vocabulary.end_ids, pad)
 
 
 class PublishedTextInput(LanguageModelInput):
@@ -41,7 +55,7 @@ class PublishedTextInput(LanguageModelInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a text."""
-        return TextIds.published(self.vocabulary)
+        return published_ids(self.vocabulary)
 
 
 _SIDES = ("source", "target")

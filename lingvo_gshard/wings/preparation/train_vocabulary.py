@@ -9,11 +9,11 @@ import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.vocabularies.files import save_pair
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.job import Job, Task
+from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.prepared import manifest as record_format
 from lingvo_gshard.wings.preparation.prepared.manifest import VocabularyFile, sha256_of
 from lingvo_gshard.wings.preparation.row_files import Groups, read_group
@@ -109,5 +109,5 @@ def _described(
         files=[file],
         size=vocabulary.size,
         sha256=sha256_of(f"{job.local_output}/{file}"),
-        coverage={language: one.to_json() for language, one in covered.items()},
+        coverage=covered,
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.step.trainer import is_sharded
+from lingvo_gshard.training.step.state_part import STEP_PARTS, StatePart
 from lingvo_gshard.wings.hlo.module import (
     Computation,
     Instruction,
@@ -34,11 +34,9 @@ class Activation(msgspec.Struct, frozen=True):
       operations: TensorFlow's types of the operations that compute it, such as ("MatMul", "Relu").
       layout: letters of its annotation; "" if it has none.
       dtype: NumPy's name of its type.
-      shape: its shape.
       asked: the sharding that its annotation asks for; "" if it has none.
       chosen: its sharding, which XLA chooses where nothing is asked.
       parts: number of different parts; 1 if every device holds the whole tensor.
-      bytes: bytes of the whole tensor.
       bytes_per_device: bytes of the largest part.
       source: the line of code that computes the tensor, such as "my_layer.py:12"; "" if unknown.
     """
@@ -70,7 +68,7 @@ def activations(
       traced: the operations of the function.
       mesh: the mesh.
     """
-    is_weight = [is_sharded(array.path) for array in inputs]
+    is_weight = [_is_sharded(array.path) for array in inputs]
     relevant = dependents(module, [i for i, skip in enumerate(is_weight) if not skip])
     found: dict[tuple, tuple[tuple[int, int], Activation]] = {}
     for instruction in _instructions(module):
@@ -139,10 +137,6 @@ def dependents(module: Module, inputs: Collection[int]) -> set[Instruction]:
     """Returns the instructions that some of a program's inputs, or counting, determine.
 
     Counting (iota) makes masks and positions, which belong to activations as well.
-
-    Args:
-      module: the program.
-      inputs: numbers of the inputs.
     """
     reader = _Reader()
     reader.run(module.entry, [i in inputs for i in range(len(module.entry.parameters))])
@@ -208,3 +202,10 @@ class _Reader:
             ]
             return tuple(map(any, zip(*branches, strict=True)))
         return self.run(instruction.called[0], operands)
+
+
+def _is_sharded(path: str) -> bool:
+    """Returns whether an array of a state, such as theta.output.w, is of a part that is split."""
+    part = path.partition(".")[0]
+    parts = [p for p in STEP_PARTS if issubclass(p, StatePart)]
+    return part in ("theta", "moments", *(p.name for p in parts if p.split_as))

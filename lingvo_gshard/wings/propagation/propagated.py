@@ -112,9 +112,8 @@ def _names(layout: str, rank: int) -> list[str]:
 def chosen(instruction: Instruction, mesh: Mesh) -> Chosen | None:
     """Returns the sharding of an instruction's array.
 
-    Returns:
-      The sharding. None for tuples, for tensors of one device, and in manual regions, where each
-      device has a tensor of its own.
+    It is None for tuples, for tensors of one device, and in manual regions, where each device has
+    a tensor of its own.
     """
     if instruction.shape.elements is not None:
         return None

@@ -128,12 +128,8 @@ def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
     """Returns x, cut into c chunks of t positions: [c,B,N,r,t,D], without r or D if x has none.
 
-    The last chunk is padded with zeros: a token of zeros changes no state, and its decay is 1.
-
-    Args:
-      x: the tensor.
-      layout: its letters. Those of heads stand before the others.
-      size: positions of a chunk.
+    The last chunk is padded with zeros: a token of zeros changes no state, and its decay is 1. In
+    the layout, the letters of heads stand before the others.
     """
     batch, length, *rest = known_sizes(x.shape)
     count = -(-length // size)
@@ -251,16 +247,7 @@ def _loop(
     state_BNrDd: tf.Tensor,
     is_backward: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the states before each chunk and after the last one; see `_states`.
-
-    Args:
-      decay_cBNr: see `_states`.
-      known_cBNrtD: see `_states`.
-      kept_cBNrtD: see `_states`.
-      new_cBNrDd: see `_states`.
-      state_BNrDd: the state before the first chunk.
-      is_backward: whether the last chunk is the first.
-    """
+    """Returns the states before each chunk and after the last one; see `_states`."""
     count = known_sizes(new_cBNrDd.shape)[0]
 
     def step(index: tf.Tensor, state_BNrDd: tf.Tensor, states: tf.TensorArray) -> tuple:

@@ -145,12 +145,7 @@ class LatentAttention(Attention):
     ) -> tuple[AttentionKernel, AttentionMask]:
         """Returns the kernel, and the mask of what each token attends to.
 
-        Args:
-          theta: weights of this layer.
-          x_BLM: input rows.
-          low_BLq: what queries are computed from.
-          positions: positions of the tokens.
-          mask: the mask of the rows.
+        Queries are computed from `low_BLq`.
         """
         del theta, x_BLM, low_BLq, positions
         return self.kernel, mask

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.training.run import run_records
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow, first_and_last, rows_until
-from lingvo_gshard.training.run.run_records import Launch
-from lingvo_gshard.wings.services.compilations import COMPILATIONS_FILE
+from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
+from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_until
+from lingvo_gshard.wings.services.run_records import Launch
 
 _TRAIN = "train"
 
@@ -52,21 +51,12 @@ class Recompilation(msgspec.Struct, frozen=True):
     changes: list[str]
 
 
-def read_programs(logdir: pathlib.Path) -> list[RecordedCompilation]:
-    """Returns the programs that a run compiled, in order; none if that was not recorded."""
-    return run_records.read_rows(logdir / COMPILATIONS_FILE, RecordedCompilation)
-
-
 def recompilations(
     programs: Sequence[RecordedCompilation], launches: Iterable[Launch]
 ) -> list[Recompilation]:
     """Returns the training steps that were compiled again in the middle of a run.
 
     The first step after a start is always compiled.
-
-    Args:
-      programs: all programs of a run, in order.
-      launches: how the run was started and resumed.
     """
     trained = [program for program in programs if program.function == _TRAIN]
     starts = {launch.step + 1 for launch in launches} or {one.step for one in trained[:1]}

@@ -16,18 +16,19 @@ from lingvo_gshard.core.digits import whole_number
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.profiling.comparison import Comparison
 from lingvo_gshard.wings.profiling.files import COMPARISON, FOLDER, SUMMARY
 from lingvo_gshard.wings.profiling.profile import Profile
 from lingvo_gshard.wings.reporting import curves
 from lingvo_gshard.wings.reporting.curves import History, Recompilation, RecordedCompilation
+from lingvo_gshard.wings.services import run_records
+from lingvo_gshard.wings.services.compilations import COMPILATIONS_FILE
 from lingvo_gshard.wings.services.roll_back import ROLL_BACKS_FILE, RollBack
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord, routers_of_run
+from lingvo_gshard.wings.services.run_records import EvaluationRow, Launch, Sharding
 
 # More watched steps or experts than these are averaged in groups.
 _MOST_STEPS, _MOST_EXPERTS = 60, 64
@@ -281,7 +282,8 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
             f"`logdir={given}`: the run of {experiment or 'an experiment'} has no metrics yet: "
             f"{METRICS_FILE} has no row"
         )
-    launches, programs = run_records.read_launches(path), curves.read_programs(path)
+    launches = run_records.read_launches(path)
+    programs = run_records.read_rows(path / COMPILATIONS_FILE, RecordedCompilation)
     split = run_records.read_sharding(path)
     return RunReport(
         logdir=given,

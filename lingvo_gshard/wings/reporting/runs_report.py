@@ -11,8 +11,8 @@ import msgspec
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.sharding.weight_patterns import layer_of
-from lingvo_gshard.training.run.run_records import Sharding
 from lingvo_gshard.wings.reporting.run import RunReport, read_run
+from lingvo_gshard.wings.services.run_records import Sharding
 
 # Points of a curve in all runs together: no more than a screen shows.
 _POINTS, _FEWEST = 600, 120
@@ -68,8 +68,7 @@ class Report(msgspec.Struct, frozen=True):
 def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
     """Returns the report of the runs in these directories.
 
-    Args:
-      logdirs: directories of runs; a run may still be training.
+    The runs may still be training.
 
     Raises:
       UserError: names `logdir`: a directory holds no run or one without metrics, is named twice,

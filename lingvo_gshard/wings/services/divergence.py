@@ -15,17 +15,13 @@ from lingvo_gshard.core.signals import TrainingFailedError
 from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.monitoring.metrics import (
-    METRICS_FILE,
-    MetricsRow,
-    first_and_last,
-    rows_until,
-)
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
-from lingvo_gshard.training.step.micro_batches import TensorBatch
-from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.services.expert_balance import DEAD
+from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_until
 from lingvo_gshard.wings.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 
 # The median of so many steps is compared, so that single spikes do not count.

@@ -10,6 +10,7 @@ from lingvo_gshard.training.run.monitoring.step_observer import (
 from lingvo_gshard.wings.services import snapshots, step_reporter, trackers
 from lingvo_gshard.wings.services.compilations import CompilationLog
 from lingvo_gshard.wings.services.determinism import BatchDigests
+from lingvo_gshard.wings.services.dev_evaluation import DevEvaluation
 from lingvo_gshard.wings.services.display import Display
 from lingvo_gshard.wings.services.divergence import LossWatch
 from lingvo_gshard.wings.services.memory import Memory
@@ -37,3 +38,4 @@ OBSERVERS.register("display")(Display)
 OBSERVERS.register("divergence")(LossWatch)
 OBSERVERS.register("trackers")(trackers.tracking)
 OBSERVERS.register("snapshots")(snapshots.snapshots)
+OBSERVERS.register("dev evaluation")(DevEvaluation)

@@ -34,9 +34,9 @@ from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint, Run
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
-from lingvo_gshard.training.run.run_lock import ROUND
 from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.wings.services.roll_back import count_roll_backs
+from lingvo_gshard.wings.services.run_lock import ROUND
 from lingvo_gshard.wings.services.snapshot_parts import FOLDER, RESTORED, Part
 
 # A part that is complete is kept until the next one is.

@@ -102,9 +102,6 @@ class GraphLines:
 
         TensorFlow makes gradients after all lines of the model. A gradient belongs to the line of
         the operation that it differentiates, if only one line can be meant.
-
-        Args:
-          name: the operation's name.
         """
         if name not in self._lines:
             found = self.operation(name)

@@ -15,7 +15,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.executable import Executable
@@ -28,7 +27,7 @@ from lingvo_gshard.training.step import precision
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.local_updates.runtime import outer_step_program
 from lingvo_gshard.wings.local_updates.workers import Workers, check
-from lingvo_gshard.wings.verification import shrinking
+from lingvo_gshard.wings.verification import shrinking, synthetic
 from lingvo_gshard.wings.verification.causes import describe, find_first
 from lingvo_gshard.wings.verification.findings import (
     Compared,
@@ -168,7 +167,7 @@ class _Case:
             self.partitioning = self.workers.partitioning
             self.batch = self.workers.rows_of(self.batch, 0)
         middle = max(self.trainer.steps // 2, 1)
-        self.state = _noisy_state(self.trainer, options.seed, middle)
+        self.state = noisy_state(self.trainer, options.seed, middle)
 
     def run_partitioned(self, mesh: Mesh) -> ObservedStep:
         """Returns the step over a mesh with the axes of the partitioning."""
@@ -214,7 +213,7 @@ def _batch(params: Params, trainer: Trainer) -> Batch:
     return batch
 
 
-def _noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
+def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
     """Returns the state of a trainer before a step, NumPy arrays.
 
     Weights that are initially constant get noise, since a weight of zeros hides what is wrong

@@ -11,9 +11,9 @@ from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.training.step.precision import LossScale
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.low_precision.fp8 import Fp8
+from lingvo_gshard.wings.low_precision.loss_scale import LossScale
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.repeat.loop import Repeat
 

@@ -1,16 +1,18 @@
-# tests: data/batching/mixture_plan.py
+# tests: data/batching/mixture_plan.py, wings/preparation/mixing.py
 """Tests shares and the order of rows against formulas and plain loops."""
 
 import collections
 import math
+import types
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching.mixture_plan import Mixture, Shares, temperature_probabilities
+from lingvo_gshard.data.batching.mixture_plan import Mixture, PlannedBatch, whole_rows
 from lingvo_gshard.data.batching.table import Group
+from lingvo_gshard.wings.preparation.mixing import Shares, temperature_probabilities, uses
 
 
 def _groups(**rows):
@@ -28,7 +30,8 @@ def _shares(**values):
 
 
 def _mixture(groups, block_rows=100, seed=3, steps=1.0, **values):
-    return Mixture(groups, _shares(**values), block_rows, seed, lambda _: steps)
+    shares = _shares(**values).by_block(groups, lambda _: steps)
+    return Mixture(groups, shares, block_rows, seed)
 
 
 def test_shares_follow_the_formula():
@@ -81,16 +84,19 @@ def test_the_temperature_changes_linearly_between_steps():
 def test_a_group_goes_through_all_rows_before_any_is_repeated():
     groups = _groups(de=5_000, fr_a=70, fr_b=30)
     mixture = _mixture(groups, temperature=2.0)
-    rows = np.concatenate([mixture.block(number) for number in range(200)])
+    rows = np.concatenate([mixture.block(number) for number in range(208)])
     for group in groups:
         own = rows[(rows >= group.begin) & (rows < group.begin + group.rows)]
         counts = collections.Counter(own.tolist())
         assert set(counts.values()) <= {len(own) // group.rows, len(own) // group.rows + 1}
-    expected = _shares(temperature=2.0).at(0, groups) * 20_000
+    expected = _shares(temperature=2.0).at(0, groups) * 20_800
     found = [((rows >= g.begin) & (rows < g.begin + g.rows)).sum() for g in groups]
     np.testing.assert_allclose(found, expected, atol=2)
-    uses = {use.language: (use.rows, use.read) for use in mixture.uses(200, np.array([3, 5_099]))}
-    assert uses == {"de": (5_000, found[0] + 1), "fr": (100, found[1] + found[2] + 1)}
+    pieces = whole_rows(np.array([3, 5_099]), np.ones((2, 2), np.int64))
+    batches = [PlannedBatch(0, pieces, np.array([0, 0]))]
+    planner = types.SimpleNamespace(mixture=mixture, blocks=lambda begin: iter([batches]))
+    found_uses = {use.language: (use.rows, use.read) for use in uses(planner, 208, 1)}
+    assert found_uses == {"de": (5_000, found[0] + 1), "fr": (100, found[1] + found[2] + 1)}
 
 
 def test_blocks_need_no_blocks_before():
@@ -111,8 +117,7 @@ def test_blocks_follow_the_schedule_by_estimated_steps():
     mixture = _mixture(groups, steps=2.0, temperature_schedule=schedule)
     shares, expected = _shares(temperature_schedule=schedule), np.zeros(2)
     for number in range(200):
-        drawn = [use.read for use in mixture.uses(number, np.zeros(0, np.int64))]
-        np.testing.assert_allclose(drawn, expected, atol=1)
+        np.testing.assert_allclose(mixture.drawn(number), expected, atol=1)
         expected += 100 * shares.at(2.0 * number, groups)
 
 
@@ -120,7 +125,7 @@ def test_positions_are_exact_far_into_the_stream():
     mixture = _mixture(_groups(de=10**9, fr=10**6), block_rows=8192, temperature=2.0)
     far = 10**8
     assert len(mixture.block(far)) in range(8190, 8195)
-    total = sum(use.read for use in mixture.uses(far, np.zeros(0, np.int64)))
+    total = mixture.drawn(far).sum()
     assert abs(total - far * 8192) / (far * 8192) < 1e-9
 
 

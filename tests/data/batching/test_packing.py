@@ -1,11 +1,12 @@
-# tests: data/batching/packing.py, data/batching/stream.py
+# tests: data/batching/packing.py, data/batching/stream.py, api/training.py
 """Tests packing: every token once, in order, in the segment of its translation."""
 
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.batching import mixture_plan, packing
+from lingvo_gshard.api.training import share_filled
+from lingvo_gshard.data.batching import mixture_plan
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, Tokens
 from lingvo_gshard.data.batching.stream import Assembly
 from lingvo_gshard.data.batching.table import MemoryTable
@@ -93,7 +94,7 @@ def test_packing_efficiency_is_the_share_of_positions_with_tokens():
     assert sorted(unpack(batch)) == sorted(
         [([9] * 11 + [2], [10] * 8 + [2]), ([5] * 5 + [2], [6] * 4 + [2])]
     )
-    assert packing.efficiency(batch) == (12 + 9 + 6 + 5) / (2 * (L + K))
+    assert share_filled(batch) == (12 + 9 + 6 + 5) / (2 * (L + K))
 
 
 def test_counts_tokens():

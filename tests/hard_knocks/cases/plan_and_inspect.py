@@ -129,7 +129,7 @@ CASES = (
     Case(
         "a search with a mesh of its own",
         _PLAN + "--topology=cpu:8 --mesh=data=8 --search",
-        error="--mesh and --search: the search finds the mesh itself",
+        error="--mesh=data=8 does not go with --search, which finds meshes and strategies itself",
     ),
     Case(
         "a calibration that is missing",
@@ -146,8 +146,8 @@ CASES = (
     Case(
         "a search with a calibration",
         _PLAN + "--topology=cpu:8 --calibration=c.json --search",
-        error="--calibration and --search: the search rates by published efficiencies; plan what "
-        "it finds with --calibration",
+        error="--calibration=c.json does not go with --search, which rates by published "
+        "efficiencies; plan what it finds with --calibration",
     ),
     Case(
         "steps to profile that are no steps",
@@ -220,8 +220,8 @@ CASES = (
         "a plan and another experiment",
         _TRAIN.replace("test.tiny", "translation.quickstart") + "--plan=found.json",
         given=(_FOUND,),
-        error="--experiment=translation.quickstart contradicts --plan=found.json, a plan of "
-        "test.tiny; leave out one of them",
+        error="--plan=found.json is of the experiment test.tiny, not translation.quickstart; "
+        "leave out --experiment",
     ),
     Case(
         "a plan and another mesh",
@@ -376,8 +376,8 @@ CASES = (
     Case(
         "loads for a search",
         _PLAN_EXPERTS + "--loads=load.json --search",
-        error="--loads=load.json does not apply to --search=True: it is for the training step of "
-        "an experiment",
+        error="--search does not go with --loads=load.json, which is for a training step of an "
+        "experiment",
     ),
     Case(
         "experts placed without a plan",

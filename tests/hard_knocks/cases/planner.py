@@ -37,7 +37,7 @@ CASES = (
     Case(
         "the largest batch without generation",
         _PLAN + "--topology=v3:16x16 --largest_batch",
-        error="--largest_batch=True applies to --generate, which is not given",
+        error="--largest_batch applies to --generate, which is not given",
     ),
     Case(
         "generation with the flags of training",

@@ -57,7 +57,7 @@ def test_every_section_is_drawn_without_network_requests(page):
 
 def test_goodput_and_days_of_a_training_are_figures(page):
     record = example_plan.example_plan()
-    options = JobOptions(tokens=1e12, failures="1e3", runs=50)
+    options = JobOptions(tokens=1e12, failures="1e3", simulated_runs=50)
     found = plan_training(example_plan.as_plan(record), options)
     opened = page(record | {"goodput": dataclasses.asdict(found)})
     names, values = opened.texts(".figures dt"), opened.texts(".figures dd")

@@ -28,22 +28,21 @@ def arrays(*paths):
     ],
 )
 def test_names_tell_classes_and_layers(path, kind, layer):
-    assert memory_classes(arrays(path), (), MemoryPatterns()).classes == (kind,)
+    assert memory_classes(arrays(path), (), MemoryPatterns())[0] == (kind,)
     assert layer_of(path) == layer
 
 
 def test_patterns_replace_names():
     inputs = arrays("params.w", "cache.w", "slots.w", "opt_state.w")
-    found = memory_classes(inputs, (), MemoryPatterns(weights="cache", moments="slots"))
-    assert found.classes == (INPUTS, WEIGHTS, MOMENTS, INPUTS)
+    classes, note = memory_classes(inputs, (), MemoryPatterns(weights="cache", moments="slots"))
+    assert classes == (INPUTS, WEIGHTS, MOMENTS, INPUTS)
     assert (
-        "1 of weights (by `weights=cache`), 1 of moments (by `moments=slots`), 2 of inputs"
-        in found.note
+        "1 of weights (by `weights=cache`), 1 of moments (by `moments=slots`), 2 of inputs" in note
     )
 
 
 def test_donated_arguments_are_weights_if_no_name_tells():
     inputs = [*arrays("a", "b", "opt_state.c"), Array("count", (), "int32", ())]
-    found = memory_classes(inputs, (0, 2, 3), MemoryPatterns())
-    assert found.classes == (WEIGHTS, INPUTS, MOMENTS, INPUTS)
-    assert "1 of weights (because their memory is donated)" in found.note
+    classes, note = memory_classes(inputs, (0, 2, 3), MemoryPatterns())
+    assert classes == (WEIGHTS, INPUTS, MOMENTS, INPUTS)
+    assert "1 of weights (because their memory is donated)" in note

@@ -13,7 +13,7 @@ from lingvo_gshard.wings.planning.training.goodput import plan_training
 from lingvo_gshard.wings.planning.training.job import JobOptions, make_job
 from tests.planning import example_plan
 
-OPTIONS = JobOptions(tokens=1e13, runs=300)
+OPTIONS = JobOptions(tokens=1e13, simulated_runs=300)
 
 
 def plan(topology="v3:16x16", **changes):
@@ -36,7 +36,7 @@ def test_llama3_rate_on_its_machine_gives_its_interruptions_and_effective_time()
     """54 days on 16,384 H100: 419 interruptions, more than 90% of the time effective."""
     step = 54 * 86_400 * 0.94 / 1_000
     whole = plan("gpu:h100:2048x8", seconds_per_step=step / 100, tokens_per_step=1_000_000)
-    found = plan_training(whole, JobOptions(tokens=1e11, failures="llama3", runs=500))
+    found = plan_training(whole, JobOptions(tokens=1e11, failures="llama3", simulated_runs=500))
     assert found.days.mean == pytest.approx(54, rel=0.01)
     assert found.failures.mean == pytest.approx(419, rel=0.01)
     assert 0.9 < found.goodput.mean < 0.96
@@ -126,12 +126,12 @@ def test_rates_are_those_of_similar_chips():
         ({"failures": "-3"}, "`failures=-3`: expected more than 0 chip-hours"),
         ({"failures": "nan"}, "`failures=nan`: expected more than 0 chip-hours"),
         ({"tokens": 0.0}, "`tokens=0.0`: expected more than 0"),
-        ({"checkpoint_rate": 0.0}, "`checkpoint_rate=0.0`: expected more than 0"),
-        ({"checkpoint_rate": -1.0}, "`checkpoint_rate=-1.0`: expected more than 0"),
-        ({"checkpoint_interval": 0.0}, "`checkpoint_interval=0.0`: expected more than 0"),
-        ({"restart": -1.0}, "`restart=-1.0`: expected seconds, 0 or more"),
-        ({"runs": 0}, "`simulated_runs=0`: expected 1 to 1,000,000"),
-        ({"runs": 10**9}, "`simulated_runs=1000000000`: expected 1 to 1,000,000"),
+        ({"checkpoint_rate": 0.0}, "`checkpoint_rate=0.0`: .*0 was expected"),
+        ({"checkpoint_rate": -1.0}, "`checkpoint_rate=-1.0`: .*0 was expected"),
+        ({"checkpoint_interval": 0.0}, "`checkpoint_interval=0.0`: .*0 was expected"),
+        ({"restart": -1.0}, "`restart=-1.0`: .*0 or more was expected"),
+        ({"simulated_runs": 0}, "`simulated_runs=0`: .*1"),
+        ({"simulated_runs": 10**9}, "`simulated_runs=1000000000`: .*1,?000,?000"),
         ({"tokens": 1e30}, "of `tokens=1e\\+30` have .* failures each; expected at most 1e\\+09"),
         ({"failures": "0.1"}, "256 chips fail every 1.41 s on average.*Expected at least 1%"),
     ],

@@ -13,6 +13,7 @@ from lingvo_gshard.data.batching import mixture_plan, packing
 from lingvo_gshard.wings.preparation.prepared import base_input, manifest
 from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
+from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 from tests.preparation.prepared import corpora
 
 SHAPE = {"batch_rows": 8, "source_length": 48, "target_length": 28}
@@ -234,7 +235,7 @@ def test_token_kinds_have_the_language_of_each_row(directory):
     batches = input_.train_batches(1)
     batch = next(batches)
     batches.close()
-    kinds = input_.token_kinds(batch)
+    kinds = kinds_in(input_, batch)
     assert kinds.languages == ("de", "fr")
     language = {row.source: row.language for row in input_.rows("train")}
     of_token = kinds.arrays["source_kinds"] // len(kinds.classes)

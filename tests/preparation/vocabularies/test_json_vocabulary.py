@@ -1,5 +1,6 @@
 # tests: wings/preparation/vocabularies/json_vocabulary.py
 # tests: wings/preparation/vocabularies/json_tokenizer.py
+# tests: wings/preparation/vocabularies/tokenizer_vocabulary.py
 """Tests a tokenizer.json as a vocabulary, against the tokenizers package itself."""
 
 import io

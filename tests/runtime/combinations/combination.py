@@ -26,13 +26,13 @@ from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.optimizers.muon import Muon
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from lingvo_gshard.wings.published_layers.routers import (

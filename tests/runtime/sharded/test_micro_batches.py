@@ -1,4 +1,4 @@
-# tests: training/step/micro_batches.py
+# tests: wings/optimizers/micro_batches.py
 """Checks that a step in parts computes no more than a step in one pass, by compiled HLO."""
 
 import pytest

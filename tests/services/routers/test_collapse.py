@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.tools import experts, train
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, rows_until
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.wings.services.metrics_rows import rows_until
 from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, routers_of_run
 from tests.test_docs import write_files
 from tests.tools import tiny_translation

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.data.token_kinds import TokenKinds
+from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.wings.services.routers.counts import records_of, watched_layers

@@ -214,7 +214,7 @@ def test_the_command_serves_the_page_until_a_signal(tmp_path):
 def test_flags_that_have_no_effect_on_the_page_are_refused(capsys):
     run = startup.guarded(plan.NAME, plan.main)
     assert run([plan.NAME, "--serve", "--topology=cpu:2"]) != 0
-    assert "--topology has no effect on --serve" in capsys.readouterr().err
+    assert "--topology=cpu:2 has no effect on --serve" in capsys.readouterr().err
     assert run([plan.NAME, "--serve", "--configs=none"]) != 0
     assert "--configs=none: there is no such directory" in capsys.readouterr().err
 

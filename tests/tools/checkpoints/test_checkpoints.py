@@ -1,4 +1,4 @@
-# tests: tools/checkpoints/, training/run/checkpoint/inventory.py
+# tests: tools/checkpoints/, wings/services/inventory.py
 # tests: training/run/checkpoint/run_handler.py, tools/console/subcommands.py
 """Checks gshard-checkpoints on runs whose state the test has written."""
 

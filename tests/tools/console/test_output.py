@@ -9,9 +9,9 @@ import sys
 import pytest
 from absl import flags
 
+from lingvo_gshard.api.closed_output import discard
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import make_flags
-from lingvo_gshard.training.run.monitoring.closed_output import discard
 
 
 @dataclasses.dataclass

@@ -13,8 +13,8 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.environment import Check, State
-from lingvo_gshard.training.run import run_records
 from lingvo_gshard.wings.planning.machines import chips
+from lingvo_gshard.wings.services import run_records
 
 COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 

@@ -39,18 +39,18 @@ def test_large_whole_activations_are_a_warning_with_layer_and_line():
         activation("decoder.layers[1]", "", "whole", 2**10, "mine.py:11"),
     ]
     out = printed(activations.print_activations, rows)
-    lines = [line.split() for line in out.splitlines()]
+    lines = [line.split() for line in out.lstrip("\n").splitlines()]
     assert ["decoder.layers[0]", "MatMul,", "Relu", "BLH"] == lines[2][:4]
-    assert lines[2][-3:] == ["128.0", "KiB", "mine.py:3"]
+    assert lines[2][-3:] == ["128", "KiB", "mine.py:3"]
     assert lines[2][-6:-3] == ["over", "data", "annotation"]
     assert lines[3][-5:-3] == ["whole", "XLA"]
     # The last one is small, and every device may well have it.
     assert "4 activations of the forward pass: 2 are annotated, XLA chose the sharding of 2" in out
     assert "1 have less than 1% of the bytes of the largest" in out and "mine.py:11" not in out
     assert [line for line in out.splitlines() if line.startswith("Warning")] == [
-        "Warning: decoder.layers[1]: float32[8,4,16384], 2.0 MiB, is whole on every device: its "
+        "Warning: decoder.layers[1]: float32[8,4,16384], 2 MiB, is whole on every device: its "
         "annotation BLH splits no dimension, at mine.py:9 (MatMul, Relu)",
-        "Warning: decoder.layers[0]: float32[8,4,8192], 1.0 MiB, is whole on every device: no "
+        "Warning: decoder.layers[0]: float32[8,4,8192], 1 MiB, is whole on every device: no "
         "annotation says how to split it, at mine.py:7 (MatMul, Relu)",
     ]
 
@@ -82,10 +82,10 @@ def test_the_annotation_behind_a_collective_is_named():
         ),
         Resharding("all-to-all", (), "", "backward", 2, 2**10, "", ""),
     ]
-    lines = printed(activations.print_reshardings, rows).splitlines()
+    lines = printed(activations.print_reshardings, rows).lstrip("\n").splitlines()
     assert "all-gather over model" in lines[2]
-    assert lines[2].rstrip().endswith("1.0 MiB   annotation BL_ at mine.py:4 of Relu at mine.py:3")
+    assert lines[2].rstrip().endswith("1 MiB  annotation BL_ at mine.py:4 of Relu at mine.py:3")
     assert "  decoder.layers[0], forward" in lines[3]
     assert lines[3].rstrip().endswith("  from B over data, H over model to B over data")
-    assert lines[4].rstrip().endswith("1.0 KiB   an operation at an unknown line")
+    assert lines[4].rstrip().endswith("1 KiB  an operation at an unknown line")
     assert printed(activations.print_reshardings, []) == ""

@@ -55,7 +55,7 @@ def test_flags_of_failures_apply_to_budgets(capsys):
         (["--budget=1e6", "--topology=cpu:8"], "--topology=cpu:8: no price of"),
         (
             ["--budget=1e6", "--goodput", "--tokens=1e9"],
-            "--goodput=True does not apply to --budget",
+            "--goodput does not apply to --budget",
         ),
         (["--budget=1e6", "--simulated_runs=5"], "--simulated_runs=5 applies to --goodput"),
         (["--law=joint"], "--law=joint applies to --budget, which is not given"),

@@ -68,9 +68,9 @@ def test_report_of_one_step_of_many_layers_is_short():
 MISTAKES = {
     "--replicas=4": "--replicas=4 applies to --loads, which is not given",
     "--loads_from=5": "--loads_from=5 applies to --loads, which is not given",
-    "--loads=l.json --search": "--loads=l.json does not apply to --search=True: it is for the "
-    "training step of an experiment",
-    "--loads=l.json --budget=1e6": "--loads=l.json does not apply to --budget=1000000.0",
+    "--loads=l.json --search": "--search does not go with --loads=l.json, which is for a training "
+    "step of an experiment",
+    "--loads=l.json --budget=1e6": "--budget=1000000.0 does not go with --loads=l.json",
     "step.bin --loads=l.json": "--loads=l.json does not apply to the program step.bin",
 }
 

@@ -1,4 +1,4 @@
-# tests: tools/plan_reports/plan_report.py, tools/plan_reports/layout.py
+# tests: tools/plan_reports/plan_report.py, tools/console/tables.py
 # tests: tools/plan_reports/memory_tables.py
 """Checks the report of gshard-plan."""
 

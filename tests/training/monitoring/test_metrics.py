@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.run.monitoring.metrics import (
-    METRICS_FILE,
-    MetricsWriter,
-    first_and_last,
-    rows_of_run,
-)
+from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsWriter
+from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_of_run
 
 
 def write_rows(path, step, rows, say=print):

@@ -10,8 +10,8 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.optimizers.muon import Muon
 from tests.training.optim import one_weight
 

@@ -11,9 +11,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.momentum import Momentum
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.optimizers.lion import Lion
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.optimizers.muon import Muon
 from tests import tiny
 from tests.training.optim import one_weight

@@ -13,9 +13,9 @@ from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.stages import Stages, transient_stages
-from lingvo_gshard.tools.flags.definitions import Flags, decimal, repeated, string
-from lingvo_gshard.tools.plan_reports.layout import make_table, print_table
+from lingvo_gshard.tools.console.stages import planning_stages, transient_stages
+from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.flags.definitions import Flags, decimal, refuse, repeated, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.plan.plan import Plan
@@ -58,7 +58,7 @@ def run_fill(values: flags.FlagValues, console: rich.console.Console) -> tuple[s
     wanted = Wanted(
         values.experiment, values.gin_param, values.grow, topology, memory, values.share
     )
-    with Stages(topology.compiler_choice) as shown:
+    with planning_stages(topology.compiler_choice) as shown:
         try:
             record, plan = fill(wanted, values.folder, shown)
         except OSError as error:
@@ -90,11 +90,9 @@ def run_card(
 
 def check_flags(values: flags.FlagValues, subcommand: str) -> None:
     """Raises ValueError for flags of `fill` with another subcommand."""
-    for name in ("topology", "folder", "grow", "gin_param", "share", "memory_gib"):
-        if values[name].present and subcommand != FILL:
-            raise UserError(
-                f"--{name}={values[name].value} applies to `{FILL}`, not to `{subcommand}`"
-            )
+    if subcommand != FILL:
+        names = ("topology", "folder", "grow", "gin_param", "share", "memory_gib")
+        refuse(values, names, f"applies to `{FILL}`, not to `{subcommand}`")
 
 
 def _print_filled(

@@ -55,11 +55,6 @@ class Wanted:
 def fill(wanted: Wanted, folder: str, progress: Progress) -> tuple[CardRecord, Plan]:
     """Writes the largest step that fits, with its plan, to a folder.
 
-    Args:
-      wanted: what fills which card.
-      folder: the folder; it is made.
-      progress: is told each stage as it begins.
-
     Raises:
       UserError: the setting is no number of the experiment, or nothing fits the card.
       OSError: the folder cannot be written.

@@ -40,13 +40,7 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class CardFolder:
-    """A step that fills a card, read from its folder.
-
-    Attributes:
-      step: path of the exported step.
-      plan: its plan.
-      card: how it was chosen.
-    """
+    """A step that fills a card, read from its folder: the path of the step, and its plan."""
 
     step: str
     plan: Plan

@@ -20,7 +20,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.runtime.program.program import LayerNames
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tools.benchmarks import exported
 from lingvo_gshard.tools.benchmarks.card import folder as card_folder
 from lingvo_gshard.tools.benchmarks.card.folder import CardFolder, CardRecord
@@ -80,13 +79,7 @@ def of_layers(comparison: Comparison) -> list[Gap]:
 
 
 def in_words(gaps: Sequence[Gap], mfu: float, wanted: float) -> list[str]:
-    """Returns sentences on the largest gaps and on the goal.
-
-    Args:
-      gaps: the gaps of kinds, largest first.
-      mfu: measured MFU, relative to the measured product.
-      wanted: the goal.
-    """
+    """Returns sentences on the largest gaps and on the goal."""
     reached = "reaches" if mfu >= wanted else "misses"
     said = [f"The step {reached} the goal: MFU {mfu:.1%} of the product's rate, goal {wanted:.0%}."]
     slower = [gap for gap in gaps if gap.share >= 0.01][:3]
@@ -129,12 +122,7 @@ _PROGRAM = "the measured step"
 def profiled_step(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, bytes]:
     """Returns where the time of some steps goes, and their trace as a serialized XSpace.
 
-    On a GPU the step is compiled again, without CUDA graphs.
-
-    Args:
-      step: the step; its state moves on.
-      name: the experiment.
-      attainable: the rate that products reach on the same devices.
+    On a GPU the step is compiled again, without CUDA graphs. The state of the step moves on.
 
     Raises:
       UserError: the trace has no operations of devices.
@@ -156,12 +144,7 @@ def profiled_step(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile
 
 
 def add_program(trace: Trace, module: bytes) -> None:
-    """Adds a compiled program to a trace, since traces of GPUs may lack it.
-
-    Args:
-      trace: the trace.
-      module: the program, a serialized HloModuleProto.
-    """
+    """Adds a compiled program to a trace, since traces of GPUs may lack it."""
     proto = HloProto(hlo_module=HloModuleProto.FromString(module))
     trace.programs.setdefault(_PROGRAM, proto.SerializeToString())
 
@@ -169,14 +152,13 @@ def add_program(trace: Trace, module: bytes) -> None:
 def _facts(
     step: SavedStep, name: str, recorder: Recorder, chip: str, attainable: Rate
 ) -> StepFacts:
-    record = step.record
-    layers = LayerNames(()) if record.layers is msgspec.UNSET else record.layers
+    layers = step.program.layers or LayerNames(())
     return StepFacts(
         name=name,
         steps=_STEPS,
         device_summary=f"{len(step.devices)} x {step.devices[0].device_kind}",
         chip=chip,
-        mesh=Mesh.parse(record.mesh, record.device_order),
+        mesh=step.program.mesh,
         layers=frozenset(layers.scopes),
         kinds=dict(layers.kinds),
         seconds_per_step=recorder.seconds / _STEPS.count,
@@ -231,12 +213,6 @@ def measure(folder: str, repeats: int, gemm_size: int | None, progress: Progress
     """Measures the step of a folder on the devices of this machine.
 
     Also writes the trace of some steps to the folder.
-
-    Args:
-      folder: what `gshard-bench fill` wrote.
-      repeats: number of runs.
-      gemm_size: rows and columns of the reference product; None chooses them for the device.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: names the folder or file that cannot be read, or that is for another card.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import time
@@ -11,12 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import rich.box
 import rich.console
-import rich.table
 from absl import flags
 
-from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -29,6 +27,7 @@ from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
@@ -94,9 +93,6 @@ def translation_cases(sources: Sequence[Sequence[int]]) -> list[Case]:
 
     Sentences are sorted by length, the longest first. All translations of a batch get as many
     tokens as the longest source of the batch.
-
-    Args:
-      sources: ids of the sentences.
     """
     ordered = sorted((tuple(ids) for ids in sources), key=len, reverse=True)
     batches = []
@@ -115,11 +111,7 @@ def translation_cases(sources: Sequence[Sequence[int]]) -> list[Case]:
 
 
 def language_model_cases(facts: ModelFacts) -> list[Case]:
-    """Returns the cases of a language model: texts of random ids, and long prompts.
-
-    Args:
-      facts: what the host knows of the model.
-    """
+    """Returns the cases of a language model: texts of random ids, and long prompts."""
     draw = random.Random(0)
     ids = [i for i in range(facts.vocabulary_size) if i not in (facts.bos_id, *facts.end_ids)]
 
@@ -140,25 +132,14 @@ def language_model_cases(facts: ModelFacts) -> list[Case]:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model with weights.
-
-    Attributes:
-      task: the model.
-      theta: the model's weights.
-      facts: what the host knows of the model.
-    """
+    """A model with weights, and what the host knows of it."""
 
     task: TokenTask
     theta: NestedMap
     facts: ModelFacts
 
     def engine(self, workers: int, precision: str = TRAINED) -> Engine:
-        """Returns an engine.
-
-        Args:
-          workers: the number of its threads.
-          precision: one of wings/inference/decoding/precision.py.
-        """
+        """Returns an engine with so many threads, in a precision of wings/inference/decoding."""
         options = EngineOptions(workers=workers, exact=True)
         return make_engine(self.task, self.theta, self.facts, options=options, precision=precision)
 
@@ -166,10 +147,7 @@ class Model:
 def initial_model(experiment: Params, positions: int | None = None) -> Model:
     """Returns the model of an experiment with its initial weights.
 
-    Args:
-      experiment: Params of a translation or language model.
-      positions: number of positions of a language model's text; None takes the length of a training
-        row.
+    By default, a text of a language model is as long as a training row.
 
     Raises:
       UserError: the experiment's task decodes nothing.
@@ -269,19 +247,10 @@ def measure(
 ) -> Iterator[DecodingTiming]:
     """Measures each case by every engine in turn.
 
-    Args:
-      models: the models that cases name.
-      cases: the cases to decode.
-      others: other engines; None measures only our engine.
-      threads: workers of our engine.
-      repeats: number of turns.
-      progress: is told each stage as it begins.
-
     Yields:
       The rows of a case as soon as the case is measured, our rows first.
     """
     precisions = others.engines if others else {}
-    names = [*OURS, *precisions]
     for case in cases:
         model = models[case.model]
         with contextlib.ExitStack() as stack:
@@ -289,18 +258,23 @@ def measure(
                 name: stack.enter_context(model.engine(threads, precision))
                 for name, precision in OURS.items()
             }
-            product = _product(model, case)
-            turns = []
+            product, operations = _product(model, case)
             progress.begin(f"{case.name}: preparing")
             for engine in own.values():
                 _warm_up(engine, case)
+            decoders = {name: functools.partial(decode, engine) for name, engine in own.items()}
+            if others:
+                decoders |= {name: functools.partial(others.decode, name) for name in precisions}
+            turns = []
             for turn in range(repeats):
                 progress.begin(f"{case.name}: turn {turn + 1} of {repeats}")
-                seconds = [_seconds(name, own, others, case) for name in names]
-                turns.append([*seconds, product.flops / seconds_of(product.run)])
+                seconds = [_seconds(decoder, case) for decoder in decoders.values()]
+                turns.append([*seconds, operations / seconds_of(product)])
         *engines, rates = np.array(turns).T
         flops, rate = case_flops(model.task, case), float(np.median(rates))
-        for name, taken in zip(names, engines, strict=True):
+        times = dict(zip(decoders, engines, strict=True))
+        ours = {precision: times[name] for name, precision in OURS.items()}
+        for name, taken in times.items():
             seconds = float(np.median(taken))
             yield DecodingTiming(
                 case.name,
@@ -308,7 +282,7 @@ def measure(
                 case.tokens,
                 seconds,
                 case.tokens / seconds,
-                1.0 if name in OURS else _ratio(taken, engines, precisions[name]),
+                1.0 if name in OURS else float(np.median(taken / ours[precisions[name]])),
                 flops,
                 flops / seconds / rate,
             )
@@ -328,41 +302,14 @@ def _warm_up(engine: Engine, case: Case) -> None:
             return
 
 
-def _ratio(taken: np.ndarray, engines: Sequence[np.ndarray], precision: str) -> float:
-    """Returns our speed in a precision over an engine's speed: the median of the turns' ratios."""
-    return float(np.median(taken / engines[list(OURS.values()).index(precision)]))
-
-
-def _seconds(
-    name: str, own: Mapping[str, Engine], others: OtherEngines | None, case: Case
-) -> float:
+def _seconds(decoder: Callable[[Case], float], case: Case) -> float:
     """Returns the mean seconds of decoding a case in one turn."""
-
-    def once() -> float:
-        if name in own:
-            return decode(own[name], case)
-        assert others
-        return others.decode(name, case)
-
     count = _SHORT_CASE_REPEATS if case.rows == 1 else 1
-    return float(np.mean([once() for _ in range(count)]))
+    return float(np.mean([decoder(case) for _ in range(count)]))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Product:
-    """A compiled product of two matrices.
-
-    Attributes:
-      run: computes it and waits for the result.
-      flops: its operations.
-    """
-
-    run: Callable[[], object]
-    flops: int
-
-
-def _product(model: Model, case: Case) -> _Product:
-    """Returns the product whose rate limits a case; see `DecodingTiming`."""
+def _product(model: Model, case: Case) -> tuple[Callable[[], None], int]:
+    """Returns the product whose rate limits a case, and its operations; see `DecodingTiming`."""
     if case.rows > 1:
         rows, inner, columns = 1024, 1024, 1024
     else:
@@ -379,7 +326,7 @@ def _product(model: Model, case: Case) -> _Product:
             compiled(x, w).block_until_ready()
 
     run()
-    return _Product(run, times * 2 * rows * inner * columns)
+    return run, times * 2 * rows * inner * columns
 
 
 def case_flops(task: TokenTask, case: Case) -> int:
@@ -437,13 +384,7 @@ def show_row(console: rich.console.Console, row: DecodingTiming) -> None:
 def make_cases(
     translation: Params, language_model: Params, sentences: int
 ) -> tuple[dict[str, Model], list[Case]]:
-    """Returns the models by name, and what is decoded with them.
-
-    Args:
-      translation: the experiment whose test sentences are translated.
-      language_model: the experiment of the language model.
-      sentences: the number of test sentences.
-    """
+    """Returns the models by name, and what is decoded with them."""
     model = initial_model(translation)
     found = translation_cases(test_sources(translation, sentences, model.facts.most_source - 1))
     other = initial_model(language_model, _POSITIONS)
@@ -454,10 +395,7 @@ def make_cases(
 def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
     """Returns the ids of a fixed random choice of test sentences, without the ends.
 
-    Args:
-      experiment: Params whose input has the sentences and trains the vocabulary.
-      count: how many; all if there are not as many.
-      room: the largest number of ids of a sentence; longer ones are cut.
+    Sentences are cut to `room` ids. If there are fewer than `count`, all are returned.
     """
     input_ = experiment.input.instantiate()
     if not isinstance(input_, TranslationInput):
@@ -474,19 +412,15 @@ def print_table(console: rich.console.Console, rows: list[DecodingTiming]) -> No
         "ratio: our speed to this engine's, int8 to int8; limit: share of the rate of a float32 "
         "matrix product"
     )
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    for heading in ("case", "engine"):
-        table.add_column(heading)
-    for heading in ("tokens/s", "ms", "ratio", "limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        is_ours = row.engine in OURS
-        table.add_row(
+    cells = [
+        (
             row.case if row.engine == next(iter(OURS)) else "",
             row.engine,
             f"{row.tokens_per_second:,.0f}",
             f"{row.seconds * 1e3:,.1f}",
-            "" if is_ours else f"{row.ratio:.2f}",
+            "" if row.engine in OURS else f"{row.ratio:.2f}",
             f"{row.limit_share:.1%}",
         )
-    tables.print_table(console, table)
+        for row in rows
+    ]
+    print_rows(console, ("case", "engine"), ("tokens/s", "ms", "ratio", "limit"), cells, caption)

@@ -12,9 +12,7 @@ import time
 from collections.abc import Iterator
 
 import msgspec
-import rich.box
 import rich.console
-import rich.table
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.progress import Progress
@@ -59,11 +57,7 @@ class PreparationTiming:
 def measure(rows: int, workers: int, folder: str, progress: Progress) -> PreparationTiming:
     """Makes text and prepares it in a process of its own.
 
-    Args:
-      rows: number of rows to make.
-      workers: number of workers.
-      folder: an empty folder; the prepared data is then in its folder `prepared`.
-      progress: is told each stage as it begins.
+    The prepared data is then in `prepared` in the folder, which must be empty.
 
     Raises:
       RuntimeError: preparation fails.
@@ -103,8 +97,7 @@ def measure(rows: int, workers: int, folder: str, progress: Progress) -> Prepara
 def print_rows(console: rich.console.Console, rows: list[PreparationTiming]) -> None:
     """Prints measurements."""
     for row in rows:
-        table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
-        for name, text in (
+        facts = (
             ("gshard-prepare", f"{row.rows:,} made rows, {row.workers} workers"),
             ("kept", f"{row.kept:,} rows"),
             ("whole run", f"{row.seconds:,.1f} s"),
@@ -112,9 +105,8 @@ def print_rows(console: rich.console.Console, rows: list[PreparationTiming]) -> 
             ("without the vocabulary", f"{row.rows_per_second:,.0f} rows/s"),
             ("processor time", f"{row.cpu_seconds:,.1f} s"),
             ("memory", f"{in_bytes(row.peak_bytes)} at most, all processes together"),
-        ):
-            table.add_row(name, text)
-        tables.print_table(console, table)
+        )
+        tables.print_facts(console, facts)
 
 
 def _peak(process: subprocess.Popen) -> int:

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import rich.box
 import rich.console
-import rich.table
 
+from lingvo_gshard.api.training import share_filled
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching.packing import PackedBatch, efficiency
+from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.tools.console.tables import print_rows as print_cells
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
@@ -38,10 +38,6 @@ def write_tsv(path: str | os.PathLike, rows: int) -> None:
 
     Words and languages are as frequent as in Zipf's law, with lengths of 4 to 16 words. A
     twentieth of the rows are duplicates, and a thousandth have an empty side.
-
-    Args:
-      path: the file.
-      rows: number of rows.
     """
     with open(path, "w", encoding="utf-8") as file:
         for lines in _lines(rows):
@@ -123,10 +119,6 @@ class ReadingTiming:
 def measure(directory: str, progress: Progress) -> list[ReadingTiming]:
     """Measures reading alone with rows of 128 and 512, and training steps of the quickstart.
 
-    Args:
-      directory: prepared sentence pairs.
-      progress: is told each stage as it begins.
-
     Raises:
       UserError: the directory cannot be read.
     """
@@ -141,22 +133,21 @@ def measure(directory: str, progress: Progress) -> list[ReadingTiming]:
 
 def print_rows(console: rich.console.Console, rows: list[ReadingTiming]) -> None:
     """Prints measurements."""
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    for column in ("", "rows of", "filled", "tokens/s", "on a core", "first", "waits", "memory"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for row in rows:
-        is_read = row.measure == "read"
-        table.add_row(
-            "reading alone" if is_read else "training steps",
+    numbers = ("rows of", "filled", "tokens/s", "on a core", "first", "waits", "memory")
+    cells = [
+        (
+            "reading alone" if row.measure == "read" else "training steps",
             f"{row.source_length} + {row.target_length}",
             f"{row.filled:.1%}",
             f"{row.tokens_per_second:,.0f}",
-            f"{row.tokens_per_cpu_second:,.0f}" if is_read else "",
+            f"{row.tokens_per_cpu_second:,.0f}" if row.measure == "read" else "",
             f"{row.first_seconds:.1f} s",
-            "" if is_read else f"{row.wait_share:.2%}",
+            "" if row.measure == "read" else f"{row.wait_share:.2%}",
             in_bytes(row.memory_bytes),
         )
-    console.print(table)
+        for row in rows
+    ]
+    print_cells(console, ("",), numbers, cells)
 
 
 def _input(directory: str, source_length: int, longest_target: int, rows: int) -> Params:
@@ -232,7 +223,7 @@ def _row(
         rows=input_.manifest.rows("train"),
         source_length=p.source_length,
         target_length=p.target_length,
-        filled=float(statistics.mean(map(efficiency, batches))),
+        filled=float(statistics.mean(share_filled(batch) or 0.0 for batch in batches)),
         tokens_per_second=float(tokens / seconds),
         tokens_per_cpu_second=float(tokens / cpu) if cpu else 0.0,
         rows_per_second=sum(int((batch.examples >= 0).sum()) for batch in batches) / seconds,

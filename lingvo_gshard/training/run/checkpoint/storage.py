@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.files import objects
@@ -58,72 +58,12 @@ _TRIAL = f"trial{_DELETED}"
 _MOST_FILES = 100
 
 
-class CheckpointStorage(Protocol):
-    """A directory of checkpoints.
+class DiskStorage:
+    """A directory of checkpoints on a disk, where renaming is atomic.
 
     Attributes:
       advice: tells the user what to do if a checkpoint could not be saved there.
     """
-
-    advice: str
-
-    def prepare(self) -> None:
-        """Creates the directory, and deletes what was left by processes that were killed."""
-        ...
-
-    def options(self, policy: NewestAndBest) -> dict[str, Any]:
-        """Returns arguments of CheckpointManagerOptions.
-
-        Args:
-          policy: which checkpoints are kept.
-        """
-        ...
-
-    def run_save(
-        self, record: RunRecord, params_text: str, write_extras: WriteExtras | None
-    ) -> Any:
-        """Returns Orbax's arguments to save a `run` item; see `run_handler.RunSave`."""
-        ...
-
-    def check_writable(self, needed: int) -> None:
-        """Raises OSError if a checkpoint of `needed` bytes cannot be written."""
-        ...
-
-    def delete(self, step: int) -> None:
-        """Deletes a checkpoint. A process that is killed meanwhile leaves none with holes."""
-        ...
-
-    def set_aside(self, step: int) -> pathlib.Path:
-        """Moves a damaged checkpoint out of the directory. Returns where it is then."""
-        ...
-
-    def reason_of(self, error: Exception) -> str:
-        """Returns why a save failed, as one line."""
-        ...
-
-
-# Scheme of a store -> makes the storage of a directory there, with arguments as of `storage_of`.
-STORAGES: Seam[Callable[[pathlib.Path, Callable[[], None]], CheckpointStorage]] = Seam(
-    "checkpoint_storages"
-)
-
-
-def storage_of(
-    directory: pathlib.Path, before_commit: Callable[[], None] = lambda: None
-) -> CheckpointStorage:
-    """Returns the storage of a directory of checkpoints.
-
-    Args:
-      directory: the directory.
-      before_commit: called before a checkpoint in a store becomes complete.
-    """
-    if is_bucket(directory):
-        return STORAGES[scheme_of(directory)](directory, before_commit)
-    return DiskStorage(directory)
-
-
-class DiskStorage:
-    """A directory on a disk, where renaming is atomic."""
 
     advice = "Free some disk space"
 
@@ -140,16 +80,17 @@ class DiskStorage:
             shutil.rmtree(doomed)
 
     def options(self, policy: NewestAndBest) -> dict[str, Any]:
-        """Returns arguments of CheckpointManagerOptions."""
-        return {
-            "preservation_policy": policy,
-            "cleanup_tmp_directories": True,
-        }
+        """Returns arguments of CheckpointManagerOptions.
+
+        Args:
+          policy: which checkpoints are kept.
+        """
+        return {"preservation_policy": policy, "cleanup_tmp_directories": True}
 
     def run_save(
         self, record: RunRecord, params_text: str, write_extras: WriteExtras | None
     ) -> Any:
-        """Returns Orbax's arguments to save a `run` item."""
+        """Returns Orbax's arguments to save a `run` item; see `run_handler.RunSave`."""
         # Imports Orbax, which a start from the cache does not need.
         from lingvo_gshard.training.run.checkpoint.run_handler import RunSave
 
@@ -185,14 +126,13 @@ class DiskStorage:
             shutil.rmtree(trial)
 
     def delete(self, step: int) -> None:
-        """Deletes a checkpoint."""
-        # Renamed first: a process that is killed in between leaves no checkpoint with holes.
+        """Deletes a checkpoint. A process that is killed meanwhile leaves none with holes."""
         doomed = self._directory / f"{step}{_DELETED}"
         (self._directory / str(step)).rename(doomed)
         shutil.rmtree(doomed)
 
     def set_aside(self, step: int) -> pathlib.Path:
-        """Moves a damaged checkpoint out of the directory."""
+        """Moves a damaged checkpoint out of the directory. Returns where it is then."""
         target = unused_name(self._directory.parent, step)
         (self._directory / str(step)).rename(target)
         return target
@@ -200,6 +140,26 @@ class DiskStorage:
     def reason_of(self, error: Exception) -> str:
         """Returns why a save failed, as one line."""
         return reason_of(error)
+
+
+# Scheme of a store -> makes the storage of a directory there, with arguments as of `storage_of`.
+STORAGES: Seam[Callable[[pathlib.Path, Callable[[], None]], DiskStorage]] = Seam(
+    "checkpoint_storages"
+)
+
+
+def storage_of(
+    directory: pathlib.Path, before_commit: Callable[[], None] = lambda: None
+) -> DiskStorage:
+    """Returns the storage of a directory of checkpoints.
+
+    Args:
+      directory: the directory.
+      before_commit: called before a checkpoint in a store becomes complete.
+    """
+    if is_bucket(directory):
+        return STORAGES[scheme_of(directory)](directory, before_commit)
+    return DiskStorage(directory)
 
 
 def unused_name(directory: pathlib.Path, step: int) -> pathlib.Path:

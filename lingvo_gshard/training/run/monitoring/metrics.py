@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,7 +13,6 @@ import numpy as np
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import regular
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.core.lazy import tf
 
 MetricsRow = dict[str, float]
@@ -29,21 +26,8 @@ BATCH_DIGEST = "batch_digest"
 # Metrics of the machine: equal runs differ in them.
 HOST_MEMORY, DEVICE_MEMORY = "host_memory_bytes", "peak_device_memory_bytes"
 MEASURED = ("tokens_per_second", HOST_MEMORY, DEVICE_MEMORY)
-# The last rows are looked for in this many bytes at the end of the file.
-_TAIL = 1 << 18
-
-
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(dict[str, int | float | None])
-
-
-def rows_of_run(logdir: pathlib.Path) -> list[MetricsRow]:
-    """Returns the rows of a run's metrics.jsonl: each has `step` and the metrics of that step.
-
-    There are none if the file is missing. A row that is still being written is left out.
-    """
-    rows = rows_until(logdir / METRICS_FILE, sys.maxsize)
-    return [{"step": step, **row} for step, row in rows]
 
 
 class MetricsWriter:
@@ -160,41 +144,6 @@ class NoWriter:
         return lambda *_: None
 
 
-def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, MetricsRow]]:
-    """Returns the steps and rows of a run's first step and of its last ones.
-
-    Args:
-      path: the file of metrics, which may be missing or damaged.
-      step: the last step to return.
-      count: largest number of last rows, of those in the last megabytes of the file.
-    """
-    try:
-        with regular.open_regular(path) as file:
-            first = file.readline(LONGEST_LINE)
-            file.seek(max(file.tell(), path.stat().st_size - _TAIL))
-            rest = file.read().splitlines(keepends=True)
-    except OSError:
-        return []
-    kept = [line for line in rest if _is_kept(line, step)][-count:]
-    rows = [msgspec.json.decode(line) for line in [first, *kept] if _is_kept(line, step)]
-    return [(row.pop("step"), row) for row in rows]
-
-
-def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]]:
-    """Yields the steps and rows of a run from its first step to `step`.
-
-    Args:
-      path: the file of metrics, which may be missing or damaged.
-      step: the last step to return.
-    """
-    with contextlib.suppress(OSError), regular.open_regular(path) as file:
-        regular.require_regular(path, regular.MOST_BYTES)
-        for line in bounded_lines(file):
-            if line is not None and _is_kept(line + b"\n", step):
-                row = msgspec.json.decode(line)
-                yield row.pop("step"), row
-
-
 def _encode(step: int, row: MetricsRow) -> bytes:
     return _ENCODER.encode({"step": step, **row}) + b"\n"
 
@@ -214,20 +163,21 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
         return []
     except (IsADirectoryError, regular.IrregularFileError) as error:
         raise UserError(f"{path} cannot have the metrics of the run: {error.strerror}") from None
-    kept = [line for line in lines if _is_kept(line, step)]
+    kept = [line for line in lines if is_row_until(line, step)]
     replace_file(path, b"".join(kept))
     return kept
 
 
 def _step_of(line: bytes) -> int:
-    """Returns the step of a row. Raises an error that `_is_kept` knows if the row is damaged."""
+    """Returns the step of a row. Raises what `is_row_until` catches if the row is damaged."""
     step = _DECODER.decode(line)["step"]
     if not isinstance(step, int):
         raise TypeError(f"step {step}")
     return step
 
 
-def _is_kept(line: bytes, step: int) -> bool:
+def is_row_until(line: bytes, step: int) -> bool:
+    """Returns whether a line of the file is a whole row, of a step up to `step`."""
     try:
         return line.endswith(b"\n") and _step_of(line) <= step
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):

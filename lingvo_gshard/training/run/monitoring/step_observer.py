@@ -4,21 +4,12 @@ Evaluation, checkpoints, progress, a watch for hangs, roll backs and a profiler 
 service that takes part in every run registers a function at `OBSERVERS`. The loop calls observers
 on its own thread, in every process of a cluster. First:
 
-    wrap_batches(batches)     may leave out batches
-    go_on(checkpoint)         the state is there; called again after a roll back
-    begin()                   all observers go on, and the first step is next
+    wrap_batches, go_on, begin
 
 then for each step:
 
-    needs_idle(step)          shall all earlier steps be finished first?
-    while_idle(step)          they are finished, if an observer needs it
-    before_input(step)        the loop is about to wait for the step's batch
-    before_step(step, batch)  the batch is there, and the step is about to start
-    after_start(step)         the devices are busy with the step
-    before_result(step)       the loop is about to wait for the devices to finish the step
-    after_step(step, row)     the step's metrics were read; an observer may add others
-    record(step, row)         the row of metrics is complete
-    at_period(step, row)      each `every` steps, while the state is that after the step
+    needs_idle, while_idle, before_input, before_step, after_start,
+    before_result, after_step, record, at_period
 
 and at last `finish`, `summary` and `at_end`. `before_other_work` announces evaluations, checkpoints
 and roll backs. After a roll back the steps go on from a lower number.
@@ -44,10 +35,9 @@ from lingvo_gshard.data.input import Batch, Input, TrainBatches
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.logdir import Logdir, MovedError
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow, MetricsWriter, NoWriter
 from lingvo_gshard.training.run.monitoring.saving_time import SavingTime
-from lingvo_gshard.training.run.run_lock import MovedError
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -34,6 +34,7 @@ from lingvo_gshard.wings.fine_tuning.conversations.chat_template import (
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder
 from lingvo_gshard.wings.fine_tuning.conversations.examples import example_of
 from lingvo_gshard.wings.fine_tuning.conversations.reader import ExampleCleaner, ExampleReader
+from lingvo_gshard.wings.preparation.published_inputs import published_ids
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 
 TOO_MANY_TOKENS = "more tokens than a row has positions"
@@ -116,7 +117,7 @@ class ConversationInput(TextInput, CorpusInput):
     @property
     def text_ids(self) -> TextIds:
         """The ids around a text."""
-        return TextIds.published(self.vocabulary)
+        return published_ids(self.vocabulary)
 
     @functools.cached_property
     def template(self) -> ChatTemplate | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import cast
@@ -29,7 +28,7 @@ def attend_fused(
     values_BNKD: tf.Tensor,
     mask: AttentionMask,
     softmax: Softmax,
-    ring: RingOptions | None = None,
+    balances_ring: bool | None = None,
 ) -> tf.Tensor | None:
     """Returns the attention output [B,N,L,D] of the platform's kernel; None if it has none.
 
@@ -41,7 +40,8 @@ def attend_fused(
       values_BNKD: values, with as many heads as the keys.
       mask: the keys that each query attends to.
       softmax: options of the softmax.
-      ring: how keys pass around the devices that split positions; None for layers without a ring.
+      balances_ring: whether each device has an early and a late part of a causal row, if keys pass
+        around the devices that split positions; None for layers without a ring.
     """
     platform = platform_in_use()
     if not platform:
@@ -49,9 +49,11 @@ def attend_fused(
     splits, made = _splits(query_BNLD, keys_BNKD), None
     obstacle, call = _obstacle(mask), _call(mask, softmax)
     if splits[0][2] and not obstacle:
-        obstacle = _ring_obstacle(call, splits[0][2], query_BNLD, keys_BNKD, ring)
-        if ring is not None and not obstacle:
-            made = _ring(call, splits[0][2], query_BNLD, ring)
+        obstacle = _ring_obstacle(call, splits[0][2], query_BNLD, keys_BNKD)
+        if balances_ring is None:
+            obstacle = "L is split over devices; choose RingKernel"
+        elif not obstacle:
+            made = _ring(call, splits[0][2], query_BNLD, balances_ring)
     if not obstacle:
         pieces = 1 if made is None else made.devices * (2 if made.is_balanced else 1)
         read = [_piece(x, pieces) for x in (query_BNLD, keys_BNKD, values_BNKD)]
@@ -86,25 +88,14 @@ class PlatformAttention:
 FUSED.register("kernels")(PlatformAttention())
 
 
-@dataclasses.dataclass(frozen=True)
-class RingOptions:
-    """Options of a ring: keys pass around the devices that split positions.
-
-    Attributes:
-      is_balanced: whether each device has an early and a late part of a causal row.
-    """
-
-    is_balanced: bool
-
-
 def _ring(
-    call: AttentionCall, axes: tuple[str, ...], query_BNLD: tf.Tensor, options: RingOptions
+    call: AttentionCall, axes: tuple[str, ...], query_BNLD: tf.Tensor, is_balanced: bool
 ) -> FusedRing:
     mesh = mesh_in_use()
     assert mesh is not None
     devices = mesh.parts(axes)
     length = known_sizes(query_BNLD.shape)[2] // devices
-    is_balanced = options.is_balanced and call.is_causal and not call.window and length % 2 == 0
+    is_balanced = is_balanced and call.is_causal and not call.window and length % 2 == 0
     return FusedRing(call, axes[0], devices, length, is_balanced)
 
 
@@ -113,10 +104,7 @@ def _ring_obstacle(
     axes: tuple[str, ...],
     query_BNLD: tf.Tensor,
     keys_BNKD: tf.Tensor,
-    ring: RingOptions | None,
 ) -> str:
-    if ring is None:
-        return "L is split over devices; choose RingKernel"
     if call.buckets is not None:
         return "it has a learned bias"
     if len(axes) > 1:

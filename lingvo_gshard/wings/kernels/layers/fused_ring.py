@@ -209,10 +209,7 @@ class FusedRing:
     def _attend(self, block: Block | None, operands: Tensors, here: Tensors) -> list[tf.Tensor]:
         """Returns float32 outputs [B,N,L,D] over the keys of a block, and the logs of their sums.
 
-        Args:
-          block: the call; None if all keys are hidden.
-          operands: this device's operands.
-          here: what passes around the ring and is at this device.
+        A block is None if all keys are hidden. `here` is what this device has of the ring.
         """
         query, values = operands[0], here[1]
         shape = [*known_sizes(query.shape)[:3], known_sizes(values.shape)[3]]
@@ -229,11 +226,8 @@ class FusedRing:
     ) -> list[tf.Tensor]:
         """Returns float32 gradients of the queries, and of the keys and values at this device.
 
-        Args:
-          block: the call; None if all keys are hidden.
-          operands: this device's operands.
-          here: what passes around the ring and is at this device.
-          results: outputs and logs of the sums over all keys, and the gradient of the outputs.
+        The results are outputs and logs of the sums over all keys, and the gradient of the outputs.
+        The other arguments are those of `_attend`.
         """
         if block is None:
             return [tf.zeros(x.shape) for x in (operands[0], *here[:2])]
@@ -262,12 +256,7 @@ class FusedRing:
         return tf.minimum(2 * index, 2 * self.devices - 1 - 2 * index)
 
     def _exchanged(self, x: tf.Tensor, dimension: int) -> tf.Tensor:
-        """Returns the early and the late chunk of this device, from consecutive positions.
-
-        Args:
-          x: the shard of this device.
-          dimension: the dimension of positions.
-        """
+        """Returns the early and the late chunk of this device, from consecutive positions."""
         if not self.is_balanced:
             return x
         first, second = tf.split(x, 2, dimension)
@@ -297,12 +286,7 @@ class FusedRing:
 
 
 def _joined(one: Tensors, other: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns outputs and logs of sums over the keys of both.
-
-    Args:
-      one: float32 outputs [B,N,L,D], and logs [B,N,L] of sums.
-      other: the same over other keys.
-    """
+    """Returns float32 outputs [B,N,L,D] and logs [B,N,L] of sums over the keys of both."""
     largest = tf.maximum(one[1], other[1])
     log_sums = largest + tf.math.log(tf.exp(one[1] - largest) + tf.exp(other[1] - largest))
     parts = (x * tf.exp(part - log_sums)[..., None] for x, part in (one, other))

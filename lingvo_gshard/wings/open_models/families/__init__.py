@@ -37,58 +37,17 @@ from lingvo_gshard.wings.open_models.families.translation import (
     t5,
 )
 
+_MODULES = (
+    *(cohere, deepseek, dots1, ernie, exaone4, gemma, glm4_moe, gpt_oss, granite, hunyuan, llama),
+    *(llama4, mimo_v2, minimax_m2, mistral, olmo, olmoe, phi, qwen3, qwen3_next, seed_oss, smollm3),
+    *(m2m_100, marian, mbart, nllb_moe, switch, t5),
+)
+# In the order of the modules, and of the families in a module.
 FAMILIES = {
     family.model_type: family
-    for family in (
-        cohere.COHERE,
-        cohere.COHERE2,
-        deepseek.V2,
-        deepseek.V3,
-        deepseek.V32,
-        deepseek.KIMI_K2,
-        dots1.FAMILY,
-        ernie.DENSE,
-        ernie.EXPERTS,
-        exaone4.FAMILY,
-        gemma.GEMMA,
-        gemma.GEMMA2,
-        gemma.GEMMA3,
-        glm4_moe.FAMILY,
-        gpt_oss.FAMILY,
-        granite.DENSE,
-        granite.EXPERTS,
-        granite.SHARED,
-        hunyuan.DENSE,
-        hunyuan.EXPERTS,
-        llama.FAMILY,
-        llama4.FAMILY,
-        mimo_v2.FAMILY,
-        minimax_m2.FAMILY,
-        mistral.DENSE,
-        mistral.EXPERTS,
-        olmo.OLMO2,
-        olmo.OLMO3,
-        olmoe.FAMILY,
-        phi.PHI3,
-        phi.PHIMOE,
-        qwen3.QWEN2,
-        qwen3.DENSE,
-        qwen3.EXPERTS,
-        qwen3.MIMO,
-        qwen3_next.NEXT,
-        qwen3_next.DENSE,
-        qwen3_next.EXPERTS,
-        seed_oss.FAMILY,
-        smollm3.FAMILY,
-        m2m_100.FAMILY,
-        marian.FAMILY,
-        mbart.FAMILY,
-        nllb_moe.FAMILY,
-        switch.FAMILY,
-        t5.FAMILY,
-        t5.MT5,
-        t5.UMT5,
-    )
+    for module in _MODULES
+    for family in vars(module).values()
+    if isinstance(family, Family)
 }
 
 # Keys of a config that an error message names.

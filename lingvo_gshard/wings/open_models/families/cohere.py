@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
@@ -12,21 +11,20 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     HEAD_NORMS,
     HEADS_NORMS,
-    plain_config,
-    plain_task,
+    USUAL,
+    decoder,
 )
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
-    Family,
-    Setting,
+    Part,
     attentions_by_type,
+    fixed,
     layer_types,
-    rotating,
-    set_pattern,
-    windows_config,
+    layered,
+    setting,
+    unread,
 )
-from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"
@@ -35,7 +33,6 @@ _TABLE = (
     *(row for row in DECODER if row not in HEADS_NORMS),
     *(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS),
 )
-_SETTINGS = (BIASES, Setting("logit_scale", ("logit_scale",), kind=float))
 _DEFAULTS = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -66,69 +63,62 @@ _FIXED = {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    config.expect("hidden_act", "silu")
-    task = plain_task(config, *_SETTINGS, epsilon=_EPSILON)
+def _read_layer(config: PublishedConfig, task: Params) -> None:
+    del config
     layer = task.decoder.layer
     layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon, use_bias=False)
     layer.norm_position = "shared"
     layer.self_attention.rotary_pairs = NEIGHBORS
-    set_rope(config, layer.self_attention, config.rope())
-    return task
 
 
-def _cohere_task(config: PublishedConfig) -> Params:
-    task = _task(config)
+def _read_norms(config: PublishedConfig, task: Params) -> None:
     if config.get("use_qk_norm", False):
-        attention = task.decoder.layer.self_attention
-        norm = HeadsLayerNorm.params().set(epsilon=task.decoder.layer.norm.epsilon)
-        attention.set(qk_norm=True, query_key_norm=norm)
-    return task
+        layer = task.decoder.layer
+        norm = HeadsLayerNorm.params().set(epsilon=layer.norm.epsilon)
+        layer.self_attention.set(qk_norm=True, query_key_norm=norm)
 
 
-def _cohere_config(task: Params) -> dict[str, Any]:
-    return {**_config(task), "use_qk_norm": task.decoder.layer.self_attention.qk_norm}
-
-
-def _config(task: Params) -> dict[str, Any]:
-    return {
-        **plain_config(task, *_SETTINGS, epsilon=_EPSILON),
-        **rope_config(rotating(task.decoder)),
-        "hidden_act": "silu",
-    }
-
-
-def _cohere2_task(config: PublishedConfig) -> Params:
-    for name, value in _FIXED.items():
-        config.expect(name, value)
-    for name in ("cache_implementation", "layer_switch", "use_parallel_embedding"):
-        config.get(name, None)
-    task = _task(config)
-    # Layers with full attention do not rotate.
-    attentions = attentions_by_type(config, task.decoder.layer.self_attention)
+def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params. Layers with full attention do not rotate."""
+    attentions = attentions_by_type(config, attention)
     attentions[FULL].rotary_fraction = 0.0
-    period = config.get("sliding_window_pattern", 4, least=1)
-    set_pattern(config, task.decoder, layer_types(config, period), attentions)
-    return task
+    return attentions
 
 
-def _cohere2_config(task: Params) -> dict[str, Any]:
-    return {**_config(task), **windows_config(task.decoder)}
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
+    return layer_types(config, config.get("sliding_window_pattern", 4, least=1))
 
 
-COHERE = Family(
+_PARTS = (
+    *USUAL,
+    BIASES,
+    setting("logit_scale", "logit_scale", kind=float),
+    Part(_read_layer),
+)
+COHERE = decoder(
     model_type="cohere",
     architecture="CohereForCausalLM",
     table=_TABLE,
-    read_task=_cohere_task,
-    config_of=_cohere_config,
+    parts=(
+        *_PARTS,
+        Part(
+            _read_norms,
+            lambda task: {"use_qk_norm": task.decoder.layer.self_attention.qk_norm},
+        ),
+    ),
+    epsilon=_EPSILON,
     defaults=_DEFAULTS,
 )
-COHERE2 = Family(
+COHERE2 = decoder(
     model_type="cohere2",
     architecture="Cohere2ForCausalLM",
-    table=DECODER,
-    read_task=_cohere2_task,
-    config_of=_cohere2_config,
+    parts=(
+        fixed(_FIXED),
+        unread("cache_implementation", "layer_switch", "use_parallel_embedding"),
+        *_PARTS,
+        layered(_kinds, _attentions),
+    ),
+    epsilon=_EPSILON,
     defaults=_COHERE2_DEFAULTS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -10,13 +11,8 @@ from lingvo_gshard.layers.norm import HeadsRMSNorm, RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.family import (
-    Setting,
-    read_settings,
-    rotating,
-    settings_config,
-)
-from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.open_models.families.family import SILU, Family, Part, always, rotating
+from lingvo_gshard.wings.open_models.families.rope import ROPE
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.repeat.loop import Repeat
@@ -133,7 +129,8 @@ DECODER = (
     *FEED_FORWARD,
     *FEED_FORWARD_BIASES,
 )
-# Llama's defaults in transformers for the keys that `decoder_task` reads. Most classes began so.
+# Llama's defaults in transformers for the keys that every `decoder` and `USUAL` read. Most classes
+# began so.
 DECODER_DEFAULTS: dict[str, Any] = {
     "attention_dropout": 0.0,
     "hidden_size": 4096,
@@ -148,36 +145,44 @@ DECODER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def decoder_task(
-    config: PublishedConfig, *settings: Setting, hidden: str = "intermediate_size"
-) -> Params:
-    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries.
-
-    Args:
-      config: the config.
-      *settings: further keys that are hyperparameters.
-      hidden: the key that has the size of H.
-    """
-    config.expect("hidden_act", "silu")
-    task = plain_task(config, *settings, hidden=hidden)
-    set_rope(config, task.decoder.layer.self_attention, config.rope())
-    return task
-
-
-def plain_task(
-    config: PublishedConfig,
-    *settings: Setting,
+def decoder(
+    model_type: str,
+    architecture: str,
+    parts: Sequence[Part],
+    table: Table = DECODER,
     epsilon: str = "rms_norm_eps",
     hidden: str = "intermediate_size",
-) -> Params:
-    """Returns `decoder_task` without rotations, whatever the activation that the config names.
+    **options: Any,
+) -> Family:
+    """Returns a family of language models with RMSNorm, SwiGLU and grouped queries.
 
     Args:
-      config: the config.
-      *settings: further keys that are hyperparameters.
+      model_type: see `Family`.
+      architecture: see `Family`.
+      parts: all that changes these layers, in the order in which it is read.
+      table: see `Family`.
       epsilon: the key that has the epsilon of the norms.
       hidden: the key that has the size of H.
+      **options: other attributes of `Family`.
     """
+
+    def read_task(config: PublishedConfig) -> Params:
+        task = _plain_task(config, epsilon, hidden)
+        for part in parts:
+            part.read(config, task)
+        return task
+
+    def config_of(task: Params) -> dict[str, Any]:
+        values = _plain_config(task, epsilon)
+        for part in parts:
+            values |= part.values(task)
+        return values
+
+    return Family(model_type, architecture, table, read_task, config_of, **options)
+
+
+def _plain_task(config: PublishedConfig, epsilon: str, hidden: str) -> Params:
+    """Returns the task of a `decoder` without parts."""
     model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     decoder = TransformerStack.params().set(
         is_causal=True,
@@ -194,7 +199,7 @@ def plain_task(
         num_key_value_heads=config.get("num_key_value_heads", heads, least=1),
     )
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
-    task = LanguageModelTask.params().set(
+    return LanguageModelTask.params().set(
         model_dim=model_dim,
         vocabulary_size=config.get("vocab_size"),
         decoder=decoder,
@@ -202,31 +207,10 @@ def plain_task(
         embedding_scale=1.0,
         tie_softmax=config.get("tie_word_embeddings", False),
     )
-    read_settings(config, task, settings)
-    return task
 
 
-def set_heads_norm(task: Params) -> None:
-    """Normalizes the queries and keys of all heads of a layer together, by the task's epsilon."""
-    layer = task.decoder.layer
-    norm = HeadsRMSNorm.params().set(epsilon=layer.norm.epsilon)
-    layer.self_attention.set(qk_norm=True, query_key_norm=norm)
-
-
-def decoder_config(task: Params, *settings: Setting) -> dict[str, Any]:
-    """Makes the config values that `decoder_task` reads from the Params of a task."""
-    rope = rope_config(rotating(task.decoder))
-    return {**plain_config(task, *settings), "hidden_act": "silu", **rope}
-
-
-def plain_config(task: Params, *settings: Setting, epsilon: str = "rms_norm_eps") -> dict[str, Any]:
-    """Returns what `plain_task` reads, from the Params of a task.
-
-    Args:
-      task: Params of the task.
-      *settings: further keys that are hyperparameters.
-      epsilon: the key that has the epsilon of the norms.
-    """
+def _plain_config(task: Params, epsilon: str) -> dict[str, Any]:
+    """Returns what `_plain_task` reads, from the Params of a task."""
     decoder = task.decoder
     attention = rotating(decoder)
     has_heads = "num_key_value_heads" in attention
@@ -243,5 +227,26 @@ def plain_config(task: Params, *settings: Setting, epsilon: str = "rms_norm_eps"
         epsilon: decoder.layer.norm.epsilon,
         "attention_dropout": decoder.attention_dropout_rate,
         "tie_word_embeddings": task.tie_softmax,
-        **settings_config(task, settings),
     }
+
+
+def _set_head_norms(config: PublishedConfig, task: Params) -> None:
+    del config
+    layer = task.decoder.layer
+    layer.self_attention.qk_norm = True
+    layer.self_attention.query_key_norm.epsilon = layer.norm.epsilon
+
+
+def _set_heads_norm(config: PublishedConfig, task: Params) -> None:
+    del config
+    layer = task.decoder.layer
+    norm = HeadsRMSNorm.params().set(epsilon=layer.norm.epsilon)
+    layer.self_attention.set(qk_norm=True, query_key_norm=norm)
+
+
+# What most families begin with.
+USUAL = (SILU, ROPE)
+# Norms stand at the outputs of sublayers.
+OUTPUT_POSITION = always({"decoder.layer.norm_position": "output"})
+# Queries and keys are normalized: those of each head, or of all heads of a layer together.
+NORMS_BY_HEAD, NORMS_OF_HEADS = Part(_set_head_norms), Part(_set_heads_norm)

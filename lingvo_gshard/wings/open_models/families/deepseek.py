@@ -6,26 +6,26 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     NORMS,
+    decoder,
     layer_row,
-    plain_config,
-    plain_task,
 )
 from lingvo_gshard.wings.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
+    SIGMOID_EXPERTS,
     dense_layers,
+    dropless_experts,
     expert_rows,
-    set_sigmoid_experts,
     sigmoid_config,
-    top_k_experts,
 )
-from lingvo_gshard.wings.open_models.families.family import Family, extra_layers
+from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers, fixed, unread
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
@@ -117,12 +117,7 @@ _V32_DEFAULTS = {
 }
 
 
-def _latent_task(config: PublishedConfig) -> Params:
-    config.expect("hidden_act", "silu")
-    task = plain_task(config)
-    # The first is derived from other sizes, the second and third are of another library.
-    for name in ("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads"):
-        config.get(name, None)
+def _read_attention(config: PublishedConfig, task: Params) -> None:
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
     has_bias = config.get("attention_bias", False)
     attention = LatentAttention.params().set(
@@ -133,6 +128,7 @@ def _latent_task(config: PublishedConfig) -> Params:
         value_dim=config.get("v_head_dim"),
         use_bias=has_bias,
         use_output_bias=has_bias,
+        rotary_pairs=NEIGHBORS,
     )
     rope = config.rope()
     set_rope(config, attention, rope)
@@ -140,130 +136,113 @@ def _latent_task(config: PublishedConfig) -> Params:
         steeper = mscale(attention.rotary_scaling.factor, rope["mscale_all_dim"])
         attention.query_scale = (plain + rotated) ** -0.5 * steeper**2
     task.decoder.layer.self_attention = attention
-    return task
 
 
-def _latent_config(task: Params) -> dict[str, Any]:
+def _attention_config(task: Params) -> dict[str, Any]:
     attention = task.decoder.layer.self_attention
-    config = plain_config(task)
-    config["num_key_value_heads"] = task.decoder.num_heads
-    del config["head_dim"]
     return {
-        **config,
-        **rope_config(attention),
-        "hidden_act": "silu",
+        "num_key_value_heads": task.decoder.num_heads,
         "attention_bias": attention.use_bias,
         "q_lora_rank": attention.query_rank or None,
         "kv_lora_rank": attention.key_value_rank,
         "qk_nope_head_dim": attention.plain_dim,
         "qk_rope_head_dim": attention.rotary_dim,
         "v_head_dim": attention.value_dim,
+        **rope_config(attention),
     }
 
 
-def _v3_task(config: PublishedConfig) -> Params:
-    task = _latent_task(config)
-    config.expect("scoring_func", "sigmoid")
-    config.expect("topk_method", "noaux_tc")
-    for name in ("aux_loss_alpha", "seq_aux"):
-        config.get(name, None)
-    interleaved = config.get("rope_interleave", False)
-    pairs = NEIGHBORS if interleaved else HALVES
+def _read_pairs(config: PublishedConfig, task: Params) -> None:
+    is_interleaved = config.get("rope_interleave", False)
+    pairs = NEIGHBORS if is_interleaved else HALVES
     task.decoder.layer.self_attention.rotary_pairs = pairs
-    set_sigmoid_experts(config, task.decoder)
-    return task
 
 
-def _v3_config(task: Params) -> dict[str, Any]:
-    is_interleaved = task.decoder.layer.self_attention.rotary_pairs == NEIGHBORS
-    return {
-        **_latent_config(task),
-        **sigmoid_config(task.decoder),
-        "rope_interleave": is_interleaved,
-    }
+def _pairs_config(task: Params) -> dict[str, Any]:
+    pairs = task.decoder.layer.self_attention.rotary_pairs
+    return {"rope_interleave": pairs == NEIGHBORS}
 
 
-def _v2_task(config: PublishedConfig) -> Params:
-    task = _latent_task(config)
-    config.expect("mlp_bias", False)
-    config.expect("scoring_func", "softmax")
+def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
     config.expect("norm_topk_prob", False)
     method = config.expect("topk_method", _GREEDY, _LIMITED)
-    config.get("seq_aux", None)
-    task.decoder.layer.self_attention.rotary_pairs = NEIGHBORS
     hidden_dim = config.get("moe_intermediate_size")
-    moe = top_k_experts(
-        experts=config.get("n_routed_experts"),
+    router = TopKRouter.params().set(
         k=config.get("num_experts_per_tok"),
-        hidden_dim=hidden_dim,
         normalize=False,
-        balance_weight=config.get("aux_loss_alpha", 0.001),
+        auxiliary_loss_weight=config.get("aux_loss_alpha", 0.001),
+        scale=config.get("routed_scaling_factor", kind=float),
     )
+    moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
-    moe.router.scale = config.get("routed_scaling_factor", kind=float)
     groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
     if method == _LIMITED:
-        moe.router.set(expert_groups=groups, groups_per_token=chosen)
+        router.set(expert_groups=groups, groups_per_token=chosen)
     task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
-    return task
 
 
-def _v2_config(task: Params) -> dict[str, Any]:
+def _softmax_experts_config(task: Params) -> dict[str, Any]:
     router = task.decoder.moe.router
     return {
-        **_latent_config(task),
-        **sigmoid_config(task.decoder),
+        **sigmoid_config(task),
         "topk_method": _LIMITED if router.expert_groups else _GREEDY,
         "aux_loss_alpha": router.auxiliary_loss_weight,
     }
 
 
-V2 = Family(
+_LATENT = (
+    SILU,
+    # The first is derived from other sizes, the second and third are of another library.
+    unread("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads"),
+    Part(_read_attention, _attention_config),
+)
+_V3 = (
+    *_LATENT,
+    fixed({"scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
+    unread("aux_loss_alpha", "seq_aux"),
+    SIGMOID_EXPERTS,
+)
+V2 = decoder(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
     table=_TABLE,
-    read_task=_v2_task,
-    config_of=_v2_config,
+    parts=(
+        *_LATENT,
+        fixed({"mlp_bias": False, "scoring_func": "softmax"}),
+        unread("seq_aux"),
+        Part(_read_softmax_experts, _softmax_experts_config),
+    ),
     defaults=_DEFAULTS,
     aliases={"num_experts": "n_routed_experts"},
 )
-V3 = Family(
+V3 = decoder(
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     table=_TABLE,
-    read_task=_v3_task,
-    config_of=_v3_config,
+    parts=(*_V3, Part(_read_pairs, _pairs_config)),
     defaults=_V3_DEFAULTS,
     aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,
 )
 
 
-def _v32_task(config: PublishedConfig) -> Params:
-    config.expect("rope_interleave", True)
-    config.expect("mlp_bias", False)
-    task = _v3_task(config)
-    attention = IndexedAttention.params()
-    for name, value in task.decoder.layer.self_attention.items():
+def _read_indexer(config: PublishedConfig, task: Params) -> None:
+    attention, decoder = IndexedAttention.params(), task.decoder
+    for name, value in decoder.layer.self_attention.items():
         attention.set(**{name: value})
-    task.decoder.layer.self_attention = attention.set(
-        rotary_pairs=NEIGHBORS,
+    decoder.layer.self_attention = attention.set(
         index_heads=config.get("index_n_heads"),
         index_dim=config.get("index_head_dim"),
         index_topk=config.get("index_topk"),
     )
-    dense, layers = task.decoder.dense_first, task.decoder.num_layers
-    types = ["dense"] * dense + ["sparse"] * (layers - dense)
-    config.expect("mlp_layer_types", types)
+    dense, layers = decoder.dense_first, decoder.num_layers
+    config.expect("mlp_layer_types", ["dense"] * dense + ["sparse"] * (layers - dense))
     config.expect("layer_types", ["indexed_attention"] * layers)
-    return task
 
 
-def _v32_config(task: Params) -> dict[str, Any]:
-    attention, config = task.decoder.layer.self_attention, _v3_config(task)
-    del config["rope_interleave"]
+def _indexer_config(task: Params) -> dict[str, Any]:
+    attention = task.decoder.layer.self_attention
     return {
-        **config,
         "index_head_dim": attention.index_dim,
         "index_n_heads": attention.index_heads,
         "index_topk": attention.index_topk,
@@ -271,12 +250,15 @@ def _v32_config(task: Params) -> dict[str, Any]:
 
 
 # Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
-V32 = Family(
+V32 = decoder(
     model_type="deepseek_v32",
     architecture="DeepseekV32ForCausalLM",
     table=(*_TABLE, *_INDEXER),
-    read_task=_v32_task,
-    config_of=_v32_config,
+    parts=(
+        fixed({"rope_interleave": True, "mlp_bias": False}),
+        *_V3,
+        Part(_read_indexer, _indexer_config),
+    ),
     defaults=_V32_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
     read_left_out=extra_layers,

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
+    NORMS_BY_HEAD,
+    USUAL,
+    decoder,
 )
 from lingvo_gshard.wings.open_models.families.experts import (
     SHARED_EXPERT,
+    SIGMOID_EXPERTS,
     expert_rows,
-    set_sigmoid_experts,
-    sigmoid_config,
 )
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
     SLIDING,
-    Family,
-    attentions_by_type,
+    Part,
+    layered,
     run_in_periods,
-    set_pattern,
     types_of_layers,
-    windows_config,
 )
 
 _DEFAULTS = DECODER_DEFAULTS | {
@@ -51,40 +47,35 @@ _DEFAULTS = DECODER_DEFAULTS | {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config, BIASES)
-    # The names that published files have for what the class does.
+def _read_names(config: PublishedConfig, task: Params) -> None:
+    """Checks the names that published files have for what the class does."""
+    del task
     config.expect("scoring_func", "sigmoid", "noaux_tc")
     config.expect("topk_method", "noaux_tc")
-    decoder, attention = task.decoder, task.decoder.layer.self_attention
-    attention.qk_norm = True
-    attention.query_key_norm.epsilon = config.get("rms_norm_eps", kind=float)
-    first = config.get("max_window_layers", decoder.num_layers, least=0)
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
+    layers = config.get("num_hidden_layers")
+    first = config.get("max_window_layers", layers, least=0)
     has_window = config.get("sliding_window", None, int) is not None
-    usual = [
-        SLIDING if has_window and index >= first else FULL for index in range(decoder.num_layers)
-    ]
-    attentions = attentions_by_type(config, attention)
-    set_pattern(config, decoder, types_of_layers(config, usual), attentions)
-    set_sigmoid_experts(config, decoder)
-    run_in_periods(decoder)
-    return task
+    usual = [SLIDING if has_window and index >= first else FULL for index in range(layers)]
+    return types_of_layers(config, usual)
 
 
-def _config(task: Params) -> dict[str, Any]:
-    return {
-        **decoder_config(task, BIASES),
-        **sigmoid_config(task.decoder),
-        **windows_config(task.decoder),
-    }
-
-
-FAMILY = Family(
+FAMILY = decoder(
     model_type="dots1",
     architecture="Dots1ForCausalLM",
     table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        BIASES,
+        Part(_read_names),
+        NORMS_BY_HEAD,
+        layered(_kinds),
+        SIGMOID_EXPERTS,
+        Part(lambda config, task: run_in_periods(task.decoder)),
+    ),
     defaults=_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
 )

@@ -11,12 +11,12 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
+    USUAL,
+    decoder,
     layer_row,
 )
-from lingvo_gshard.wings.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
-from lingvo_gshard.wings.open_models.families.family import Family, Setting
+from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts, shared_rows
+from lingvo_gshard.wings.open_models.families.family import Part, always, fixed, setting
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
 
@@ -27,12 +27,6 @@ _SELECTION_BIAS = layer_row(
     "gE->E",
     choose=(("g", 0, 1),),
 )
-_BIASES = Setting(
-    "use_bias",
-    ("attention.use_bias", "attention.use_output_bias", "decoder.layer.feed_forward.use_bias"),
-    False,
-)
-_KEYS = ExpertKeys("moe_num_experts", "moe_k", coefficient=0.0)
 _DEFAULTS = DECODER_DEFAULTS | {
     "head_dim": 128,
     "hidden_size": 1024,
@@ -66,34 +60,14 @@ _EXPERTS_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "h
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config, _BIASES)
-    task.decoder.layer.self_attention.rotary_pairs = NEIGHBORS
-    return task
-
-
-def _config(task: Params) -> dict[str, Any]:
-    return decoder_config(task, _BIASES)
-
-
-def _experts_task(config: PublishedConfig) -> Params:
-    task = _task(config)
-    # Gates are divided by their sum, which is larger.
-    config.expect("moe_norm_min", 1e-12)
-    config.expect("use_bias", False)
-    _set_expert_layers(config, task.decoder)
-    moe = _KEYS.read(config, task.decoder, BiasedSoftmaxRouter.params())
-    moe.shared_hidden_dim = moe.hidden_dim * config.get("moe_num_shared_experts", 0)
-    return task
-
-
-def _set_expert_layers(config: PublishedConfig, decoder: Params) -> None:
+def _read_expert_layers(config: PublishedConfig, task: Params) -> None:
     """Sets which layers of a decoder have experts.
 
     Raises:
       UserError: layers after the last one with experts would have none, or none has any.
     """
-    layers, every = decoder.num_layers, config.get("moe_layer_interval")
+    decoder, layers = task.decoder, task.decoder.num_layers
+    every = config.get("moe_layer_interval")
     start = config.get("moe_layer_start_index", 0, least=0)
     end = config.get("moe_layer_end_index", -1)
     has_experts = [
@@ -111,32 +85,51 @@ def _set_expert_layers(config: PublishedConfig, decoder: Params) -> None:
         )
 
 
-def _experts_config(task: Params) -> dict[str, Any]:
-    decoder, moe = task.decoder, task.decoder.moe
+def _expert_layers_config(task: Params) -> dict[str, Any]:
+    decoder = task.decoder
     first = next(i for i in range(decoder.num_layers) if is_expert_layer(decoder, i))
-    return {
-        **_config(task),
-        "moe_layer_interval": decoder.moe_every,
-        "moe_layer_start_index": first,
-        "moe_num_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
-        **_KEYS.config(decoder),
-    }
+    return {"moe_layer_interval": decoder.moe_every, "moe_layer_start_index": first}
 
 
-DENSE = Family(
+def _read_shared(config: PublishedConfig, task: Params) -> None:
+    moe = task.decoder.moe
+    moe.shared_hidden_dim = moe.hidden_dim * config.get("moe_num_shared_experts", 0)
+
+
+def _shared_config(task: Params) -> dict[str, Any]:
+    moe = task.decoder.moe
+    return {"moe_num_shared_experts": moe.shared_hidden_dim // moe.hidden_dim}
+
+
+_PARTS = (
+    *USUAL,
+    setting(
+        "use_bias",
+        "attention.use_bias",
+        "attention.use_output_bias",
+        "decoder.layer.feed_forward.use_bias",
+        null=False,
+    ),
+    always({"attention.rotary_pairs": NEIGHBORS}),
+)
+DENSE = decoder(
     model_type="ernie4_5",
     architecture="Ernie4_5ForCausalLM",
-    table=DECODER,
-    read_task=_task,
-    config_of=_config,
+    parts=_PARTS,
     defaults=_DEFAULTS,
 )
-EXPERTS = Family(
+EXPERTS = decoder(
     model_type="ernie4_5_moe",
     architecture="Ernie4_5_MoeForCausalLM",
     table=(*DECODER, *expert_rows("mlp"), *shared_rows("mlp.shared_experts"), _SELECTION_BIAS),
-    read_task=_experts_task,
-    config_of=_experts_config,
+    parts=(
+        *_PARTS,
+        # Gates are divided by their sum, which is larger than the first.
+        fixed({"moe_norm_min": 1e-12, "use_bias": False}),
+        Part(_read_expert_layers, _expert_layers_config),
+        experts("moe_num_experts", "moe_k", coefficient=0.0, router=BiasedSoftmaxRouter),
+        Part(_read_shared, _shared_config),
+    ),
     defaults=_EXPERTS_DEFAULTS,
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
 )

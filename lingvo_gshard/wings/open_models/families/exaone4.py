@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
+    NORMS_BY_HEAD,
     OUTPUT_NORMS,
-    decoder_config,
-    decoder_task,
+    OUTPUT_POSITION,
+    USUAL,
+    decoder,
 )
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
-    Family,
     attentions_by_type,
     layer_types,
-    set_pattern,
+    layered,
     sliding_window,
-    windows_config,
 )
 
 _PERIOD = 4
@@ -35,17 +33,12 @@ _DEFAULTS = DECODER_DEFAULTS | {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config)
-    task.decoder.layer.norm_position = "output"
-    attention = task.decoder.layer.self_attention
-    attention.qk_norm = True
-    attention.query_key_norm.epsilon = task.decoder.layer.norm.epsilon
+def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params. Layers with full attention do not rotate if others have a window."""
     attentions = attentions_by_type(config, attention)
     if SLIDING in attentions:
         attentions[FULL].rotary_fraction = 0.0
-    set_pattern(config, task.decoder, layer_types(config, _period(config)), attentions)
-    return task
+    return attentions
 
 
 def _period(config: PublishedConfig) -> int:
@@ -58,15 +51,15 @@ def _period(config: PublishedConfig) -> int:
     return period if sliding_window(config) else 1
 
 
-def _config(task: Params) -> dict[str, Any]:
-    return {**decoder_config(task), **windows_config(task.decoder)}
-
-
-FAMILY = Family(
+FAMILY = decoder(
     model_type="exaone4",
     architecture="Exaone4ForCausalLM",
     table=(*DECODER, *OUTPUT_NORMS),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        OUTPUT_POSITION,
+        NORMS_BY_HEAD,
+        layered(lambda config: layer_types(config, _period(config)), _attentions),
+    ),
     defaults=_DEFAULTS,
 )

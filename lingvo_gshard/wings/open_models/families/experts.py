@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import feed_forward_rows, layer_row
+from lingvo_gshard.wings.open_models.families.family import Part, fixed
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
@@ -111,88 +112,57 @@ def dropless_experts(router: Params, experts: int, hidden_dim: int) -> Params:
     return moe
 
 
-def top_k_experts(
-    experts: int, k: int, hidden_dim: int, normalize: bool, balance_weight: float
-) -> Params:
-    """Returns `dropless_experts` whose tokens go to the k experts with the largest gates.
+def experts(
+    count: str = "num_experts",
+    k: str = "num_experts_per_tok",
+    hidden: str = "moe_intermediate_size",
+    normalize: str = "",
+    coefficient: float = 0.001,
+    router: type[Router] = TopKRouter,
+) -> Part:
+    """Returns the part of layers with experts: all layers, unless `moe_every` says which.
 
     Args:
-      experts: number of experts.
-      k: experts of a token.
-      hidden_dim: size of H of an expert.
-      normalize: whether the gates of a token are divided by their sum.
-      balance_weight: weight of the load-balancing loss in training.
-    """
-    router = TopKRouter.params().set(k=k, normalize=normalize, auxiliary_loss_weight=balance_weight)
-    return dropless_experts(router, experts, hidden_dim)
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpertKeys:
-    """The keys of a config that describe the experts of its layers.
-
-    Attributes:
-      experts: the key with the number of experts.
+      count: the key with the number of experts.
       k: the key with the experts of a token.
       hidden: the key with the size of H of an expert.
       normalize: the key that says whether the gates of a token are divided by their sum. Empty if
         a family has no choice.
       coefficient: what a null of `router_aux_loss_coef` stands for.
+      router: class of the router.
     """
 
-    experts: str = "num_experts"
-    k: str = "num_experts_per_tok"
-    hidden: str = "moe_intermediate_size"
-    normalize: str = ""
-    coefficient: float = 0.001
-
-    def read(
-        self, config: PublishedConfig, decoder: Params, router: Params | None = None
-    ) -> Params:
-        """Gives the layers of a decoder experts: all of them, unless `moe_every` says which.
-
-        Args:
-          config: the config.
-          decoder: Params of the stack.
-          router: Params of the router; None for TopKRouter.
-
-        Returns:
-          The Params of the mixture of experts.
-        """
+    def read(config: PublishedConfig, task: Params) -> None:
+        decoder, own = task.decoder, router.params()
         decoder.moe_every = decoder.moe_every or 1
-        router = router or TopKRouter.params()
-        if "k" in router:
-            is_normalized = config.get(self.normalize, False) if self.normalize else True
-            router.set(k=config.get(self.k), normalize=is_normalized)
-        k = config.expect(self.k, _experts_per_token(router))
-        coefficient = config.get("router_aux_loss_coef", self.coefficient)
-        router.auxiliary_loss_weight = loss_weight(coefficient, decoder, k)
-        hidden_dim = config.get(self.hidden)
-        decoder.moe = dropless_experts(router, config.get(self.experts), hidden_dim)
-        return decoder.moe
+        if "k" in own:
+            own.set(k=config.get(k), normalize=config.get(normalize, False) if normalize else True)
+        expected = config.expect(k, int(router.experts_per_token(own)))
+        published = config.get("router_aux_loss_coef", coefficient)
+        own.auxiliary_loss_weight = loss_weight(published, decoder, expected)
+        decoder.moe = dropless_experts(own, config.get(count), config.get(hidden))
 
-    def config(self, decoder: Params) -> dict[str, Any]:
-        """Returns what `read` reads, from the Params of a stack."""
-        moe, router = decoder.moe, decoder.moe.router
-        k = _experts_per_token(router)
-        coefficient = loss_coefficient(router.auxiliary_loss_weight, decoder, k)
-        normalized = {self.normalize: router.normalize} if self.normalize else {}
+    def values(task: Params) -> dict[str, Any]:
+        moe, own = task.decoder.moe, task.decoder.moe.router
+        cls: type[Router] = own.cls
+        of_token = int(cls.experts_per_token(own))
         return {
-            self.experts: moe.num_experts,
-            self.k: k,
-            self.hidden: moe.hidden_dim,
-            "router_aux_loss_coef": coefficient,
-            **normalized,
+            count: moe.num_experts,
+            k: of_token,
+            hidden: moe.hidden_dim,
+            "router_aux_loss_coef": loss_coefficient(
+                own.auxiliary_loss_weight, task.decoder, of_token
+            ),
+            **({normalize: own.normalize} if normalize else {}),
         }
 
-
-def _experts_per_token(router: Params) -> int:
-    kind: Any = router.cls
-    return int(kind.experts_per_token(router))
+    return Part(read, values)
 
 
 # Mixtral's keys.
-LOCAL_EXPERTS = ExpertKeys("num_local_experts", hidden="intermediate_size")
+LOCAL_EXPERTS = experts("num_local_experts", hidden="intermediate_size")
+# Every layer has experts.
+ALL_SPARSE = fixed({"decoder_sparse_step": 1, "mlp_only_layers": []}, is_written=True)
 
 
 def sigmoid_experts(config: PublishedConfig) -> Params:
@@ -229,14 +199,13 @@ def dense_layers(config: PublishedConfig) -> int:
     return first
 
 
-def set_sigmoid_experts(config: PublishedConfig, decoder: Params) -> None:
-    """Gives the layers of a decoder `sigmoid_experts`, except the first `dense_layers`."""
-    decoder.set(dense_first=dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
+def _read_sigmoid_experts(config: PublishedConfig, task: Params) -> None:
+    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
 
 
-def sigmoid_config(decoder: Params) -> dict[str, object]:
-    """Returns what `sigmoid_experts` reads, from the Params of a stack."""
-    moe, router = decoder.moe, decoder.moe.router
+def sigmoid_config(task: Params) -> dict[str, Any]:
+    """Returns what `SIGMOID_EXPERTS` reads, from the Params of a task."""
+    decoder, moe, router = task.decoder, task.decoder.moe, task.decoder.moe.router
     return {
         "first_k_dense_replace": decoder.dense_first,
         "n_group": router.expert_groups or 1,
@@ -248,3 +217,7 @@ def sigmoid_config(decoder: Params) -> dict[str, object]:
         "n_routed_experts": moe.num_experts,
         "n_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
     }
+
+
+# DeepSeek-V3's experts in all layers except the first `dense_layers`.
+SIGMOID_EXPERTS = Part(_read_sigmoid_experts, sigmoid_config)

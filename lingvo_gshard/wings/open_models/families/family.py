@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import random_numbers
@@ -256,50 +256,113 @@ def windows_config(decoder: Params) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """A key whose value is a hyperparameter as it is.
+class Part:
+    """A part of a model that some keys of a config describe, both ways.
 
     Attributes:
+      read: sets the hyperparameters of a task that the keys of a config stand for.
+      values: returns the keys and their values, from the Params of a task.
+    """
+
+    read: Callable[[PublishedConfig, Params], Any]
+    values: Callable[[Params], dict[str, Any]] = lambda task: {}
+
+
+def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -> Part:
+    """Returns the part of a key whose value is a hyperparameter as it is.
+
+    Args:
       key: the key.
-      paths: paths of the hyperparameters within the task. `attention` stands for the
-        self-attention of the decoder's layers.
+      *paths: paths of the hyperparameters within the task. `attention` stands for the
+        self-attention of the decoder's layers, which all have one when the key is read.
       null: the value that null stands for. None: the key must have a value.
       kind: type of a value that is no whole number above 0, if the key must have one.
     """
 
-    key: str
-    paths: tuple[str, ...]
-    null: Any = None
-    kind: type | None = None
+    def read(config: PublishedConfig, task: Params) -> None:
+        value = config.get(key, kind=kind) if null is None else config.get(key, null)
+        for path in paths:
+            _set(task, path, value)
 
-    def read(self, config: PublishedConfig, task: Params) -> None:
-        """Sets the hyperparameters of a task whose layers all have one self-attention."""
-        if self.null is None:
-            value = config.get(self.key, kind=self.kind)
-        else:
-            value = config.get(self.key, self.null)
-        for path in self.paths:
-            task.set_path(path.replace("attention.", "decoder.layer.self_attention."), value)
+    def values(task: Params) -> dict[str, Any]:
+        root, _, name = paths[0].rpartition(".")
+        is_attention = root == "attention"
+        return {key: rotating(task.decoder).get(name) if is_attention else task.get(paths[0])}
 
-    def value(self, task: Params) -> Any:
-        """Returns the value of the key, from the Params of a task."""
-        root, _, name = self.paths[0].rpartition(".")
-        owner = rotating(task.decoder) if root == "attention" else task
-        return owner.get(name if root == "attention" else self.paths[0])
+    return Part(read, values)
 
 
-def read_settings(config: PublishedConfig, task: Params, settings: Iterable[Setting]) -> None:
-    """Sets the hyperparameters of a task that keys of a config are."""
-    for setting in settings:
-        setting.read(config, task)
+def fixed(values: Mapping[str, Any], is_written: bool = False) -> Part:
+    """Returns the part of keys that may have one value only.
+
+    Args:
+      values: key -> the value.
+      is_written: whether a config of a task has the keys.
+    """
+
+    def read(config: PublishedConfig, task: Params) -> None:
+        del task
+        for key, value in values.items():
+            config.expect(key, value)
+
+    return Part(read, lambda task: dict(values) if is_written else {})
 
 
-def settings_config(task: Params, settings: Iterable[Setting]) -> dict[str, Any]:
-    """Returns the keys and values of settings, from the Params of a task."""
-    return {setting.key: setting.value(task) for setting in settings}
+def always(values: Mapping[str, Any]) -> Part:
+    """Returns the part of hyperparameters that no key decides.
+
+    Args:
+      values: path, as in `setting` -> value.
+    """
+
+    def read(config: PublishedConfig, task: Params) -> None:
+        del config
+        for path, value in values.items():
+            _set(task, path, value)
+
+    return Part(read)
+
+
+def _set(task: Params, path: str, value: Any) -> None:
+    task.set_path(path.replace("attention.", "decoder.layer.self_attention."), value)
+
+
+def unread(*keys: str) -> Part:
+    """Returns the part of keys that may have any value, since no layer reads them."""
+    return Part(lambda config, task: [config.get(key, None) for key in keys])
+
+
+def layered(
+    kinds: Callable[[PublishedConfig], Sequence[str]],
+    attentions: Callable[[PublishedConfig, Params], Mapping[str, Params]] = attentions_by_type,
+    values: Callable[[Params], dict[str, Any]] = lambda task: windows_config(task.decoder),
+) -> Part:
+    """Returns the part of layers whose self-attentions differ.
+
+    Args:
+      kinds: returns the type of each layer's attention.
+      attentions: returns type -> Params, given the Params that all have in common.
+      values: as in `Part`.
+    """
+
+    def read(config: PublishedConfig, task: Params) -> None:
+        common = task.decoder.layer.self_attention
+        set_pattern(config, task.decoder, kinds(config), attentions(config, common))
+
+    return Part(read, values)
+
+
+def _read_window(config: PublishedConfig, task: Params) -> None:
+    task.decoder.layer.self_attention.window = sliding_window(config)
 
 
 # Keys of many families.
-BIASES = Setting("attention_bias", ("attention.use_bias", "attention.use_output_bias"), False)
-FEED_FORWARD_BIAS = Setting("mlp_bias", ("decoder.layer.feed_forward.use_bias",), False)
-JITTER = Setting("router_jitter_noise", ("decoder.moe.router.jitter",), 0.0)
+BIASES = setting("attention_bias", "attention.use_bias", "attention.use_output_bias", null=False)
+FEED_FORWARD_BIAS = setting("mlp_bias", "decoder.layer.feed_forward.use_bias", null=False)
+JITTER = setting("router_jitter_noise", "decoder.moe.router.jitter", null=0.0)
+SILU = fixed({"hidden_act": "silu"}, is_written=True)
+# One sliding window in all layers.
+WINDOW = Part(
+    _read_window,
+    lambda task: {"sliding_window": windows_config(task.decoder)["sliding_window"]},
+)

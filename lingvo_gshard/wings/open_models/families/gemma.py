@@ -9,33 +9,28 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
-    DECODER,
     DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
     NORMS,
     OUTPUT_NORMS,
+    decoder,
     layer_row,
-    plain_config,
-    plain_task,
 )
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
-    Family,
-    attentions_by_type,
+    Part,
+    always,
+    fixed,
     layer_types,
+    layered,
     pattern_of,
-    set_pattern,
+    unread,
     windows_config,
 )
-from lingvo_gshard.wings.open_models.families.rope import (
-    rope_config,
-    ropes_config,
-    rotated_by_type,
-    set_rope,
-)
+from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
 _NORMS = (
     NORMS[0],
@@ -89,76 +84,37 @@ _GEMMA3_DEFAULTS = _DEFAULTS | {
 }
 
 
-def _of_all(config: PublishedConfig) -> Params:
-    """Returns what all generations share, without rotations."""
-    config.expect("attention_bias", False)
-    config.expect("use_bidirectional_attention", False)
-    task = plain_task(config)
-    task.decoder.layer.norm.zero_centered = True
-    task.decoder.layer.feed_forward.activation = "geglu_tanh"
-    # 0 stands for the square root of the model dimension.
-    return task.set(embedding_scale=0.0)
-
-
-def _common(config: PublishedConfig) -> Params:
-    """Returns what Gemma 2 and 3 share, with attentions that have neither window nor rotation."""
-    config.expect("hidden_activation", _GELU)
-    for name in ("hidden_act", "cache_implementation"):
-        # Some configs also have these keys; no model reads them.
-        config.get(name, None)
-    task = _of_all(config)
-    layer = task.decoder.layer
-    layer.norm_position = "both"
-    layer.self_attention.set(
+def _read_attention(config: PublishedConfig, task: Params) -> None:
+    task.decoder.layer.self_attention.set(
         query_scale=config.get("query_pre_attn_scalar", kind=float, least=1) ** -0.5,
         logit_cap=config.get("attn_logit_softcapping", 0.0),
     )
-    return task.set(logit_cap=config.get("final_logit_softcapping", 0.0))
+    task.logit_cap = config.get("final_logit_softcapping", 0.0)
 
 
-def _common_config(task: Params) -> dict[str, Any]:
-    decoder = task.decoder
-    attention = pattern_of(decoder)[0]
+def _attention_config(task: Params) -> dict[str, Any]:
+    attention = pattern_of(task.decoder)[0]
     scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     return {
-        **plain_config(task),
-        "hidden_activation": _GELU,
-        "attention_bias": False,
         "query_pre_attn_scalar": round(scale**-2, 6),
         "attn_logit_softcapping": attention.logit_cap or None,
         "final_logit_softcapping": task.logit_cap or None,
-        **windows_config(decoder),
     }
 
 
-def _gemma2_task(config: PublishedConfig) -> Params:
-    task = _common(config)
-    attention = task.decoder.layer.self_attention
-    set_rope(config, attention, config.rope())
+def _gemma2_kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
     pattern = config.get("sliding_window_pattern", 2)
     if pattern != 2 and not config.is_given("layer_types"):
         raise UserError(
             f"{config.where}: sliding_window_pattern is {pattern!r}, which Gemma 2 does not "
             "have; 2 was expected"
         )
-    set_pattern(
-        config, task.decoder, layer_types(config, period=2), attentions_by_type(config, attention)
-    )
-    return task
+    return layer_types(config, period=2)
 
 
-def _gemma2_config(task: Params) -> dict[str, Any]:
-    return {**_common_config(task), **rope_config(task.decoder.layer.self_attention)}
-
-
-def _gemma3_task(config: PublishedConfig) -> Params:
-    task = _common(config)
-    attention = task.decoder.layer.self_attention
-    attention.qk_norm = True
-    attention.query_key_norm = task.decoder.layer.norm.copy()
-    bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
-    ropes = {k: config.get(name, None, float) for k, name in bases.items()}
-    attentions = rotated_by_type(config, attention, ropes)
+def _gemma3_kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
     period = config.get("sliding_window_pattern", 6, least=1)
     # transformers writes it and never reads it.
     written = config.get("_sliding_window_pattern", period)
@@ -167,55 +123,79 @@ def _gemma3_task(config: PublishedConfig) -> Params:
             f"{config.where}: _sliding_window_pattern is {written!r}, which has no effect; name it "
             "sliding_window_pattern"
         )
-    set_pattern(config, task.decoder, layer_types(config, period), attentions)
-    return task
+    return layer_types(config, period)
 
 
-def _gemma3_config(task: Params) -> dict[str, Any]:
+def _gemma3_attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention."""
+    bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
+    ropes = {kind: config.get(name, None, float) for kind, name in bases.items()}
+    return rotated_by_type(config, attention, ropes)
+
+
+def _gemma3_layers_config(task: Params) -> dict[str, Any]:
     ropes = ropes_config(pattern_of(task.decoder), {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE})
-    return {**_common_config(task), **ropes}
+    return {**ropes, **windows_config(task.decoder)}
 
 
-def _gemma_task(config: PublishedConfig) -> Params:
-    task = _of_all(config)
-    # Old files name another function, and transformers takes this one for it.
-    config.expect("hidden_act", _GELU, "gelu")
-    # No model reads it.
-    config.get("hidden_activation", None)
-    set_rope(config, task.decoder.layer.self_attention, config.rope())
-    return task
+def _set_norms(config: PublishedConfig, task: Params) -> None:
+    del config
+    norm = task.decoder.layer.norm.copy()
+    task.decoder.layer.self_attention.set(qk_norm=True, query_key_norm=norm)
 
 
-def _gemma_config(task: Params) -> dict[str, Any]:
-    return {
-        **plain_config(task),
-        **rope_config(task.decoder.layer.self_attention),
-        "hidden_act": _GELU,
-        "attention_bias": False,
-    }
-
-
-GEMMA = Family(
+# What all generations share, without rotations.
+_COMMON = (
+    fixed({"attention_bias": False}, is_written=True),
+    fixed({"use_bidirectional_attention": False}),
+    always(
+        {
+            "decoder.layer.norm.zero_centered": True,
+            "decoder.layer.feed_forward.activation": "geglu_tanh",
+            # 0 stands for the square root of the model dimension.
+            "embedding_scale": 0.0,
+        }
+    ),
+)
+# What Gemma 2 and 3 share.
+_LATER = (
+    *_COMMON,
+    fixed({"hidden_activation": _GELU}, is_written=True),
+    # Some configs also have these keys; no model reads them.
+    unread("hidden_act", "cache_implementation"),
+    always({"decoder.layer.norm_position": "both"}),
+    Part(_read_attention, _attention_config),
+)
+GEMMA = decoder(
     model_type="gemma",
     architecture="GemmaForCausalLM",
-    table=DECODER,
-    read_task=_gemma_task,
-    config_of=_gemma_config,
+    parts=(
+        *_COMMON,
+        # Old files name another function, and transformers takes this one for it.
+        Part(
+            lambda config, task: config.expect("hidden_act", _GELU, "gelu"),
+            lambda task: {"hidden_act": _GELU},
+        ),
+        unread("hidden_activation"),
+        ROPE,
+    ),
     defaults=_GEMMA_DEFAULTS,
 )
-GEMMA2 = Family(
+GEMMA2 = decoder(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     table=_TABLE,
-    read_task=_gemma2_task,
-    config_of=_gemma2_config,
+    parts=(*_LATER, ROPE, layered(_gemma2_kinds)),
     defaults=_DEFAULTS,
 )
-GEMMA3 = Family(
+GEMMA3 = decoder(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     table=(*_TABLE, *HEAD_NORMS),
-    read_task=_gemma3_task,
-    config_of=_gemma3_config,
+    parts=(
+        *_LATER,
+        Part(_set_norms),
+        layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),
+    ),
     defaults=_GEMMA3_DEFAULTS,
 )

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
+    NORMS_BY_HEAD,
+    USUAL,
+    decoder,
 )
 from lingvo_gshard.wings.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
+    SIGMOID_EXPERTS,
     expert_rows,
-    set_sigmoid_experts,
-    sigmoid_config,
 )
-from lingvo_gshard.wings.open_models.families.family import Family, Setting, extra_layers
+from lingvo_gshard.wings.open_models.families.family import extra_layers, setting
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
@@ -43,30 +39,17 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "use_qk_norm": False,
     "vocab_size": 151552,
 }
-_SETTINGS = (
-    Setting("attention_bias", ("attention.use_bias",), False),
-    Setting("use_qk_norm", ("attention.qk_norm",), False),
-)
-
-
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config, *_SETTINGS)
-    layer = task.decoder.layer
-    layer.self_attention.query_key_norm.epsilon = layer.norm.epsilon
-    set_sigmoid_experts(config, task.decoder)
-    return task
-
-
-def _config(task: Params) -> dict[str, Any]:
-    return {**decoder_config(task, *_SETTINGS), **sigmoid_config(task.decoder)}
-
-
-FAMILY = Family(
+FAMILY = decoder(
     model_type="glm4_moe",
     architecture="Glm4MoeForCausalLM",
     table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        setting("attention_bias", "attention.use_bias", null=False),
+        NORMS_BY_HEAD,
+        setting("use_qk_norm", "attention.qk_norm", null=False),
+        SIGMOID_EXPERTS,
+    ),
     defaults=_DEFAULTS,
     aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
+    USUAL,
+    decoder,
     layer_row,
 )
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
-    Family,
-    Setting,
-    attentions_by_type,
+    always,
     layer_types,
-    read_settings,
-    set_pattern,
-    windows_config,
+    layered,
+    setting,
+    unread,
 )
 
 # Gates and factors are published as neighbors in one tensor.
@@ -44,11 +38,6 @@ _EXPERTS = (
     layer_row("mlp.experts.down_proj_bias", "feed_forward.experts.b_out", "EM->EM"),
 )
 _SINKS = layer_row("self_attn.sinks", "self_attention.sinks", "N->N")
-# Read once the layers have experts.
-_GATES = (
-    Setting("swiglu_alpha", ("decoder.moe.experts.gate_alpha",), kind=float),
-    Setting("swiglu_limit", ("decoder.moe.experts.gate_limit",), kind=float),
-)
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": True,
     "head_dim": 64,
@@ -78,36 +67,27 @@ _DEFAULTS = DECODER_DEFAULTS | {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config, BIASES)
-    decoder, attention = task.decoder, task.decoder.layer.self_attention
-    attention.use_sinks = True
-    kinds = layer_types(config, period=2)
-    set_pattern(config, decoder, kinds, attentions_by_type(config, attention))
-    for name in ("initial_context_length", "experts_per_token"):
-        # The first is also in the rotary parameters, the second is num_experts_per_tok.
-        config.get(name, None)
-    moe = LOCAL_EXPERTS.read(config, decoder)
-    moe.router.use_bias = True
-    moe.experts.set(use_bias=True, activation="clamped_swiglu")
-    read_settings(config, task, _GATES)
-    return task
-
-
-def _config(task: Params) -> dict[str, Any]:
-    return {
-        **decoder_config(task, BIASES, *_GATES),
-        **windows_config(task.decoder),
-        **LOCAL_EXPERTS.config(task.decoder),
-    }
-
-
-FAMILY = Family(
+_BIASED = {
+    "decoder.moe.router.use_bias": True,
+    "decoder.moe.experts.use_bias": True,
+    "decoder.moe.experts.activation": "clamped_swiglu",
+}
+FAMILY = decoder(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
     table=(*DECODER, _SINKS, *_EXPERTS),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        BIASES,
+        always({"attention.use_sinks": True}),
+        layered(lambda config: layer_types(config, period=2)),
+        # The first is also in the rotary parameters, the second is num_experts_per_tok.
+        unread("initial_context_length", "experts_per_token"),
+        LOCAL_EXPERTS,
+        always(_BIASED),
+        setting("swiglu_alpha", "decoder.moe.experts.gate_alpha", kind=float),
+        setting("swiglu_limit", "decoder.moe.experts.gate_limit", kind=float),
+    ),
     defaults=_DEFAULTS,
     aliases={"num_experts": "num_local_experts"},
 )

@@ -10,12 +10,11 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
-    DECODER,
     DECODER_DEFAULTS,
     EMBEDDINGS,
     NORMS,
-    decoder_config,
-    decoder_task,
+    USUAL,
+    decoder,
     fused_rows,
     layer_row,
 )
@@ -23,8 +22,8 @@ from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FEED_FORWARD_BIAS,
-    Family,
-    settings_config,
+    Part,
+    setting,
 )
 
 _ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
@@ -53,9 +52,8 @@ _EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
 _SHARED_DEFAULTS = _EXPERTS_DEFAULTS | {"shared_intermediate_size": 0}
 
 
-def _common(config: PublishedConfig) -> Params:
-    """Returns what all models share: a decoder whose parts have constant factors."""
-    task = decoder_task(config, BIASES)
+def _read_factors(config: PublishedConfig, task: Params) -> None:
+    """Gives the parts of a decoder their constant factors."""
     layer = task.decoder.layer
     factors = {name: config.get(name, 1.0, float) for name in _MULTIPLIERS}
     for name, factor in factors.items():
@@ -63,18 +61,17 @@ def _common(config: PublishedConfig) -> Params:
             raise UserError(f"{config.where}: {name} is {factor}; a number above 0 was expected")
     layer.self_attention.query_scale = float(factors["attention_multiplier"])
     layer.residual_scale = float(factors["residual_multiplier"])
-    return task.set(
+    task.set(
         embedding_scale=float(factors["embedding_multiplier"]),
         logit_scale=1.0 / factors["logits_scaling"],
     )
 
 
-def _common_config(task: Params) -> dict[str, Any]:
+def _factors_config(task: Params) -> dict[str, Any]:
     layer = task.decoder.layer
     attention = layer.self_attention
     scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     return {
-        **decoder_config(task, BIASES),
         "attention_multiplier": scale,
         "embedding_multiplier": task.embedding_scale or task.model_dim**0.5,
         # Without the digits that rounding adds.
@@ -83,58 +80,28 @@ def _common_config(task: Params) -> dict[str, Any]:
     }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = _common(config)
-    FEED_FORWARD_BIAS.read(config, task)
-    return task
-
-
-def _config(task: Params) -> dict[str, Any]:
-    return {**_common_config(task), **settings_config(task, (FEED_FORWARD_BIAS,))}
-
-
-def _experts_task(config: PublishedConfig) -> Params:
-    task = _common(config)
-    LOCAL_EXPERTS.read(config, task.decoder)
-    return task
-
-
-def _experts_config(task: Params) -> dict[str, Any]:
-    return {**_common_config(task), **LOCAL_EXPERTS.config(task.decoder)}
-
-
-def _shared_task(config: PublishedConfig) -> Params:
-    task = _experts_task(config)
-    task.decoder.moe.shared_hidden_dim = config.get("shared_intermediate_size", 0)
-    return task
-
-
-def _shared_config(task: Params) -> dict[str, Any]:
-    shared = task.decoder.moe.shared_hidden_dim
-    return {**_experts_config(task), "shared_intermediate_size": shared}
-
-
-DENSE = Family(
+_PARTS = (*USUAL, BIASES, Part(_read_factors, _factors_config))
+DENSE = decoder(
     model_type="granite",
     architecture="GraniteForCausalLM",
-    table=DECODER,
-    read_task=_task,
-    config_of=_config,
+    parts=(*_PARTS, FEED_FORWARD_BIAS),
     defaults=_DEFAULTS,
 )
-EXPERTS = Family(
+EXPERTS = decoder(
     model_type="granitemoe",
     architecture="GraniteMoeForCausalLM",
     table=(*_ROWS, *_EXPERTS),
-    read_task=_experts_task,
-    config_of=_experts_config,
+    parts=(*_PARTS, LOCAL_EXPERTS),
     defaults=_EXPERTS_DEFAULTS,
 )
-SHARED = Family(
+SHARED = decoder(
     model_type="granitemoeshared",
     architecture="GraniteMoeSharedForCausalLM",
     table=(*_ROWS, *_EXPERTS, *_SHARED),
-    read_task=_shared_task,
-    config_of=_shared_config,
+    parts=(
+        *_PARTS,
+        LOCAL_EXPERTS,
+        setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
+    ),
     defaults=_SHARED_DEFAULTS,
 )

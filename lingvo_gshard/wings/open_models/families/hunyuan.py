@@ -6,6 +6,7 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
@@ -14,12 +15,23 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     EMBEDDINGS,
     FEED_FORWARD,
     NORMS,
+    NORMS_BY_HEAD,
+    decoder,
     layer_row,
-    plain_config,
-    plain_task,
 )
-from lingvo_gshard.wings.open_models.families.experts import expert_rows, shared_rows, top_k_experts
-from lingvo_gshard.wings.open_models.families.family import BIASES, Family
+from lingvo_gshard.wings.open_models.families.experts import (
+    dropless_experts,
+    expert_rows,
+    shared_rows,
+)
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    SILU,
+    Part,
+    always,
+    fixed,
+    unread,
+)
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
@@ -32,24 +44,22 @@ _ROWS = (
     layer_row("self_attn.key_layernorm.weight", "self_attention.key_norm.scale", "M->M"),
 )
 # Keys of published files that no class of transformers reads, with the values that they may have.
-_UNREAD: dict[str, tuple[Any, ...]] = {
-    "cla_share_factor": (),
-    "dense_list": (),
-    "norm_type": ("rms",),
-    "position_embedding_xdrope": (False,),
-    "use_cla": (False,),
-    "use_mla": (False,),
-    "use_qk_norm": (True,),
-    "use_rotary_pos_emb": (True,),
+_FIXED = {
+    "norm_type": "rms",
+    "position_embedding_xdrope": False,
+    "use_cla": False,
+    "use_mla": False,
+    "use_qk_norm": True,
+    "use_rotary_pos_emb": True,
 }
-_EXPERTS_UNREAD: dict[str, tuple[Any, ...]] = {
-    "group_limited_greedy": (False,),
-    "moe_drop_tokens": (False,),
-    "moe_layer_num_skipped": (0,),
-    "moe_random_routing_dropped_token": (False,),
-    "norm_topk_prob": (True,),
-    "routed_scaling_factor": (1.0,),
-    "use_mixed_mlp_moe": (True,),
+_EXPERTS_FIXED = {
+    "group_limited_greedy": False,
+    "moe_drop_tokens": False,
+    "moe_layer_num_skipped": 0,
+    "moe_random_routing_dropped_token": False,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "use_mixed_mlp_moe": True,
 }
 # Parameters that files give beside `alpha`, and that nobody reads then.
 _BESIDE_ALPHA = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "type")
@@ -61,15 +71,8 @@ _DEFAULTS = DECODER_DEFAULTS | {
 _EXPERTS_DEFAULTS = _DEFAULTS | {"moe_topk": 1, "num_experts": 1}
 
 
-def _task(config: PublishedConfig) -> Params:
-    config.expect("hidden_act", "silu")
-    _expect(config, _UNREAD)
-    for name in ("eod_token_id", "attention_head_dim"):
-        config.get(name, None)
-    task = plain_task(config, BIASES)
+def _read_rope(config: PublishedConfig, task: Params) -> None:
     attention = task.decoder.layer.self_attention
-    attention.set(qk_norm=True, normalizes_rotated=True)
-    attention.query_key_norm.epsilon = task.decoder.layer.norm.epsilon
     rope = config.rope()
     if rope["rope_type"] == "dynamic" and rope.get("alpha"):
         plain = {k: v for k, v in rope.items() if k not in (*_BESIDE_ALPHA, "alpha")}
@@ -77,66 +80,36 @@ def _task(config: PublishedConfig) -> Params:
         attention.rotary_scaling = AlphaNTKScaling.params().set(alpha=float(rope["alpha"]))
     else:
         set_rope(config, attention, rope)
-    return task
 
 
-def _expect(config: PublishedConfig, keys: dict[str, tuple[Any, ...]]) -> None:
-    """Checks keys that may have only some values; without values, all are allowed."""
-    for name, valid in keys.items():
-        if valid:
-            config.expect(name, *valid)
-        else:
-            config.get(name, None)
-
-
-def _config(task: Params) -> dict[str, Any]:
+def _rope_config(task: Params) -> dict[str, Any]:
     attention = task.decoder.layer.self_attention
     scaling = attention.rotary_scaling
-    if scaling.cls is AlphaNTKScaling:
-        base = attention.rotary_base
-        rope = {"rope_type": "dynamic", "rope_theta": base, "alpha": scaling.alpha}
-        values: dict[str, Any] = {"rope_parameters": rope}
-    else:
-        values = rope_config(attention)
-    return {
-        **plain_config(task, BIASES),
-        **values,
-        "hidden_act": "silu",
-    }
+    if scaling.cls is not AlphaNTKScaling:
+        return rope_config(attention)
+    base = attention.rotary_base
+    rope = {"rope_type": "dynamic", "rope_theta": base, "alpha": scaling.alpha}
+    return {"rope_parameters": rope}
 
 
-def _experts_task(config: PublishedConfig) -> Params:
-    task = _task(config)
-    _expect(config, _EXPERTS_UNREAD)
+def _read_experts(config: PublishedConfig, task: Params) -> None:
     hidden_dim = config.get("intermediate_size")
-    moe = top_k_experts(
-        experts=_of_all_layers(config, "num_experts", config.get("num_experts", None, object)),
-        k=_of_all_layers(config, "moe_topk", config.get("moe_topk", None, object)),
-        hidden_dim=hidden_dim,
-        normalize=True,
-        balance_weight=0.0,
-    )
+    count, k = (_of_all_layers(config, name) for name in ("num_experts", "moe_topk"))
+    router = TopKRouter.params().set(k=k, normalize=True, auxiliary_loss_weight=0.0)
+    moe = dropless_experts(router, count, hidden_dim)
     for name, value in (("moe_intermediate_size", hidden_dim), ("num_shared_expert", 1)):
-        _of_all_layers(config, name, config.get(name, value, object), value)
+        _of_all_layers(config, name, value)
     moe.shared_hidden_dim = hidden_dim
     task.decoder.set(moe_every=1, moe=moe)
-    return task
 
 
-def _of_all_layers(
-    config: PublishedConfig, name: str, value: object, expected: int | None = None
-) -> int:
-    """Returns a whole number that a config may have once or for each layer.
-
-    Args:
-      config: the config, for messages.
-      name: the key.
-      value: its value.
-      expected: the only number that is supported; None for any.
+def _of_all_layers(config: PublishedConfig, name: str, expected: int | None = None) -> int:
+    """Returns a whole number that a config may have once or for each layer: `expected`, if given.
 
     Raises:
       UserError: layers differ, or the number is no supported one.
     """
+    value = config.get(name, expected, object)
     values = set(value) if isinstance(value, list) else {value}
     found = values.pop() if len(values) == 1 else None
     if not isinstance(found, int) or found < 1 or expected not in (None, found):
@@ -148,27 +121,33 @@ def _of_all_layers(
 def _experts_config(task: Params) -> dict[str, Any]:
     moe = task.decoder.moe
     return {
-        **_config(task),
         "intermediate_size": moe.hidden_dim,
         "num_experts": moe.num_experts,
         "moe_topk": moe.router.k,
     }
 
 
-DENSE = Family(
+_PARTS = (
+    SILU,
+    fixed(_FIXED),
+    unread("cla_share_factor", "dense_list", "eod_token_id", "attention_head_dim"),
+    BIASES,
+    NORMS_BY_HEAD,
+    always({"attention.normalizes_rotated": True}),
+    Part(_read_rope, _rope_config),
+)
+DENSE = decoder(
     model_type="hunyuan_v1_dense",
     architecture="HunYuanDenseV1ForCausalLM",
     table=(*_ROWS, *FEED_FORWARD),
-    read_task=_task,
-    config_of=_config,
+    parts=_PARTS,
     defaults=_DEFAULTS,
 )
-EXPERTS = Family(
+EXPERTS = decoder(
     model_type="hunyuan_v1_moe",
     architecture="HunYuanMoEV1ForCausalLM",
     table=(*_ROWS, *expert_rows("mlp", router="gate.wg"), *shared_rows("mlp.shared_mlp")),
-    read_task=_experts_task,
-    config_of=_experts_config,
+    parts=(*_PARTS, fixed(_EXPERTS_FIXED), Part(_read_experts, _experts_config)),
     defaults=_EXPERTS_DEFAULTS,
     aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
 )

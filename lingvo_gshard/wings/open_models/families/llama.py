@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
-)
-from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS, Family
+from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS
 
-_SETTINGS = (BIASES, FEED_FORWARD_BIAS)
-FAMILY = Family(
+FAMILY = decoder(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    table=DECODER,
-    read_task=lambda config: decoder_task(config, *_SETTINGS),
-    config_of=lambda task: decoder_config(task, *_SETTINGS),
+    parts=(*USUAL, BIASES, FEED_FORWARD_BIAS),
     defaults=DECODER_DEFAULTS | {"attention_bias": False, "mlp_bias": False},
 )

@@ -18,8 +18,8 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER_DEFAULTS,
     EMBEDDINGS,
     NORMS,
-    decoder_config,
-    decoder_task,
+    USUAL,
+    decoder,
     feed_forward_rows,
     layer_row,
 )
@@ -27,13 +27,14 @@ from lingvo_gshard.wings.open_models.families.experts import dropless_experts, s
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
-    Family,
+    Part,
     attention_of_layers,
+    layered,
     pattern_of,
     rotating,
     run_in_periods,
-    set_pattern,
     types_of_layers,
+    unread,
 )
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
@@ -71,12 +72,8 @@ _DEFAULTS = DECODER_DEFAULTS | {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config, BIASES)
-    # No layer of transformers reads them.
-    for name in ("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"):
-        config.get(name, None)
-    decoder, attention = task.decoder, task.decoder.layer.self_attention
+def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params, of attentions that rotate and of others."""
     attention.rotary_pairs = NEIGHBORS
     rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
     if config.get("use_qk_norm", False):
@@ -86,15 +83,11 @@ def _task(config: PublishedConfig) -> Params:
     if config.get("attn_temperature_tuning", False, object):
         plain.set(temperature_floor=floor, temperature_scale=float(scale))
     chunk = config.get("attention_chunk_size", 0)
-    attentions = {
+    return {
         f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(chunk=size)
         for each in (rotated, plain)
         for kind, size in ((_CHUNKED, chunk), (FULL, 0))
     }
-    set_pattern(config, decoder, _kinds(config), attentions)
-    _set_experts(config, decoder)
-    run_in_periods(decoder)
-    return task
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -117,13 +110,14 @@ def _kinds(config: PublishedConfig) -> list[str]:
     ]
 
 
-def _set_experts(config: PublishedConfig, decoder: Params) -> None:
+def _read_experts(config: PublishedConfig, task: Params) -> None:
     """Sets the experts of a decoder, and the size of its other layers.
 
     Raises:
       UserError: `moe_layers` has other layers than every n-th.
     """
     config.expect("num_experts_per_tok", 1)
+    decoder = task.decoder
     hidden_dim, every = config.get("intermediate_size"), config.get("interleave_moe_layer_step")
     router = SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False)
     moe = dropless_experts(router, config.get("num_local_experts"), hidden_dim)
@@ -136,23 +130,29 @@ def _set_experts(config: PublishedConfig, decoder: Params) -> None:
             f"{config.where}: moe_layers is {found}, which is not supported; {usual} was expected, "
             f"by interleave_moe_layer_step={every}"
         )
+    run_in_periods(decoder)
 
 
-def _config(task: Params) -> dict[str, Any]:
+def _layers_config(task: Params) -> dict[str, Any]:
     decoder, pattern = task.decoder, pattern_of(task.decoder)
-    layers, moe = attention_of_layers(decoder), decoder.moe
+    layers = attention_of_layers(decoder)
     warm = next((each for each in pattern if each.temperature_floor), None)
     tuned = {}
     if warm:
         tuned = {"floor_scale": warm.temperature_floor, "attn_scale": warm.temperature_scale}
     return {
-        **decoder_config(task, BIASES),
         "use_qk_norm": rotating(decoder).qk_norm,
         "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
         "layer_types": [_CHUNKED if each.chunk else FULL for each in layers],
         "attention_chunk_size": max(each.chunk for each in pattern) or None,
         "attn_temperature_tuning": warm is not None,
         **tuned,
+    }
+
+
+def _experts_config(task: Params) -> dict[str, Any]:
+    decoder, moe = task.decoder, task.decoder.moe
+    return {
         "interleave_moe_layer_step": decoder.moe_every,
         "intermediate_size": moe.hidden_dim,
         "intermediate_size_mlp": decoder.hidden_dim,
@@ -160,7 +160,7 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY = decoder(
     model_type="llama4_text",
     architecture="Llama4ForCausalLM",
     table=(
@@ -172,7 +172,13 @@ FAMILY = Family(
         *_EXPERTS,
         *shared_rows("feed_forward.shared_expert"),
     ),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        BIASES,
+        # No layer of transformers reads them.
+        unread("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"),
+        layered(_kinds, _attentions, _layers_config),
+        Part(_read_experts, _experts_config),
+    ),
     defaults=_DEFAULTS,
 )

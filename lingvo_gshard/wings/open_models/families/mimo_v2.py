@@ -10,12 +10,7 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    layer_row,
-    plain_config,
-    plain_task,
-)
+from lingvo_gshard.wings.open_models.families.decoder import DECODER, decoder, layer_row
 from lingvo_gshard.wings.open_models.families.experts import (
     EXPERT_ALIASES,
     SHARED_EXPERT,
@@ -25,12 +20,13 @@ from lingvo_gshard.wings.open_models.families.experts import (
 )
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
+    SILU,
     SLIDING,
-    Family,
-    Setting,
+    Part,
+    layered,
     pattern_of,
     run_in_periods,
-    set_pattern,
+    setting,
     sliding_window,
     types_of_layers,
     windows_config,
@@ -41,11 +37,6 @@ _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334
 _DENSE, _SPARSE = "dense", "sparse"
 _SINKS = layer_row("self_attn.attention_sink_bias", "self_attention.sinks", "N->N")
-_SETTINGS = (
-    Setting("attention_bias", ("attention.use_bias",), False),
-    Setting("attention_value_scale", ("attention.value_scale",), 1.0),
-    Setting("v_head_dim", ("attention.value_dim",)),
-)
 _DEFAULTS = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -72,26 +63,20 @@ _DEFAULTS = {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    config.expect("hidden_act", "silu")
-    task = plain_task(config, *_SETTINGS)
-    decoder = task.decoder
-    types = types_of_layers(
-        config, [SLIDING if i and (i + 1) % 6 else FULL for i in range(decoder.num_layers)]
-    )
-    set_pattern(config, decoder, types, _attentions(config, task))
-    decoder.set(dense_first=_dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
-    run_in_periods(decoder)
-    return task
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
+    layers = config.get("num_hidden_layers")
+    usual = [SLIDING if i and (i + 1) % 6 else FULL for i in range(layers)]
+    return types_of_layers(config, usual)
 
 
-def _attentions(config: PublishedConfig, task: Params) -> dict[str, Params]:
+def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the self-attention.
 
     Raises:
       UserError: the rotated part of a head has an odd number of dimensions.
     """
-    attention, head_dim = task.decoder.layer.self_attention, config.get("head_dim")
+    head_dim = config.get("head_dim")
     # This key of published files does not count the position itself.
     size = config.get("sliding_window_size", None, int) or sliding_window(config)
     near = attention.copy().set(
@@ -127,32 +112,44 @@ def _dense_layers(config: PublishedConfig) -> int:
     return first
 
 
-def _config(task: Params) -> dict[str, Any]:
-    decoder, pattern = task.decoder, pattern_of(task.decoder)
+def _layers_config(task: Params) -> dict[str, Any]:
+    pattern = pattern_of(task.decoder)
     windows = [each for each in pattern if each.window]
     heads = {each.num_key_value_heads // (2 if each.window else 1) for each in pattern}
-    experts = sigmoid_config(decoder)
-    for name in ("first_k_dense_replace", "n_shared_experts"):
-        del experts[name]
-    dense = decoder.dense_first
     return {
-        **plain_config(task, *_SETTINGS),
         **ropes_config(pattern, _BASES),
-        **experts,
-        "hidden_act": "silu",
-        "layer_types": windows_config(decoder)["layer_types"],
-        "mlp_layer_types": [_DENSE] * dense + [_SPARSE] * (decoder.num_layers - dense),
+        "layer_types": windows_config(task.decoder)["layer_types"],
         "num_key_value_heads": heads.pop(),
         "sliding_window": windows[0].window + 1 if windows else 129,
     }
 
 
-FAMILY = Family(
+def _read_experts(config: PublishedConfig, task: Params) -> None:
+    decoder = task.decoder
+    decoder.set(dense_first=_dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
+    run_in_periods(decoder)
+
+
+def _experts_config(task: Params) -> dict[str, Any]:
+    dense, values = task.decoder.dense_first, sigmoid_config(task)
+    for name in ("first_k_dense_replace", "n_shared_experts"):
+        del values[name]
+    types = [_DENSE] * dense + [_SPARSE] * (task.decoder.num_layers - dense)
+    return {**values, "mlp_layer_types": types}
+
+
+FAMILY = decoder(
     model_type="mimo_v2_flash",
     architecture="MiMoV2FlashForCausalLM",
     table=(*DECODER, _SINKS, *expert_rows("mlp"), SHARED_EXPERT[-1]),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        SILU,
+        setting("attention_bias", "attention.use_bias", null=False),
+        setting("attention_value_scale", "attention.value_scale", null=1.0),
+        setting("v_head_dim", "attention.value_dim"),
+        layered(_kinds, _attentions, _layers_config),
+        Part(_read_experts, _experts_config),
+    ),
     defaults=_DEFAULTS,
     aliases={"num_local_experts": EXPERT_ALIASES["num_local_experts"]},
     read_left_out=lambda config: ("model.mtp.",),

@@ -5,25 +5,21 @@ https://github.com/MiniMax-AI/MiniMax-M2
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
-    decoder_config,
-    plain_task,
-    set_heads_norm,
+    NORMS_OF_HEADS,
+    decoder,
 )
 from lingvo_gshard.wings.open_models.families.experts import (
-    LOCAL_EXPERTS,
     MIXTRAL_EXPERTS,
+    experts,
     selection_bias,
 )
-from lingvo_gshard.wings.open_models.families.family import JITTER, Family
-from lingvo_gshard.wings.open_models.families.rope import set_rope
+from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part, fixed, unread
+from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 # Keys of published files that the class does not read.
@@ -53,39 +49,25 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "router_jitter_noise": 0.0,
     "vocab_size": 200064,
 }
-_KEYS = dataclasses.replace(LOCAL_EXPERTS, coefficient=0.0)
+# Published files state these keys, though the class has no choice.
+_FIXED = {
+    "qk_norm_type": "per_layer",
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
 
 
-def _task(config: PublishedConfig) -> Params:
-    config.expect("hidden_act", "silu")
-    # Published files state these keys, though the class has no choice.
-    for name, value in (
-        ("qk_norm_type", "per_layer"),
-        ("scoring_func", "sigmoid"),
-        ("shared_intermediate_size", 0),
-        ("use_qk_norm", True),
-        ("use_routing_bias", True),
-    ):
-        config.expect(name, value)
-    for name in _UNREAD:
-        config.get(name, None)
-    task = plain_task(config)
-    set_heads_norm(task)
+def _read_rope(config: PublishedConfig, task: Params) -> None:
     attention, rope = task.decoder.layer.self_attention, config.rope()
     rotated = config.get("rotary_dim", None, int, 2)
     if rotated:
         rope.setdefault("partial_rotary_factor", rotated / attention.head_dim)
     set_rope(config, attention, rope)
-    _KEYS.read(config, task.decoder, SigmoidRouter.params())
-    JITTER.read(config, task)
-    return task
 
 
-def _config(task: Params) -> dict[str, Any]:
-    return {**decoder_config(task, JITTER), **_KEYS.config(task.decoder)}
-
-
-FAMILY = Family(
+FAMILY = decoder(
     model_type="minimax_m2",
     architecture="MiniMaxM2ForCausalLM",
     table=(
@@ -93,8 +75,20 @@ FAMILY = Family(
         *MIXTRAL_EXPERTS,
         selection_bias("block_sparse_moe.e_score_correction_bias"),
     ),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        SILU,
+        fixed(_FIXED),
+        unread(*_UNREAD),
+        NORMS_OF_HEADS,
+        Part(_read_rope, ROPE.values),
+        experts(
+            "num_local_experts",
+            hidden="intermediate_size",
+            coefficient=0.0,
+            router=SigmoidRouter,
+        ),
+        JITTER,
+    ),
     defaults=_DEFAULTS,
     aliases={"num_experts": "num_local_experts"},
 )

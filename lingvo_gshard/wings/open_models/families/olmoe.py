@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
-    set_heads_norm,
+    NORMS_OF_HEADS,
+    USUAL,
+    decoder,
 )
-from lingvo_gshard.wings.open_models.families.experts import ExpertKeys, expert_rows
-from lingvo_gshard.wings.open_models.families.family import Family
+from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts
+from lingvo_gshard.wings.open_models.families.family import fixed
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
@@ -31,28 +27,17 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "router_aux_loss_coef": 0.01,
     "vocab_size": 50304,
 }
-_KEYS = ExpertKeys(hidden="intermediate_size", normalize="norm_topk_prob", coefficient=0.01)
-
-
-def _task(config: PublishedConfig) -> Params:
-    config.expect("attention_bias", False)
-    config.expect("clip_qkv", None)
-    task = decoder_task(config)
-    set_heads_norm(task)
-    _KEYS.read(config, task.decoder)
-    return task
-
-
-def _config(task: Params) -> dict[str, Any]:
-    return {**decoder_config(task), "attention_bias": False, **_KEYS.config(task.decoder)}
-
-
-FAMILY = Family(
+FAMILY = decoder(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
     table=(*DECODER, *expert_rows("mlp")),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        fixed({"attention_bias": False}, is_written=True),
+        fixed({"clip_qkv": None}),
+        NORMS_OF_HEADS,
+        experts(hidden="intermediate_size", normalize="norm_topk_prob", coefficient=0.01),
+    ),
     defaults=_DEFAULTS,
     aliases={"num_local_experts": "num_experts"},
 )

@@ -14,19 +14,19 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     FUSED_ATTENTION,
     NORM_BIASES,
     NORMS,
-    decoder_config,
+    decoder,
     fused_rows,
-    plain_task,
 )
-from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS, MIXTRAL_EXPERTS
+from lingvo_gshard.wings.open_models.families.experts import MIXTRAL_EXPERTS, experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
-    Family,
-    Setting,
-    sliding_window,
-    windows_config,
+    SILU,
+    WINDOW,
+    Part,
+    setting,
+    unread,
 )
-from lingvo_gshard.wings.open_models.families.rope import set_rope
+from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.routers import SparseMixerRouter
 
@@ -58,75 +58,49 @@ _EXPERTS_DEFAULTS = DECODER_DEFAULTS | {
     "vocab_size": 32064,
 }
 _FEED_FORWARD = fused_rows("mlp.gate_up_proj.weight", "mlp.down_proj.weight")
-_DROPOUT = Setting("resid_pdrop", ("decoder.residual_dropout_rate",), 0.0)
-_EXPERTS_SETTINGS = (BIASES, Setting("lm_head_bias", ("use_logit_bias",), False))
 
 
-def _common(config: PublishedConfig, *settings: Setting) -> Params:
-    """Returns what Phi-3 and Phi-3.5-MoE share."""
+def _read_rope(config: PublishedConfig, task: Params) -> None:
     # Also without a scaling, a file may have it.
     config.get(_LENGTH, None)
-    config.expect("hidden_act", "silu")
-    task = plain_task(config, *settings)
-    attention = task.decoder.layer.self_attention
-    attention.window = sliding_window(config)
     rope = config.rope()
     # Names that LongRoPE had in older files.
     if rope["rope_type"] in ("su", "yarn"):
         rope["rope_type"] = "longrope"
-    set_rope(config, attention, rope)
-    return task
+    set_rope(config, task.decoder.layer.self_attention, rope)
 
 
-def _common_config(task: Params, *settings: Setting) -> dict[str, Any]:
-    attention = task.decoder.layer.self_attention
-    scaling = attention.rotary_scaling
+def _rope_config(task: Params) -> dict[str, Any]:
+    scaling = task.decoder.layer.self_attention.rotary_scaling
     length = {_LENGTH: scaling.original_length} if "original_length" in scaling else {}
-    window = windows_config(task.decoder)["sliding_window"]
-    return {**decoder_config(task, *settings), **length, "sliding_window": window}
+    return {**ROPE.values(task), **length}
 
 
-def _task(config: PublishedConfig) -> Params:
-    # No layer reads it.
-    config.get("embd_pdrop", None)
-    return _common(config, _DROPOUT)
+def _set_layer_norm(config: PublishedConfig, task: Params) -> None:
+    del config
+    layer = task.decoder.layer
+    layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon)
 
 
-def _config(task: Params) -> dict[str, Any]:
-    return _common_config(task, _DROPOUT)
-
-
-def _experts_task(config: PublishedConfig) -> Params:
-    task = _common(config, *_EXPERTS_SETTINGS)
-    decoder = task.decoder
-    decoder.layer.norm = LayerNorm.params().set(epsilon=decoder.layer.norm.epsilon)
-    router = SparseMixerRouter.params().set(
-        jitter=config.get("input_jitter_noise", 0.0),
-        threshold=2 * config.get("router_jitter_noise", kind=float),
-    )
-    LOCAL_EXPERTS.read(config, decoder, router)
-    return task
-
-
-def _experts_config(task: Params) -> dict[str, Any]:
-    router = task.decoder.moe.router
-    return {
-        **_common_config(task, *_EXPERTS_SETTINGS),
-        **LOCAL_EXPERTS.config(task.decoder),
-        "input_jitter_noise": router.jitter,
-        "router_jitter_noise": router.threshold / 2,
-    }
-
-
-PHI3 = Family(
+_PARTS = (SILU, WINDOW, Part(_read_rope, _rope_config))
+PHI3 = decoder(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
     table=(*EMBEDDINGS, *FUSED_ATTENTION, *NORMS, *_FEED_FORWARD),
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *_PARTS,
+        unread("embd_pdrop"),
+        setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0),
+    ),
     defaults=_DEFAULTS,
 )
-PHIMOE = Family(
+_THRESHOLD = Part(
+    lambda config, task: task.decoder.moe.router.set(
+        threshold=2 * config.get("router_jitter_noise", kind=float)
+    ),
+    lambda task: {"router_jitter_noise": task.decoder.moe.router.threshold / 2},
+)
+PHIMOE = decoder(
     model_type="phimoe",
     architecture="PhimoeForCausalLM",
     table=(
@@ -135,8 +109,15 @@ PHIMOE = Family(
         *NORM_BIASES,
         *MIXTRAL_EXPERTS,
     ),
-    read_task=_experts_task,
-    config_of=_experts_config,
+    parts=(
+        *_PARTS,
+        BIASES,
+        setting("lm_head_bias", "use_logit_bias", null=False),
+        Part(_set_layer_norm),
+        experts("num_local_experts", hidden="intermediate_size", router=SparseMixerRouter),
+        setting("input_jitter_noise", "decoder.moe.router.jitter", null=0.0),
+        _THRESHOLD,
+    ),
     defaults=_EXPERTS_DEFAULTS,
     aliases={"num_experts": "num_local_experts"},
 )

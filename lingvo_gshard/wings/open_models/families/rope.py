@@ -14,8 +14,10 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
+    Part,
     attentions_by_type,
     original_length,
+    rotating,
 )
 from lingvo_gshard.wings.published_layers.rotary_scaling import (
     DynamicNTKScaling,
@@ -210,6 +212,14 @@ def rope_config(attention: Params) -> dict[str, Any]:
     if kind == "dynamic":
         config["max_position_embeddings"] = scaling.original_length
     return config
+
+
+def _read_rope(config: PublishedConfig, task: Params) -> None:
+    set_rope(config, task.decoder.layer.self_attention, config.rope())
+
+
+# The same rotary positions in all layers that have some.
+ROPE = Part(_read_rope, lambda task: rope_config(rotating(task.decoder)))
 
 
 def _yarn_magnitude(config: PublishedConfig, rope: dict[str, Any]) -> float:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
-)
-from lingvo_gshard.wings.open_models.families.family import FEED_FORWARD_BIAS, Family, Setting
+from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.family import FEED_FORWARD_BIAS, setting
 
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": True,
@@ -24,17 +19,15 @@ _DEFAULTS = DECODER_DEFAULTS | {
     "residual_dropout": 0.1,
     "vocab_size": 155136,
 }
-_SETTINGS = (
-    Setting("attention_bias", ("attention.use_bias",), False),
-    Setting("attention_out_bias", ("attention.use_output_bias",), False),
-    FEED_FORWARD_BIAS,
-    Setting("residual_dropout", ("decoder.residual_dropout_rate",), 0.0),
-)
-FAMILY = Family(
+FAMILY = decoder(
     model_type="seed_oss",
     architecture="SeedOssForCausalLM",
-    table=DECODER,
-    read_task=lambda config: decoder_task(config, *_SETTINGS),
-    config_of=lambda task: decoder_config(task, *_SETTINGS),
+    parts=(
+        *USUAL,
+        setting("attention_bias", "attention.use_bias", null=False),
+        setting("attention_out_bias", "attention.use_output_bias", null=False),
+        FEED_FORWARD_BIAS,
+        setting("residual_dropout", "decoder.residual_dropout_rate", null=0.0),
+    ),
     defaults=_DEFAULTS,
 )

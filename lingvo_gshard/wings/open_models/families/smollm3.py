@@ -7,26 +7,20 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    decoder_config,
-    decoder_task,
-)
+from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FEED_FORWARD_BIAS,
     FULL,
     SLIDING,
-    Family,
     attention_of_layers,
     attentions_by_type,
-    set_pattern,
+    layered,
     types_of_layers,
+    unread,
     windows_config,
 )
 
-_SETTINGS = (BIASES, FEED_FORWARD_BIAS)
 _UNROTATED = ", unrotated"
 _DEFAULTS = DECODER_DEFAULTS | {
     "attention_bias": False,
@@ -45,15 +39,12 @@ _DEFAULTS = DECODER_DEFAULTS | {
 }
 
 
-def _task(config: PublishedConfig) -> Params:
-    task = decoder_task(config, *_SETTINGS)
-    # A key of Qwen2's class, which no layer reads.
-    config.get("max_window_layers", None)
-    attentions = attentions_by_type(config, task.decoder.layer.self_attention)
-    for kind, attention in tuple(attentions.items()):
-        attentions[kind + _UNROTATED] = attention.copy().set(rotary_fraction=0.0)
-    set_pattern(config, task.decoder, _kinds(config), attentions)
-    return task
+def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention, with and without rotations."""
+    attentions = attentions_by_type(config, attention)
+    for kind, each in tuple(attentions.items()):
+        attentions[kind + _UNROTATED] = each.copy().set(rotary_fraction=0.0)
+    return attentions
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -78,20 +69,22 @@ def _kinds(config: PublishedConfig) -> list[str]:
     ]
 
 
-def _config(task: Params) -> dict[str, Any]:
+def _layers_config(task: Params) -> dict[str, Any]:
     layers = attention_of_layers(task.decoder)
-    return {
-        **decoder_config(task, *_SETTINGS),
-        **windows_config(task.decoder),
-        "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
-    }
+    rotated = [int(bool(each.rotary_fraction)) for each in layers]
+    return {**windows_config(task.decoder), "no_rope_layers": rotated}
 
 
-FAMILY = Family(
+FAMILY = decoder(
     model_type="smollm3",
     architecture="SmolLM3ForCausalLM",
-    table=DECODER,
-    read_task=_task,
-    config_of=_config,
+    parts=(
+        *USUAL,
+        BIASES,
+        FEED_FORWARD_BIAS,
+        # A key of Qwen2's class.
+        unread("max_window_layers"),
+        layered(_kinds, _attentions, _layers_config),
+    ),
     defaults=_DEFAULTS,
 )

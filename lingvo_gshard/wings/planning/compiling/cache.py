@@ -116,7 +116,6 @@ class OptimizedHlo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
     Attributes:
       proto: the program of one device, a serialized HloModuleProto.
       memory: bytes per device by class, as runtime.program.memory_bytes returns them.
-      seconds: compile time.
       full_replications: tensors that the partitioner replicates in full to reshard them.
       refused: whether the chip's own compiler reported that the program does not fit, so that it
         was compiled for another chip with more memory.
@@ -216,11 +215,7 @@ def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
 
 
 def _kind(buffer: Any) -> str:
-    """Returns the class of a buffer. An output in an argument's memory counts as an argument.
-
-    Args:
-      buffer: a BufferAllocationProto.
-    """
+    """Returns the class of a BufferAllocationProto; an output in an argument's memory is one."""
     if buffer.is_entry_computation_parameter:
         return "arguments"
     return "outputs" if buffer.maybe_live_out else "temporaries"

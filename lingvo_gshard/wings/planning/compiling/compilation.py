@@ -20,11 +20,11 @@ from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.run.run_records import installed_versions
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo, current_settings
 from lingvo_gshard.wings.planning.compiling.tpu_process import EFFORT, TpuProcess
 from lingvo_gshard.wings.planning.machines import chips, compilers, cuda, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
+from lingvo_gshard.wings.services.run_records import installed_versions
 
 _FEWER_OPTIONS = (
     "libtpu failed a check of its own with asynchronous reduce-scatters: this step is compiled "

@@ -40,11 +40,7 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
     """A process that compiles one program for a topology. Used as a context manager."""
 
     def __init__(self, topology: Topology):
-        """Starts the process, which loads libtpu.
-
-        Args:
-          topology: the slices of TPUs to compile for.
-        """
+        """Starts the process, which loads libtpu."""
         self._topology = topology
         self._directory = tempfile.TemporaryDirectory(prefix="lingvo_gshard-")
         self._log = tempfile.TemporaryFile()

@@ -22,7 +22,6 @@ class Request(msgspec.Struct, frozen=True):
       program: a pickled Program.
       directory: where the compiler writes its files.
       effort: values of jax's configuration by name, which change what is compiled.
-      options: options of libtpu.
     """
 
     program: bytes
@@ -36,7 +35,6 @@ class Answer(msgspec.Struct, frozen=True):
 
     Attributes:
       error: the compiler's message if it refused the program; else empty.
-      code: bytes of the device's code.
     """
 
     error: str = ""

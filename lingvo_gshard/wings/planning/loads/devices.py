@@ -37,9 +37,7 @@ class ExpertDevices:
     its own groups.
 
     Attributes:
-      mesh: the mesh.
       group_axes: axes that split the groups, the major one first.
-      expert_axes: axes that split the experts.
       num_experts: size of E.
     """
 

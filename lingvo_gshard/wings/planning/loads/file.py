@@ -45,10 +45,8 @@ class LayerLoads:
     """The loads of the experts and devices of one layer.
 
     Attributes:
-      layer: path of the layer.
       router: name of the router's class.
       dispatch: name of the dispatch's class.
-      experts: number of experts.
       devices: number of devices that the experts are divided over.
       busiest_expert: the expert with the most choices in all steps.
       busiest_over_mean: choices of the busiest expert over the mean choices of an expert.
@@ -107,8 +105,6 @@ class RouterLoads:
     """A step under the loads that routers had, where a plan takes even loads.
 
     Attributes:
-      path: the file of the loads.
-      steps: number of steps.
       first_step: the first of them.
       last_step: the last of them.
       step_seconds: time of the step under the loads, by step of the file.
@@ -141,10 +137,6 @@ class LayerRecords:
     """The rows of one layer in T steps, scaled to the planned batch.
 
     All counts are for one micro-batch: the mean over the micro-batches of a step.
-
-    Attributes:
-      layer: the planned layer.
-      records: its record in each step.
     """
 
     layer: ExpertLayer
@@ -319,7 +311,6 @@ class Loads:
     """The loads of a model's routers in several steps.
 
     Attributes:
-      path: the file.
       layers: path of a layer -> its records, one for each step, in the order of steps. All layers
         have the same steps.
       is_measured: whether the loads were measured on test rows and not in training steps. There is

@@ -22,12 +22,8 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.runtime.program.step_programs import BatchSpecs
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.planning.loads import file
 from lingvo_gshard.wings.planning.loads.devices import EMPTY, least_largest, place, rows_by_device
 from lingvo_gshard.wings.planning.loads.file import (
@@ -37,22 +33,15 @@ from lingvo_gshard.wings.planning.loads.file import (
     Quantiles,
     RouterLoads,
 )
-from lingvo_gshard.wings.planning.loads.layers import ExpertLayer, expert_layers
+from lingvo_gshard.wings.planning.loads.layers import ExpertLayer
 from lingvo_gshard.wings.planning.plan.plan import Plan
-from lingvo_gshard.wings.services.routers.counts import watched_layers
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord
 
 _MOST_NAMED = 3
 
 
 def notes(loads: Loads, layers: Sequence[LayerRecords], replicas: int) -> list[str]:
-    """Returns the notes.
-
-    Args:
-      loads: the loads.
-      layers: the rows of all layers.
-      replicas: further copies of experts.
-    """
+    """Returns the notes."""
     found = []
     if loads.is_measured:
         found.append(
@@ -106,7 +95,6 @@ class LayerSeconds:
     Attributes:
       experts: time of the experts' arithmetic, forward, rematerialized and backward.
       exchange: time of the all-to-alls between groups and experts.
-      bytes_per_expert: weights of one expert.
     """
 
     experts: float
@@ -186,7 +174,6 @@ class _RatedLayer:
     """One layer under its loads. T is the number of steps.
 
     Attributes:
-      rows: the rows of its experts.
       seconds: the plan's times of the layer.
       replicas: further copies of experts that the placement has.
     """
@@ -410,53 +397,3 @@ class LoadsOptions(Options):
     def read(self) -> Loads | None:
         """Returns the loads in the file; None without a file. UserError for a wrong one."""
         return None if self.loads is None else file.load(self.loads, self.loads_from)
-
-
-@dataclasses.dataclass(frozen=True)
-class GivenLoads:
-    """Loads with the layers with experts that they are of.
-
-    Attributes:
-      loads: the loads.
-      layers: the layers of the planned step.
-      replicas: further copies of experts that the placement has in each layer.
-    """
-
-    loads: Loads
-    layers: Sequence[ExpertLayer]
-    replicas: int
-
-    @classmethod
-    def of(
-        cls,
-        loads: Loads,
-        replicas: int,
-        trainer: Trainer,
-        batch: BatchSpecs,
-        partitioning: Partitioning,
-        name: str,
-        progress: Progress,
-    ) -> GivenLoads:
-        """Returns the loads with the layers of a trainer's step.
-
-        Args:
-          loads: the loads.
-          replicas: further copies of experts that the placement has in each layer.
-          trainer: the trainer.
-          batch: shape and dtype of each array of a batch.
-          partitioning: mesh and strategy of the step.
-          name: name of the experiment.
-          progress: is told when tracing begins.
-
-        Raises:
-          UserError: the loads are of another model, or there is no room for the replicas.
-        """
-        check_model(loads, watched_layers(trainer.task), name)
-        progress.begin("reading the loads")
-        layers = expert_layers(trainer, batch, partitioning)
-        check_replicas(replicas, layers)
-        return cls(loads, layers, replicas)
-
-    def rate(self, plan: Plan) -> RouterLoads:
-        """Returns what a planned step takes under the loads."""
-        return rate(plan, self.layers, self.loads, self.replicas)

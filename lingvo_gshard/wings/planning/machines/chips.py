@@ -31,11 +31,9 @@ class Price:
     """The list price of one chip for one hour, without discounts.
 
     Attributes:
-      amount: the price, in `currency`.
       currency: ISO code, such as "USD".
       region: the provider's region that the price holds in.
       date: year and month of the price, such as "2022-08".
-      source: where it is published.
     """
 
     amount: float
@@ -54,10 +52,8 @@ class Chip:
 
     Attributes:
       key: the chip's name within a topology's name, such as "v3".
-      name: the product name.
       kind: "tpu", "gpu" or "cpu".
       device_kinds: parts of jax's name of such a device, in lower case.
-      partitions: number of partitions of one chip.
       peak_flops: peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8"), in one
         pass.
       vector_flops: peak FLOP/s of elementwise operations; None if it is not published.
@@ -68,7 +64,6 @@ class Chip:
       link_bandwidth: bytes per second of one link in one direction.
       torus_dimensions: dimensions of the torus that the links form; 0 if a switch connects the
         chips of a host.
-      host_chips: number of chips of one host.
       pod_shape: shape of the largest torus, in chips; () if there is no torus.
       network_bandwidth: bytes per second from one partition to other hosts in one direction;
         None if it is not published.

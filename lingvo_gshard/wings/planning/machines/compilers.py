@@ -54,11 +54,7 @@ def options() -> str:
 
 
 def check_version() -> None:
-    """Checks that libtpu is installed in the version that the installed jax requires.
-
-    Raises:
-      UserError: if it is missing or has another version; names `topology`.
-    """
+    """Raises UserError if libtpu is not installed in the version that jax requires."""
     version = installed()
     if version is None:
         raise UserError(f"`topology`: {MISSING}; install it with {INSTALL}")
@@ -74,12 +70,6 @@ def check_version() -> None:
 
 def devices(chip: Chip, shape: Sequence[int], wraps: Sequence[bool], slices: int = 1) -> list[Any]:
     """Returns the devices of TPU slices, slice by slice, to compile programs for.
-
-    Args:
-      chip: the kind of TPU.
-      shape: the slice's shape, in chips.
-      wraps: for each dimension, whether it is a ring.
-      slices: number of slices of this shape.
 
     Raises:
       UserError: if libtpu does not know such a slice; names `topology` and libtpu's reason.

@@ -16,11 +16,9 @@ from lingvo_gshard.wings.planning.machines.gpu_targets import description
 # The tested version of the packages, which the extra `plan_gpu` of this package installs.
 VERSION = "0.10.2"
 
-
 # The plugin and the compiler. Compiling needs neither a driver nor CUDA's libraries.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
 MISSING = "XLA's compiler for GPUs is not installed"
-
 
 # The command that installs the compiler for the Python that runs, from any folder. The packages
 # have no dependencies but jax, which is installed.
@@ -28,10 +26,8 @@ INSTALL = shlex.join(
     [sys.executable or "python3", "-m", "pip", "install", *(f"{p}=={VERSION}" for p in PACKAGES)]
 )
 
-
 # Autotuning would run kernels, which takes a GPU.
 OPTIONS: Mapping[str, Any] = {"xla_gpu_autotune_level": 0}
-
 
 # XLA tiles some products of large steps so that Triton cannot compile them: autotuning, which
 # would take other tiles, is off. cuBLAS then computes all products.
@@ -41,13 +37,11 @@ NO_TRITON_NOTE = (
     "are planned as calls of cuBLAS"
 )
 
-
 # An option of the compiler, in percent, 95 by default. It limits temporaries to this share of the
 # memory that remains of 80% of the GPU's memory. The compiler computes products again to stay below
 # the limit.
 MEMORY_LIMIT = "xla_gpu_memory_limit_slop_factor"
 ALL_MEMORY = 200
-
 
 # For Hopper and later GPUs, the compiler estimates collectives by this speed of a GPU's network
 # adapter in GB/s when it schedules, 25 for an H100. With 400, more than any adapter has, it begins
@@ -58,10 +52,8 @@ OTHER_SPEED = 400
 # Steps that wait for communication for less than this share of their time have little to gain.
 _WAITING = 0.1
 
-
 # Part of the names of operations that the compiler computes again to save memory.
 _AGAIN = ".remat"
-
 
 # Otherwise the plugin asks the driver for the number of GPUs, and is not used if there is none.
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
@@ -109,11 +101,7 @@ def schedule_notes(waiting: float, environment: Mapping[str, str] = os.environ) 
 
 
 def check_version() -> None:
-    """Checks that the packages are installed in the version of the installed jax.
-
-    Raises:
-      UserError: if one is missing or has another version; names `topology`.
-    """
+    """Raises UserError if the packages are not installed in the version of jax."""
     wanted = importlib.metadata.version("jax")
     for package in PACKAGES:
         try:
@@ -129,11 +117,6 @@ def check_version() -> None:
 
 def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
     """Returns the GPUs of several hosts, to compile programs for, host by host.
-
-    Args:
-      chip: the kind of GPU.
-      hosts: number of hosts.
-      gpus: number of GPUs of one host.
 
     Raises:
       UserError: if the compiler is missing or was not found when jax started; names `topology`.

@@ -43,7 +43,6 @@ _MEGABLOCKS = (
 )
 _VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigatech/vpbenchmarking"
 
-
 # The rates that the paper shares are of a peak of 989 TFLOP/s. (is a gradient, by cuDNN) -> keys ->
 # TFLOP/s. Forward passes are causal. FlashAttention-2 stands for the gradients of our own kernel.
 _ATTENTION_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -74,11 +73,9 @@ class MeasuredCollective:
     """The measured time of one collective over the devices of a topology.
 
     Attributes:
-      topology: name of the topology.
       kind: HLO's opcode of the collective.
       devices: number of devices of a group.
       bytes: size of one device's operand or result, whichever is larger.
-      seconds: the measured time.
       source: where the measurement is published.
     """
 
@@ -223,13 +220,7 @@ def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficien
 
 
 def attention_efficiency(chip: Chip, attention: FusedAttention, flops: float) -> Efficiency:
-    """Returns the share of the peak rate that a fused attention reaches.
-
-    Args:
-      chip: the chip.
-      attention: the attention.
-      flops: its FLOPs.
-    """
+    """Returns the share of the peak rate that a fused attention reaches."""
     if chip.kind != "gpu":
         products = matmul_efficiency(chip, flops)
         source = f"nothing is published for fused attention: products, {products.source}"
@@ -247,13 +238,7 @@ _GROUPED_SHARE = 0.986
 
 
 def grouped_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficiency:
-    """Returns the share of the peak rate that a kernel of grouped products reaches.
-
-    Args:
-      chip: the chip.
-      flops: FLOPs of the products of all groups.
-      dtype: HLO's type of the factors.
-    """
+    """Returns the share of the peak rate that a kernel of grouped products reaches."""
     products = matmul_efficiency(chip, flops, dtype)
     if chip.kind != "gpu":
         source = f"nothing is published for grouped products: products, {products.source}"

@@ -20,11 +20,9 @@ class Architecture:
     """The common figures of GPUs of one compute capability.
 
     Attributes:
-      capability: the compute capability.
       has_own_features: whether the capability has instructions that later capabilities do not have,
         as in "9.0a".
       threads: most threads of a multiprocessor.
-      float32_units: float32 units of a multiprocessor.
       shared_memory: bytes of shared memory of a multiprocessor. One block may use 1 KiB less.
     """
 
@@ -40,9 +38,7 @@ class GpuTarget:
     """A GPU as XLA's compiler sees it, without the memory.
 
     Attributes:
-      architecture: the architecture.
       name: the name that the driver reports.
-      multiprocessors: number of multiprocessors.
       clock: highest clock rate, in GHz.
       cache: bytes of the second-level cache.
     """
@@ -61,13 +57,7 @@ BLACKWELL = Architecture((10, 0), True, 2048, 128, 228 * KIB)
 
 
 def description(target: GpuTarget, memory_bytes: int, memory_bandwidth: float) -> str:
-    """Returns a GPU's description as text of XLA's GpuTargetConfigProto.
-
-    Args:
-      target: the GPU.
-      memory_bytes: bytes of its memory.
-      memory_bandwidth: bytes per second.
-    """
+    """Returns a GPU's description as text of XLA's GpuTargetConfigProto."""
     architecture = target.architecture
     major, minor = architecture.capability
     features = "ACCELERATED_FEATURES" if architecture.has_own_features else "NONE"

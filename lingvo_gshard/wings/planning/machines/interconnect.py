@@ -155,11 +155,7 @@ def groups(
 
 
 def network_rate(chip: Chip) -> float:
-    """Returns the bytes per second from one partition of a chip to other hosts, in one direction.
-
-    Raises:
-      ValueError: no source states it.
-    """
+    """Returns the bytes per second of `network_bandwidth`. Raises ValueError if it is unknown."""
     if chip.network_bandwidth is None:
         raise ValueError(f"{chip.key}: {chip.sources['network_bandwidth']}")
     return chip.network_bandwidth
@@ -286,7 +282,6 @@ class _Parts:
       node: [parts], the node of each part.
       members: [parts], the number of group members in each part.
       size: number of devices of a group.
-      groups: number of groups.
     """
 
     node: np.ndarray
@@ -312,8 +307,7 @@ def _crossing(pattern: str, inside: np.ndarray, size: int) -> np.ndarray:
 
     Args:
       pattern: the collective.
-      inside: the numbers of group members in the parts.
-      size: number of devices of a group.
+      inside: the numbers of members in the parts of groups of `size` devices.
     """
     outside = size - inside
     apart = (inside > 0) & (outside > 0)

@@ -30,7 +30,6 @@ class Topology:
 
     Attributes:
       name: the name, such as "v3:32x32".
-      chip: the kind of chip.
       shape: chips along each dimension of a TPU slice, (hosts, GPUs per host), or (CPU cores,).
       wraps: for each dimension of the shape, whether it is a ring.
       slices: number of TPU slices of this shape, which the data-center network joins.

@@ -18,11 +18,7 @@ _SCRIPTS = (
 
 
 def write(plan: Plan, path: str | pathlib.Path) -> None:
-    """Writes the page of a plan to a file.
-
-    Raises:
-      UserError: names `html` if `path` cannot be written.
-    """
+    """Writes the page of a plan to a file. Raises UserError if it cannot be written."""
     page = to_html(plan)
     try:
         pathlib.Path(path).write_text(page, encoding="utf-8")
@@ -31,10 +27,6 @@ def write(plan: Plan, path: str | pathlib.Path) -> None:
 
 
 def to_html(plan: Plan) -> str:
-    """Returns the page of a plan as text.
-
-    Raises:
-      UserError: if the plan's mesh does not have as many devices as the plan.
-    """
+    """Returns the page of a plan as text."""
     data = {"plan": plan, "mesh": html_page.describe(plan.mesh, plan.devices, plan.tensors)}
     return html_page.make(f"{plan.name} on {plan.topology}", _STYLES, _SCRIPTS, data)

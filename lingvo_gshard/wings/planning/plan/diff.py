@@ -218,7 +218,7 @@ def _row_changes(before: Plan, after: Plan) -> Iterator[PlanDifference]:
         lambda old, new: _TENSOR_FIELDS,
     )
     yield from _layers(before.layers, after.layers)
-    # Names do not pair temporaries: the compiler numbers the instructions of every program anew.
+    # Names do not pair temporaries: the compiler numbers the instructions of each program itself.
     yield from changed_items(
         "temporaries", "", *(_temporaries(plan.largest_temporaries) for plan in plans), "bytes"
     )
@@ -365,7 +365,6 @@ def _items(record: Any) -> Mapping[str, object]:
 
 EXAMPLE = "peak>+2%,step>+3%,all-gather>0"
 
-
 # Names of quantities -> their values in a plan, and their unit as in `PlanDifference.unit`.
 _QUANTITIES: Mapping[str, tuple[Callable[[Plan], float | None], str]] = {
     "peak": (lambda plan: plan.bytes_per_device.peak, "bytes"),
@@ -396,7 +395,6 @@ class Limit:
 
     Attributes:
       text: the limit as it was given, such as "peak>+2%".
-      name: the quantity.
       sign: ">" if larger changes exceed the limit, "<" if smaller changes do.
       amount: the change, in the quantity's unit or as a share of the value before.
       is_share: whether the amount is a share.
@@ -423,7 +421,6 @@ class Checked:
     """A limit that was applied to two plans.
 
     Attributes:
-      limit: the limit.
       before: value of the quantity in the first plan; None if the plan has none.
       after: value in the second plan.
       unit: as in `PlanDifference.unit`.

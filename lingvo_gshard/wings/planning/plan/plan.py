@@ -32,8 +32,6 @@ class MemoryBytes(Record, frozen=True, kw_only=True):
     """Bytes of one device.
 
     Attributes:
-      weights: the model's parameters.
-      moments: the optimizer's state.
       activations: all temporaries, gradients included, and outputs that reuse no input's memory.
       inputs: the batch and other arguments.
       program: code.
@@ -84,8 +82,6 @@ class TensorRow(Record, frozen=True, kw_only=True):
     Attributes:
       path: the tensor's path in the training state.
       layout: one letter for each dimension.
-      shape: size of each dimension.
-      dtype: element type.
       split: the sharding in words, such as "E over data (8)".
       bytes: size of the unsharded tensor.
       bytes_per_device: size of one device's shard.
@@ -110,10 +106,8 @@ class TemporaryRow(Record, frozen=True, kw_only=True):
     """A large array that an operation of the compiled program writes to memory.
 
     Attributes:
-      name: the HLO instruction's name.
       layer: name scope of the operation.
       shape: size of each dimension on one device.
-      dtype: element type.
       bytes: size on one device, padding included.
     """
 
@@ -133,9 +127,7 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
       axis: mesh axes of its device groups, separated by commas; "all" if they follow no axes.
       layer: name scope of the operation.
       phase: one of `hlo.operation.PHASES`.
-      dtype: element type.
       bytes: the larger of operand and result of one call on one device.
-      count: calls in a step.
       seconds_bound: lower bound for all calls together.
       seconds: estimate for all calls together of the exposed time, which the step waits for.
       hidden_seconds: estimate for all calls together of the time that computation hides.
@@ -166,7 +158,6 @@ class HostTransferRow(Record, frozen=True, kw_only=True):
       layer: name scope of the operations.
       phase: one of `hlo.operation.PHASES`.
       bytes: size of all copies of one device.
-      count: copies in a step.
       seconds_bound: lower bound for all copies; 0 if the rate is not published.
       seconds: estimate of the exposed time, which the step waits for.
       hidden_seconds: estimate of the time that computation hides.
@@ -248,24 +239,16 @@ class Plan(Record, frozen=True, kw_only=True):
     """The plan of a compiled step on a machine: memory, time and cost.
 
     Attributes:
-      format: version of the file format.
       name: the experiment or function.
       topology: the machine, such as "v3:32x32".
-      chip: name of its chips.
       devices: number of devices; some chips have two.
       compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
-      mesh: axes and sizes.
       strategy: table of letters and axes.
-      strategy_name: name of the strategy.
       partitioner: "gspmd" or "shardy".
       fits: whether the step fits in the memory of each device.
-      bytes_per_device: memory of one device by its use.
-      parameters: number of parameters.
-      tensors: weights and moments.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
       host_transfers: most exposed seconds first; empty in plans of earlier versions.
-      flops: arithmetic of one device.
       layers: in the order of their first operation.
       kinds: time by kind of work; empty in plans of earlier versions.
       is_calibrated: whether a calibration corrected the estimates.
@@ -275,7 +258,6 @@ class Plan(Record, frozen=True, kw_only=True):
       steps_per_second: estimate; None for a program without operations.
       steps_per_second_bound: upper bound; None for a program without operations.
       tokens_per_step: target positions of a batch; None if the program has no batch.
-      tokens_per_second: estimate.
       mfu: model FLOPs utilization, estimate.
       budget: cost of a training; None if no number of tokens was given.
       remedies: changes that were tried because the step does not fit.
@@ -283,7 +265,6 @@ class Plan(Record, frozen=True, kw_only=True):
       has_code: whether the compiler generated code. If not, the peak lacks the code's bytes, and
         compile_seconds the time to generate it.
       versions: version of each package that affects the plan.
-      notes: assumptions and warnings.
       goodput: the whole training with its failures and checkpoints; None if it was not asked for.
       loads: the step under loads that routers had; None if none were given.
       params: the experiment's Params with the plan's sharding, as in a run's params.txt. Empty in

@@ -65,11 +65,7 @@ _MOST_AXES = 4
 
 
 def shardy_mesh(module: ir.Module) -> Mesh | None:
-    """Returns the mesh that a module names; None if it has no mesh of several axes or devices.
-
-    Raises:
-      UserError: the module has several meshes.
-    """
+    """Returns the mesh that a module names; None without one. Raises UserError for several."""
     found = {}
     for operation in module.body:
         if _is_mesh(operation):
@@ -108,11 +104,7 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
 
 
 def split_of(attribute: ir.Attribute | None, rank: int, mesh: Mesh) -> Split | None:
-    """Returns the split that an array's sharding describes; None without a sharding.
-
-    Raises:
-      UserError: the sharding is no split over the mesh's axes.
-    """
+    """Returns the split of an array; None without a sharding. Raises UserError for no split."""
     if attribute is None:
         return None
     if isinstance(attribute, ir.StringAttr):
@@ -314,14 +306,7 @@ def _outputs(exported: jax_export.Exported, results: list[_Value], mesh: Mesh) -
 
 
 def _array(path: str, aval: Any, value: _Value, mesh: Mesh) -> Array:
-    """Returns the array of a value. Keys of random numbers are the integers that represent them.
-
-    Args:
-      path: the array's name.
-      aval: the array's shape and dtype, as jax exports them.
-      value: the value in the module.
-      mesh: the program's mesh.
-    """
+    """Returns the array of a value. Keys of random numbers are the integers that represent them."""
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     return Array(
         path=path,

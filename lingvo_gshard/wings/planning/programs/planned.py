@@ -73,23 +73,10 @@ class MemoryPatterns:
                 ) from None
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryClasses:
-    """The memory class of each argument, and how the classes were found.
-
-    Attributes:
-      classes: memory.WEIGHTS, MOMENTS or INPUTS of each argument.
-      note: a sentence for the plan that says how.
-    """
-
-    classes: tuple[str, ...]
-    note: str
-
-
 def memory_classes(
     inputs: Sequence[Array], donated: Sequence[int], patterns: MemoryPatterns
-) -> MemoryClasses:
-    """Returns the memory class of each argument.
+) -> tuple[tuple[str, ...], str]:
+    """Returns the memory class of each argument, and a note for the plan on how it was found.
 
     Without any weight by name, the donated arguments of one dimension or more are the weights: a
     training step returns its state in the memory of the old one.
@@ -119,7 +106,7 @@ def memory_classes(
         f"{counts[2]} of inputs; "
         "`weights` and `moments` say it by patterns of their names"
     )
-    return MemoryClasses(tuple(classes), note)
+    return tuple(classes), note
 
 
 def layer_of(path: str) -> str:
@@ -222,21 +209,21 @@ def jax_program(
     platform = PLATFORMS[topology.compiler]
     program = to_program(exported, where, platform, mesh)
     try:
-        found = memory_classes(program.inputs, program.donated, facts.patterns)
+        classes, note = memory_classes(program.inputs, program.donated, facts.patterns)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    notes = [found.note]
+    notes = [note]
     if platform not in exported.platforms:
         platforms = " and ".join(exported.platforms)
         notes.append(
             f"{EXPORTED_FOR} {platforms}, not for {platform}: operations that jax writes "
             "differently for each platform are the former's"
         )
-    tensors = _tensor_rows(program, found.classes, layer_of)
+    tensors = _tensor_rows(program, classes, layer_of)
     return PlannedProgram(
         program=program,
         name=program.name,
-        classes=found.classes,
+        classes=classes,
         layers=None,
         tensors=tensors,
         parameters=_parameters(tensors),

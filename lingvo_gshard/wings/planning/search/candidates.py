@@ -25,8 +25,6 @@ class Tensor:
 
     Attributes:
       layout: one letter for each dimension.
-      shape: size of each dimension.
-      dtype: element type.
       unsplit: letters that are never sharded.
     """
 
@@ -58,15 +56,11 @@ class Einsum:
     A lookup is an einsum with a one-hot first operand that costs nothing to compute or move.
 
     Attributes:
-      operands: the operands.
-      result: the result.
-      path: path of the layer.
       times: executions in a step.
       weights: paths of the weights that an operand is made of.
       unit: the rematerialization unit; empty outside of all units.
       begins_unit: whether this is the first einsum of its unit.
       saved: tensors that the backward pass reads, if no earlier einsum saves them.
-      is_lookup: whether it is a lookup.
       is_tied: whether an einsum, too, uses the table of a lookup as a weight.
     """
 
@@ -95,8 +89,6 @@ class Flow:
     Attributes:
       source: the tensor with the producer's letters.
       target: the tensor with the reader's letters.
-      source_path: path of the producer.
-      target_path: path of the reader.
       times: executions in a step.
       unit: the rematerialization unit of the reader; empty outside of all units.
     """
@@ -116,9 +108,7 @@ class TracedStep:
     Attributes:
       einsums: einsums and lookups, in the order of computation.
       flows: tensors that layers pass to each other.
-      weights: all weights.
       moments: optimizer moments of each weight, by the weight's path.
-      layer_paths: paths of all layers.
       inputs: bytes of a batch.
       micro_batches: number of micro-batches of a step.
       precision: as `Candidate.precision`.
@@ -144,10 +134,8 @@ class LayerGroup:
     """Layers of one kind.
 
     Attributes:
-      name: the kind.
       einsums: einsums and lookups of the layers.
       flows: tensors that the layers pass to each other.
-      weights: weights of the layers.
       moments: optimizer moments of each weight.
       paths: paths of the layers that have weights.
     """
@@ -172,7 +160,6 @@ class LayerGroups:
     """All groups of a task.
 
     Attributes:
-      groups: the groups.
       between: tensors that one group passes to another, by the pair of the groups' indices.
     """
 
@@ -253,13 +240,7 @@ def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class AxisRole:
-    """The letters that one mesh axis shards.
-
-    Attributes:
-      activations: letters of activations.
-      weights: letters of weights.
-      moments: letters of optimizer moments.
-    """
+    """The letters that one mesh axis shards."""
 
     activations: str = ""
     weights: str = ""

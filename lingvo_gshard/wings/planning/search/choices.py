@@ -67,7 +67,6 @@ class Saving:
     """A choice of the tensors that a step keeps for later, and of their memory.
 
     Attributes:
-      policy: rematerialization policy.
       offloads_moments: whether the optimizer's moments are kept in the memory of the host.
     """
 
@@ -87,10 +86,8 @@ class Candidate(Record, frozen=True):
     """A way to run a training step.
 
     Attributes:
-      mesh: axes and sizes.
       strategy: sharding table, or name of a strategy.
       overrides: (pattern of layer paths, table) for layers that are sharded differently.
-      rematerialize: rematerialization policy.
       micro_batches: number of micro-batches of a step; 0 keeps the experiment's.
       precision: types of weights and activations, as `step.precision`; "" keeps the experiment's.
       dispatch: name of one of `DISPATCHES`; "" keeps the experiment's.

@@ -51,8 +51,6 @@ class Weight:
     """A weight with its optimizer moments.
 
     Attributes:
-      tensor: the weight.
-      moments: its moments.
       times: iterations of the loop that the weight is stacked for; 1 outside of loops.
       is_computed_with: whether an einsum has it as an operand. The einsum's gradient then contains
         the reduction of the weight's gradient over the batch.
@@ -174,14 +172,7 @@ class TermCost:
 
 
 class StrategySharding:
-    """The sharding of tensors and einsums under one strategy on one mesh.
-
-    Args:
-      mesh: the mesh.
-      rates: speed of the devices.
-      strategy: sharding tables.
-      cache: cache of sharded einsums.
-    """
+    """The sharding of tensors and einsums under one strategy on one mesh."""
 
     def __init__(
         self, mesh: Mesh, rates: Rates, strategy: Strategy, cache: dict[tuple, ShardedEinsum]
@@ -206,9 +197,9 @@ class StrategySharding:
         several = {axis for axis, size in self.mesh.axes if size > 1}
         return {axis: x for axis, x in sharding_of(tensor, split).items() if axis in several}
 
-    def bytes(self, tensor: Tensor, kind: str = "") -> int:
+    def bytes(self, tensor: Tensor) -> int:
         """Returns the bytes of one device's shard."""
-        return local_bytes(tensor, self.where(tensor, kind), self.mesh)
+        return local_bytes(tensor, self.where(tensor), self.mesh)
 
     def stored_bytes(self, tensor: Tensor, kind: str) -> int:
         """Returns the bytes of a shard between steps, where uneven dimensions are replicated."""
@@ -235,14 +226,7 @@ def term_cost(
     saving: Saving,
     micro_batches: int = 1,
 ) -> TermCost:
-    """Returns a term's cost in a step.
-
-    Args:
-      term: the term, of one micro-batch.
-      sharding: how the strategy shards it.
-      saving: what the step saves, and where.
-      micro_batches: number of micro-batches of the step.
-    """
+    """Returns a term's cost in a step."""
     total, policy = TermCost(), saving.policy
     if isinstance(term.what, Einsum):
         _EinsumCost(term.what, term.count, sharding, policy, total).add()
@@ -281,16 +265,9 @@ def _add_weight(
 ) -> None:
     """Adds memory and update of equal weights.
 
-    The gradient of a weight that is no operand of an einsum is also reduced over the batch.
-
-    Args:
-      total: the cost so far.
-      weight: the weight.
-      count: number of equal weights.
-      sharding: how the strategy shards them.
-      is_accumulated: whether gradients are summed over micro-batches.
-      offloads_moments: whether the moments are kept in the memory of the host. The moments of one
-        weight come while the moments of the weight before go, and no computation hides the copies.
+    The gradient of a weight that is no operand of an einsum is also reduced over the batch. No
+    computation hides copies of offloaded moments. The moments of one weight come while the moments
+    of the weight before go.
     """
     cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
     where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")
@@ -456,10 +433,7 @@ class CostModel:
     """Costs on one mesh, with one choice of what is saved where.
 
     Attributes:
-      mesh: the mesh.
-      rates: speed of the devices.
       saving: what a step saves, and where.
-      micro_batches: number of micro-batches of a step.
     """
 
     def __init__(self, mesh: Mesh, rates: Rates, saving: Saving = SAVE_ALL, micro_batches: int = 1):

@@ -114,8 +114,6 @@ class ShardedTensor:
     """A tensor with its sharding.
 
     Attributes:
-      tensor: the tensor.
-      where: its sharding.
       is_free: whether every device can compute any shard of it without communication.
     """
 
@@ -130,7 +128,6 @@ class ShardedEinsum:
 
     Attributes:
       flops: floating-point operations.
-      bytes: bytes read and written.
       calls: (index of the operand, or RESULT; collective that moves it).
       gathers: indices of the operands that are weights.
     """
@@ -152,14 +149,7 @@ class ShardedEinsum:
 def shard_einsum(
     operands: tuple[ShardedTensor, ShardedTensor], result: ShardedTensor, mesh: Mesh, rates: Rates
 ) -> ShardedEinsum:
-    """Returns the fastest sharded einsum among those that XLA's partitioner may choose.
-
-    Args:
-      operands: the operands with their current sharding.
-      result: the result with the sharding that is required.
-      mesh: the mesh.
-      rates: speed of the devices.
-    """
+    """Returns the fastest sharded einsum among those that XLA's partitioner may choose."""
     choices = [_letters(axis, operands, result) for axis in mesh.names]
     sharded = [
         _sharded(dict(zip(mesh.names, letters, strict=True)), operands, result, mesh)
@@ -255,7 +245,6 @@ class Rates:
       flops_per_second: rate of matrix products by dtype; a multiply-add counts 2.
       bytes_per_second: memory bandwidth.
       capacity: bytes that a program may use.
-      collective_seconds: time of a collective.
       host_bytes_per_second: bandwidth between the device's memory and its host's in one
         direction; None if arrays cannot be kept there.
     """
@@ -291,15 +280,11 @@ class Cost:
 
     Attributes:
       compute_seconds: time of einsums, lookups and the optimizer.
-      communication_seconds: time of collectives.
       host_seconds: time of copies between device and host that no computation hides.
       flops: floating-point operations.
-      weights: bytes of weights.
-      moments: bytes of optimizer moments.
       saved: bytes of activations that are saved for the backward pass, on the device.
       hosted: bytes of activations that are saved in the memory of the host.
       recomputed: bytes of activations that one rematerialization unit recomputes.
-      gradients: bytes of all weight gradients.
       stacked_gradients: bytes of weight gradients of loops, allocated before the backward pass.
       accumulated: bytes of the sums of gradients over micro-batches.
       workspace: bytes of the tensors and gradients of the largest einsum.

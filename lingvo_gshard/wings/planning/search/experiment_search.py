@@ -158,7 +158,6 @@ class ExperimentSearch:
 
     Attributes:
       experiment: the experiment, before the search.
-      topology: the machine.
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
       paths: the hyperparameters that a candidate's choices set.
@@ -252,11 +251,7 @@ def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
 def _traced_steps(
     experiment: Params, paths: ChoicePaths, batch: BatchSpecs, precisions: Sequence[str]
 ) -> Iterator[TracedStep]:
-    """Yields the step with each precision and number of micro-batches, traced for the cost model.
-
-    Raises:
-      UserError: a precision is unknown.
-    """
+    """Yields traces of the step with each precision and number of micro-batches."""
     for types in dict.fromkeys(precisions) or [""]:
         for micro_batches in _micro_batches(batch):
             chosen = Candidate("", "", (), remat_policy.NONE, micro_batches, types)

@@ -17,12 +17,8 @@ class Alternative(Record, frozen=True, kw_only=True):
     Attributes:
       choice: what is chosen, such as "micro_batches".
       chosen: the best candidate's value.
-      value: the other value.
-      seconds: time of one step.
       ratio: `seconds` over the best candidate's seconds, both by the same source.
-      peak: peak bytes of one device.
       more_bytes: `peak` minus the best candidate's peak.
-      fits: whether the step fits.
       is_compiled: whether the figures are compiled ones. Else both sides are the cost model's.
       problem: the compiler's reason to refuse the candidate; empty if there is none.
     """

@@ -59,13 +59,7 @@ def pareto_optimal(choices: Sequence[OptionCost]) -> list[int]:
 def solve(
     groups: Sequence[Sequence[OptionCost]], pairs: PairCosts, capacity: float
 ) -> tuple[int, ...] | None:
-    """Returns the index of each group's option with the least total seconds; None if none fits.
-
-    Args:
-      groups: the options of each group.
-      pairs: resharding seconds between groups.
-      capacity: bytes of a device.
-    """
+    """Returns the index of each group's option with the least total seconds; None if none fits."""
     program = _Program(groups, capacity)
     for (source, target), seconds in pairs.items():
         for (boundary, other), cost in seconds.items():

@@ -27,13 +27,7 @@ def search_machines(
 ) -> list[ExperimentSearch]:
     """Returns a search for each machine, the best first, and last those where nothing fits.
 
-    Args:
-      experiment: as in `search_experiment`.
-      machines: the machines.
-      options: options of the search, which say what is best.
-      progress: as in `search_experiment`.
-      partitioner: as in `search_experiment`.
-      compile_options: as in `search_experiment`.
+    The arguments have the same meaning as in `search_experiment`.
 
     Raises:
       UserError: the cheapest machine is searched, and the price of one is not published.

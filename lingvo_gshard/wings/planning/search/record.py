@@ -12,12 +12,7 @@ FORMAT = 1
 
 
 class CostRecord(Record, frozen=True, kw_only=True):
-    """The cost model's estimate for a candidate.
-
-    Attributes:
-      seconds: time of one step.
-      peak: peak bytes of one device.
-    """
+    """The cost model's estimate for a candidate."""
 
     seconds: float
     peak: int
@@ -29,7 +24,6 @@ class CandidateRecord(Candidate, frozen=True, kw_only=True):
     Attributes:
       name: name of the strategy; empty for candidates that the search made.
       flags: command-line flags that select the candidate.
-      model: the cost model's estimate.
       compiled: the compiler's figures; None if it was not compiled.
       problem: why it could not be compiled; empty if it could.
     """
@@ -45,7 +39,6 @@ class MachineRecord(Record, frozen=True, kw_only=True):
     """The best candidate of a machine.
 
     Attributes:
-      topology: the machine.
       mesh: axes and sizes; empty if no candidate fits.
       strategy: table of letters and axes.
       seconds: time of one step; None if no candidate fits.
@@ -63,12 +56,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     """The result of a search.
 
     Attributes:
-      search_format: version of the file format.
-      name: the experiment.
-      topology: the machine.
       best: the fastest candidate that fits; None if none fits.
       front: candidates that no other one beats in both time and memory, fastest first.
-      candidates: all candidates that the search made.
       explanation: what the step would cost with other values of each choice.
       baselines: named strategies, for comparison.
       billion_tokens: time and price of training on a billion tokens; None if none fits.

@@ -15,7 +15,6 @@ class CompiledCost:
 
     Attributes:
       fits: whether the step fits in the memory of each device.
-      peak: peak bytes of one device.
       seconds: estimated time of one step.
     """
 
@@ -33,8 +32,6 @@ class RatedCandidate:
     """A candidate with its costs.
 
     Attributes:
-      candidate: the candidate.
-      cost: estimate of the cost model.
       name: name of the strategy; empty for candidates that the search made.
       compiled: cost by compilation; None if it was not compiled.
       problem: why it could not be compiled; empty if it could.

@@ -81,10 +81,6 @@ def expected_goodput(costs: Interruptions, interval: float) -> float:
     Work counts once its checkpoint is complete, so writing in the background appears as a factor
     like a restart: an attempt that lasts t seconds keeps floor((t - restart - write) / (interval +
     stall)) intervals, attempts last M seconds on average, and their ratio is this formula.
-
-    Args:
-      costs: failures and checkpoints.
-      interval: work between two checkpoints.
     """
     mean = costs.between_failures
     period = (interval + costs.stall) / mean

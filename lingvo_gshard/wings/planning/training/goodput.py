@@ -111,11 +111,9 @@ class _Attempts:
 def _continue(
     costs: Interruptions, work: float, interval: float, until: np.ndarray, kept: np.ndarray
 ) -> _Attempts:
-    """Continues runs by a block of attempts.
+    """Continues runs by a block of A attempts, which fail after `until` [S, A] seconds each.
 
-    Args:
-      until: [S, A] time from the begin of each of A attempts to its failure.
-      kept: [S] intervals of work that earlier blocks have kept.
+    Earlier blocks have kept `kept` [S] intervals of work.
     """
     period = interval + costs.stall
     # An attempt keeps the intervals whose checkpoints were complete when it failed.
@@ -177,7 +175,8 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     if expected < _LOWEST_GOODPUT:
         raise UserError(_no_progress(job, interval, expected))
     _check_size(job, expected, options)
-    runs = simulate(costs, job.work, interval, options.runs, options.seed, job.failure_rate.count)
+    count, seed = options.simulated_runs, options.simulation_seed
+    runs = simulate(costs, job.work, interval, count, seed, job.failure_rate.count)
     total = float(runs.seconds.sum())
     price = job.topology.chip.price
     days = job.days(1.0)
@@ -205,8 +204,8 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
         restarting_share=float(runs.restarting.sum()) / total,
         price=None if per_second is None else _range(runs.seconds * per_second),
         currency=price.currency if price else None,
-        runs=options.runs,
-        seed=options.seed,
+        runs=options.simulated_runs,
+        seed=options.simulation_seed,
         assumptions=assumptions(job, options),
         published_rates=[
             _alternative(f"{rate.name}", dataclasses.replace(job, failure_rate=rate), "failures")
@@ -271,9 +270,9 @@ def _alternative(change: str, job: Job, flag: str) -> Alternative:
 
 def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
     failures_of_a_run = job.work / goodput / job.costs.between_failures
-    if failures_of_a_run * options.runs > _MOST_FAILURES:
+    if failures_of_a_run * options.simulated_runs > _MOST_FAILURES:
         raise UserError(
-            f"`simulated_runs={options.runs}` of `tokens={options.tokens:g}` have "
+            f"`simulated_runs={options.simulated_runs}` of `tokens={options.tokens:g}` have "
             f"{failures_of_a_run:.3g} failures each; expected at most {_MOST_FAILURES:g} in all "
             "runs: simulate fewer runs, or train on fewer tokens"
         )

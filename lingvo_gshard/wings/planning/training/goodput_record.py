@@ -11,7 +11,6 @@ class Assumption:
 
     Attributes:
       name: what it is, in words.
-      value: the number.
       unit: "seconds", "bytes", "bytes/s", "chip-hours" or "share".
       flag: the option that sets it.
       source: where it is from.
@@ -62,9 +61,7 @@ class Goodput:
     Times are in seconds unless their name says otherwise.
 
     Attributes:
-      tokens: tokens to train on.
       steps: steps that these tokens take.
-      chips: chips of the machine.
       checkpoint_bytes: weights and moments of the whole model.
       between_failures: mean time between two failures of the machine.
       stall: time that training waits for a checkpoint.
@@ -79,14 +76,11 @@ class Goodput:
       days: days from the first start to the last checkpoint.
       days_without_failures: days of the steps alone.
       days_bound: the same at the lower bound of the step's time.
-      failures: number of failures.
       saving_share: part of the time that checkpoints stop the training.
       lost_share: part of the time whose work failures undo.
       restarting_share: part of the time that starts and restarts take.
       price: of all chips for these days; None if no price is published.
       currency: ISO code; None if no price is published.
-      runs: number of simulated runs.
-      seed: of the simulation.
       assumptions: what else the result rests on.
       published_rates: the result with each published failure rate.
       sensitivities: the result with half and twice each assumption, the largest effect first.
@@ -132,21 +126,13 @@ class Choice:
     """A model, its tokens and the machine that trains it within the budget.
 
     Attributes:
-      topology: the machine.
-      chips: its chips.
       experts: the experts in words, such as "1 of 8 experts".
       expansion: weights of all experts, as a multiple of those that a token uses.
       granularity: experts that a token uses.
-      model_dim: width.
-      layers: depth.
       active: weights that a token uses.
-      total: all weights.
-      tokens: tokens to train on.
-      loss: by the scaling law.
       days: time with failures and checkpoints.
       goodput: part of it that makes progress.
       price: of the whole time.
-      flops: FLOPs of the training.
     """
 
     topology: str
@@ -190,9 +176,6 @@ class BudgetPlan:
     """The training for a budget.
 
     Attributes:
-      budget: the money.
-      currency: ISO code.
-      law: name of the scaling law.
       source: where it is published.
       best: the choice of the lowest loss.
       machines: the best choice on each kind of chip, the lowest loss first.

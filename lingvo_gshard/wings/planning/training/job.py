@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
@@ -43,39 +44,70 @@ _COMPILE_SOURCE = (
 # Time of a whole compilation by libtpu over the time until code is generated: 6 for a small
 # loop of layers, 20 for the paper's model of 600 billion weights.
 _WITH_CODE = 12.0
-_MOST_RUNS = 1_000_000
 _HOUR = 3600
 _DAY = 24 * _HOUR
 
 
-@dataclasses.dataclass(frozen=True)
-class JobOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(Options):
     """Options of a training that a plan does not know. None takes the default.
 
     Attributes:
       tokens: tokens to train on.
-      failures: a published rate's name or mean chip-hours between failures, as `failures.get`.
-      checkpoint_rate: bytes per second that one host writes and reads.
-      checkpoint_stall: seconds that training waits for a checkpoint.
-      checkpoint_interval: seconds of work between two checkpoints. None takes the best.
-      restart: seconds from a failure until processes run again, before they compile and restore.
-      compile_seconds: seconds of tracing and compiling after each restart.
-      agents: whether agents start workers again, which restore snapshots in memory. Times of
-        checkpoints then mean times of snapshots.
-      runs: number of simulated runs.
-      seed: of the simulation.
     """
 
     tokens: float
-    failures: str | None = None
-    checkpoint_rate: float | None = None
-    checkpoint_stall: float | None = None
-    checkpoint_interval: float | None = None
-    restart: float | None = None
-    compile_seconds: float | None = None
-    agents: bool = False
-    runs: int = 4000
-    seed: int = 0
+    agents: bool = option(
+        False, "With `goodput`: gshard-launch starts workers again, from snapshots in memory."
+    )
+    failures: str | None = option(
+        None,
+        "How often chips fail, with `goodput` or `budget`: a published rate "
+        f"({', '.join(formulas.RATES)}) or the mean chip-hours between two failures. "
+        "Unless given, the rate of similar chips.",
+    )
+    checkpoint_rate: float | None = option(
+        None,
+        "Bytes per second that each host writes and reads, with `goodput` or `budget`; "
+        f"{HOST_RATE:.3g} unless given.",
+        above=0,
+    )
+    checkpoint_stall: float | None = option(
+        None,
+        "Seconds that training waits for a checkpoint, with `goodput`. Unless given: copying the "
+        f"state to the host at {COPY_RATE / 1e9:g} GB/s per device, as saves are asynchronous.",
+        minimum=0,
+    )
+    checkpoint_interval: float | None = option(
+        None,
+        "Seconds of work between two checkpoints, with `goodput`; the best unless given.",
+        above=0,
+    )
+    restart: float | None = option(
+        None,
+        "Seconds from a failure until processes run again, before they compile and restore, with "
+        f"`goodput` or `budget`; {RESTART:g} unless given.",
+        minimum=0,
+    )
+    compile_seconds: float | None = option(
+        None,
+        "Seconds of compiling after a restart, with `goodput`; the plan's own unless given.",
+        minimum=0,
+    )
+    simulated_runs: int = option(
+        4000,
+        "Number of trainings that `goodput` simulates.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    simulation_seed: int = option(0, "Seed of the simulation, with `goodput`.", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.failures is not None:
+            formulas.get(self.failures)
+        if not 0 < self.tokens < math.inf:
+            raise UserError(f"`tokens={self.tokens}`: expected more than 0, such as 1e12")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +115,6 @@ class Job:
     """All numbers of a training. Times are in seconds.
 
     Attributes:
-      topology: the machine.
-      steps: number of steps.
-      step: time of a step.
       state_bytes: weights and moments of the whole model.
       failure_rate: how often chips fail.
       host_rate: bytes per second that one host writes and reads.
@@ -138,13 +167,7 @@ class Job:
 
 
 def make_job(plan: Plan, options: JobOptions) -> Job:
-    """Returns the job that repeats a plan's step for so many tokens.
-
-    Raises:
-      UserError: the plan has no tokens or no time, or an option is not a positive number; names
-        the option.
-    """
-    check(options)
+    """Returns the job that repeats a plan's step; UserError if the plan has no tokens or time."""
     if not plan.tokens_per_step or not plan.seconds_per_step:
         raise UserError(
             f"`goodput`: the plan of {plan.name} has no "
@@ -195,23 +218,3 @@ def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def check(options: JobOptions) -> None:
-    """Raises UserError if an option is not a number in its range; names the option."""
-    if options.failures is not None:
-        formulas.get(options.failures)
-    for name, example in (
-        ("tokens", "1e12"),
-        ("checkpoint_rate", "1e9 bytes per second"),
-        ("checkpoint_interval", "1800 seconds"),
-    ):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"`{name}={value}`: expected more than 0, such as {example}")
-    for name in ("checkpoint_stall", "restart", "compile_seconds"):
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise UserError(f"`{name}={value}`: expected seconds, 0 or more")
-    if not 1 <= options.runs <= _MOST_RUNS:
-        raise UserError(f"`simulated_runs={options.runs}`: expected 1 to {_MOST_RUNS:,}")

@@ -17,6 +17,7 @@ from lingvo_gshard.wings.preparation.cleaning import all_rules, near_duplicates,
 from lingvo_gshard.wings.preparation.cleaning.all_rules import Rule
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NearDuplicates
 from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
+from lingvo_gshard.wings.preparation.cleaning.report_notes import merge
 
 
 class RowRules:
@@ -57,7 +58,7 @@ class RowRules:
         """Adds the lengths of all rows to the report, for its advice about the limit."""
         if self._limit:
             part = CleaningReport(limits=[dataclasses.replace(self._limit, lengths=self._lengths)])
-            self._report.merge(part)
+            merge(self._report, part)
             self._lengths = collections.Counter()
 
 

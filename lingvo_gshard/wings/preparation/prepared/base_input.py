@@ -14,13 +14,16 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.batching.mixture_plan import Mixture, Planner, Shares, Use, bucket_of
+from lingvo_gshard.data.batching.mixture_plan import Mixture, Planner, bucket_of
 from lingvo_gshard.data.batching.packing import Batch
+from lingvo_gshard.data.batching.table import Group
 from lingvo_gshard.data.input import TrainBatches
 from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.wings.preparation.cleaning.report_notes import advice_of
+from lingvo_gshard.wings.preparation.mixing import Shares, Use, uses
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests
 from lingvo_gshard.wings.preparation.prepared.manifest import (
     NO_LANGUAGE,
@@ -105,7 +108,7 @@ class PreparedInput(PackedInput):
             Limit(f"input.{side}_length", f"{side} tokens", self.buckets[-1][1 + column], count)
             for column, (side, count) in enumerate(zip(self._limited_sides, counts, strict=False))
         ]
-        return [limit.advice() for limit in limits if limit.exceeded]
+        return [advice_of(limit) for limit in limits if limit.exceeded]
 
     # Sides whose longer rows are left out.
     _limited_sides: tuple[str, ...] = ()
@@ -115,7 +118,7 @@ class PreparedInput(PackedInput):
         if self._planner is None or self._batches is None:
             return []
         position = self._batches.get_state()
-        return self._planner.uses(position["block"], position["batch"])
+        return uses(self._planner, position["block"], position["batch"])
 
     def usage_notes(self) -> list[str]:
         """Returns lines about epochs and repeats of languages, for the end of training."""
@@ -187,7 +190,9 @@ class PreparedInput(PackedInput):
 
     def _plan(self, seed: int) -> Planner:
         table = self.table("train")
-        mixture = Mixture(table.groups, self._shares, self.p.packing_window, seed, self._steps_of)
+        groups = self._shares.used(table.groups)
+        shares = self._shares.by_block(groups, lambda shares: self._steps_of(groups, shares))
+        mixture = Mixture(groups, shares, self.p.packing_window, seed)
         return Planner(
             mixture,
             lambda rows: self.cut(rows, table.lengths_of(rows)),
@@ -210,9 +215,8 @@ class PreparedInput(PackedInput):
                     "than that of the checkpoint. Prepare it with the checkpoint's vocabulary"
                 )
 
-    def _steps_of(self, shares: np.ndarray) -> float:
+    def _steps_of(self, groups: Sequence[Group], shares: np.ndarray) -> float:
         """Estimates the steps that train on a block, from the mean lengths of rows."""
-        groups = self._shares.used(self.table("train").groups)
         tokens = sum(
             share * sum(group.tokens) / group.rows
             for share, group in zip(shares.tolist(), groups, strict=True)
@@ -257,16 +261,16 @@ def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> Cleanin
     return report
 
 
-def usage_notes(uses: Sequence[Use]) -> list[str]:
+def usage_notes(found: Sequence[Use]) -> list[str]:
     """Returns lines about how often each language was read."""
-    if not uses:
+    if not found:
         return []
-    read, rows = sum(use.read for use in uses), sum(use.rows for use in uses)
+    read, rows = sum(use.read for use in found), sum(use.rows for use in found)
     lines = [f"rows read: {read:,} of {rows:,}, {read / rows:.2f} epochs"]
-    by_epochs = sorted(uses, key=lambda use: -use.epochs)
-    if len(uses) > 1:
+    by_epochs = sorted(found, key=lambda use: -use.epochs)
+    if len(found) > 1:
         lines.append("epochs by language: " + _named(by_epochs))
-    if repeated := [use for use in uses if use.read > use.rows]:
+    if repeated := [use for use in found if use.read > use.rows]:
         repeats = sum(use.read - use.rows for use in repeated)
         lines.append(f"{len(repeated)} languages were repeated, {repeats:,} rows in all")
     return lines

@@ -12,7 +12,6 @@ from typing import Any
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch, Planner, in_order
-from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.input import TrainBatches
@@ -170,9 +169,8 @@ class StreamedInput(PackedInput):
             f"epochs: {position.epoch}"
         ]
 
-    def token_kinds(self, batch: Batch) -> None:
+    def row_groups(self) -> None:
         """Returns None: the languages of a stream are not known in advance."""
-        del batch
 
     def _plan(self, seed: int) -> Planner:
         raise NotImplementedError("a stream has no plan of all batches")

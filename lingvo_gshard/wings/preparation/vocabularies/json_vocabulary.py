@@ -8,8 +8,9 @@ from typing import Any
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.vocabularies.files import KINDS
-from lingvo_gshard.data.vocabularies.vocabulary import TokenizerVocabulary, encoding
+from lingvo_gshard.data.vocabularies.vocabulary import encoding
 from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import JsonTokenizer
+from lingvo_gshard.wings.preparation.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
 
 # Names of the tokens that end a text, begin it, and fill batches, as published tokenizers have
 # them. The first that is a special token of a tokenizer is taken. DeepSeek's names have full-width

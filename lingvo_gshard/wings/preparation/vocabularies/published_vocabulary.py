@@ -13,12 +13,16 @@ import sentencepiece
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.data.vocabularies.vocabulary import Tokenizer, TokenizerVocabulary, piece_places
+from lingvo_gshard.data.vocabularies.vocabulary import piece_places
 from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
 from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import (
     LANGUAGE,
     JsonTokenizer,
     languages_in,
+)
+from lingvo_gshard.wings.preparation.vocabularies.tokenizer_vocabulary import (
+    Tokenizer,
+    TokenizerVocabulary,
 )
 
 TOKENIZER_JSON = "tokenizer.json"

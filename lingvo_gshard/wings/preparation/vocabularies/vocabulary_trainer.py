@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import io
 import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import sentencepiece
@@ -20,13 +19,13 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.stages import STAGES, VOCABULARIES
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.cleaning.normalization import NFC, NFKC
+from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.vocabularies.others import of_others, paths_of
 
 _log = logging.getLogger(__name__)
@@ -175,9 +174,7 @@ class VocabularyTrainer(Configurable):
     @staticmethod
     def coverage_notes(rows: Sequence[Row], source: Vocabulary, target: Vocabulary) -> list[str]:
         """Returns lines about the languages that the vocabularies write with most tokens."""
-        covered = of_rows(rows, source, target).values()
-        notes = (to_note({code: one.to_json() for code, one in each.items()}) for each in covered)
-        return list(filter(None, notes))
+        return list(filter(None, map(to_note, of_rows(rows, source, target).values())))
 
     @classmethod
     def configured_sizes(cls, params: Params) -> tuple[int, int]:
@@ -363,36 +360,17 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _PART = "\ufffd"
 
 
-@dataclasses.dataclass(frozen=True)
-class Coverage:
-    """Measures of a vocabulary on some text, white space not counted.
-
-    `covered` is the share of the characters that are written with pieces, and not with bytes or as
-    unknown.
-    """
-
-    characters: int
-    words: int
-    tokens: int
-    covered: float
-
-    @property
-    def tokens_per_character(self) -> float:
-        """Tokens for each character that is no white space."""
-        return self.tokens / max(self.characters, 1)
-
-    def to_json(self) -> dict[str, float]:
-        """Returns all values, rounded to four digits after the point."""
-        values = dataclasses.asdict(self) | {
-            "tokens_per_character": self.tokens_per_character,
-            # Of no use for languages that do not separate words.
-            "tokens_per_word": self.tokens / max(self.words, 1),
-        }
-        return {name: round(value, 4) for name, value in values.items()}
+# Name -> value of the measures of a vocabulary on the text of a language.
+Coverage: TypeAlias = dict[str, float]
 
 
 def coverage(vocabulary: Vocabulary, texts: Mapping[str, Sequence[str]]) -> dict[str, Coverage]:
-    """Returns the coverage of each language, from language -> texts."""
+    """Returns the coverage of each language, from language -> texts.
+
+    White space does not count. `covered` is the share of the characters that are written with
+    pieces, and not with bytes or as unknown. `tokens_per_word` is of no use for languages that do
+    not separate words. Values are rounded to four digits after the point.
+    """
     known: dict[str, bool] = {}
     return {
         language: _of_language(vocabulary, lines, known)
@@ -406,12 +384,16 @@ def _of_language(vocabulary: Vocabulary, lines: Sequence[str], known: dict[str, 
     for character, ids in zip(new, vocabulary.encode_batch(new), strict=True):
         known[character] = not any(_is_no_piece(vocabulary, index) for index in ids)
     covered = sum(n for character, n in counts.items() if known[character])
-    return Coverage(
-        characters=counts.total(),
-        words=sum(len(line.split()) for line in lines),
-        tokens=sum(map(len, vocabulary.encode_batch(lines))),
-        covered=covered / max(counts.total(), 1),
-    )
+    words = sum(len(line.split()) for line in lines)
+    tokens = sum(map(len, vocabulary.encode_batch(lines)))
+    return {
+        "characters": counts.total(),
+        "words": words,
+        "tokens": tokens,
+        "covered": round(covered / max(counts.total(), 1), 4),
+        "tokens_per_character": round(tokens / max(counts.total(), 1), 4),
+        "tokens_per_word": round(tokens / max(words, 1), 4),
+    }
 
 
 def _is_no_piece(vocabulary: Vocabulary, index: int) -> bool:

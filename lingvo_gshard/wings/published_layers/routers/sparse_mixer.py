@@ -73,9 +73,7 @@ class SparseMixerRouter(Router):
     def _gates(self, logits_GSE: tf.Tensor, left_GSE: tf.Tensor) -> tf.Tensor:
         """Returns the softmax over the experts that are near to the best one.
 
-        Args:
-          logits_GSE: the scores of all experts.
-          left_GSE: the scores, -inf at experts that were selected before.
+        The scores that are left are -inf at experts that were selected before.
         """
         best_GS1 = tf.reduce_max(left_GSE, -1, keepdims=True)
         distance_GSE = (best_GS1 - logits_GSE) / tf.maximum(tf.abs(logits_GSE), best_GS1)

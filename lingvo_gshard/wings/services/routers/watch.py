@@ -10,8 +10,8 @@ import numpy as np
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
@@ -23,6 +23,7 @@ from lingvo_gshard.wings.services.routers.counts import (
     watched_layers,
 )
 from lingvo_gshard.wings.services.routers.router_records import RecordsFile, RouterRecord, Verdicts
+from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 
 # Columns of a picture over time. A longer history is averaged to half as many.
 _MOST_COLUMNS = 256
@@ -112,7 +113,7 @@ class RouterWatch(StepObserver):
     def before_step(self, step: int, batch: Batch) -> None:
         """Starts to measure if the step is a watched one."""
         if self._period and step % self._period == 0:
-            kinds = self._run.input_.token_kinds(batch)
+            kinds = kinds_in(self._run.input_, batch)
             self._guarded(lambda: self._start(step, batch, kinds))
 
     def after_step(self, step: int, row: MetricsRow) -> None:

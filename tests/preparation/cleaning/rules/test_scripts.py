@@ -86,7 +86,7 @@ def test_given_scripts_replace_those_of_the_table():
 
 
 def test_all_letters_of_a_language_are_its_own():
-    foreign = scripts._ForeignLetters.of(("Cyrl",))
+    foreign = scripts._ForeignLetters(("Cyrl",))
     cyrillic = "".join(regex.findall(r"\p{sc=Cyrl}", scripts._all_letters()))
     assert foreign.count(cyrillic) == 0 and len(cyrillic) > 300
     others = regex.findall(r"[^\p{sc=Cyrl}\p{sc=Zyyy}\p{sc=Zinh}]", scripts._all_letters())

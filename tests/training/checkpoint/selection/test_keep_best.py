@@ -1,4 +1,4 @@
-# tests: training/run/checkpoint/choice.py, training/run/loop.py, training/run/dev_evaluation.py
+# tests: training/run/checkpoint/choice.py, training/run/loop.py, wings/services/dev_evaluation.py
 """Checks that a run keeps its best checkpoint, and ends when it no longer gets better."""
 
 import os

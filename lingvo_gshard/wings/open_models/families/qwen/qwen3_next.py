@@ -19,19 +19,26 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     FEED_FORWARD,
     HEAD_NORMS,
     NORMS,
-    decoder_config,
-    decoder_task,
+    USUAL,
+    decoder,
     layer_row,
 )
-from lingvo_gshard.wings.open_models.families.experts import ExpertKeys, expert_rows, shared_rows
+from lingvo_gshard.wings.open_models.families.experts import (
+    ALL_SPARSE,
+    expert_rows,
+    experts,
+    shared_rows,
+)
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
-    Family,
+    Part,
     attention_of_layers,
+    fixed,
+    layered,
     run_in_periods,
-    set_pattern,
     types_of_layers,
+    unread,
 )
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
@@ -60,14 +67,7 @@ def _one(published: str, ours: str, arrangement: str, **options: Any) -> TensorP
 
 
 def _joined(published: str, arrangement: str, names: tuple[str, ...], letter: str) -> Table:
-    """Returns the rows of weights that are one tensor.
-
-    Args:
-      published: name of the tensor within its layer.
-      arrangement: see `TensorPattern`.
-      names: names of the weights after "w_".
-      letter: see `TensorPattern.joined`.
-    """
+    """Returns the rows of weights, named without "w_", that are one tensor along a letter."""
     return tuple(
         _one(f"{published}.weight", f"w_{name}", arrangement, joined=letter, beside=_RATE)
         for name in names
@@ -163,31 +163,21 @@ _MOE_DEFAULTS = _EXPERTS_DEFAULTS | {
     "vocab_size": 248320,
 }
 del _MOE_DEFAULTS["intermediate_size"]
-_EXPERTS_KEYS = ExpertKeys()
-_NEXT_KEYS = ExpertKeys(normalize="norm_topk_prob")
 
 
-def _task(config: PublishedConfig, hidden: str = "intermediate_size") -> Params:
-    """Returns a decoder of both kinds of layers.
+def _read_norms(config: PublishedConfig, task: Params) -> None:
+    del config
+    norm = task.decoder.layer.norm.set(zero_centered=True)
+    task.decoder.layer.self_attention.set(
+        qk_norm=True, has_output_gate=True, query_key_norm=norm.copy()
+    )
 
-    Args:
-      config: the config.
-      hidden: the key that has the size of H.
-    """
-    task = decoder_task(config, BIASES, hidden=hidden)
-    config.expect("attn_output_gate", True)
-    # The states are float32 here; only other layers predict further tokens.
-    for name in ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        config.get(name, None)
-    decoder = task.decoder
-    decoder.layer.norm.zero_centered = True
-    attention = decoder.layer.self_attention
-    attention.set(qk_norm=True, has_output_gate=True, query_key_norm=decoder.layer.norm.copy())
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer."""
     interval = config.get("full_attention_interval", 4, least=1)
-    usual = [_LINEAR if (i + 1) % interval else FULL for i in range(decoder.num_layers)]
-    attentions = {FULL: attention.copy(), _LINEAR: _delta_net(config)}
-    set_pattern(config, decoder, types_of_layers(config, usual), attentions)
-    return task
+    layers = config.get("num_hidden_layers")
+    return types_of_layers(config, [_LINEAR if (i + 1) % interval else FULL for i in range(layers)])
 
 
 def _delta_net(config: PublishedConfig) -> Params:
@@ -213,39 +203,28 @@ def _delta_net(config: PublishedConfig) -> Params:
     return net
 
 
-def _set_experts(config: PublishedConfig, task: Params, keys: ExpertKeys) -> Params:
-    """Returns the task with experts in all layers, and a gated shared one."""
-    moe = keys.read(config, task.decoder)
-    shared = config.get("shared_expert_intermediate_size")
-    moe.set(shared_hidden_dim=shared, shared_combination="gated")
+def _read_shared(config: PublishedConfig, task: Params) -> None:
+    """Adds a gated shared expert."""
+    size = config.get("shared_expert_intermediate_size")
+    task.decoder.moe.set(shared_hidden_dim=size, shared_combination="gated")
     run_in_periods(task.decoder)
-    return task
 
 
-def _next_task(config: PublishedConfig) -> Params:
-    config.expect("decoder_sparse_step", 1)
-    config.expect("mlp_only_layers", [])
+def _read_sizes(config: PublishedConfig, task: Params) -> None:
+    del task
     key_dim, value_dim = (config.get(f"linear_{n}_head_dim") for n in ("key", "value"))
     if key_dim != value_dim:
         raise UserError(
             f"{config.where}: linear_value_head_dim is {value_dim}, which is not supported; "
             f"linear_key_head_dim={key_dim} was expected"
         )
-    return _set_experts(config, _task(config), _NEXT_KEYS)
 
 
-def _moe_task(config: PublishedConfig) -> Params:
-    # All layers have experts.
-    config.get("intermediate_size", None)
-    return _set_experts(config, _task(config, "moe_intermediate_size"), _EXPERTS_KEYS)
-
-
-def _config(task: Params) -> dict[str, Any]:
+def _layers_config(task: Params) -> dict[str, Any]:
     layers = attention_of_layers(task.decoder)
     nets = [each for each in layers if each.cls is GatedDeltaNet]
     net = nets[0] if nets else GatedDeltaNet.params().set(num_heads=1, head_dim=1)
     return {
-        **decoder_config(task, BIASES),
         "layer_types": [_LINEAR if each.cls is GatedDeltaNet else FULL for each in layers],
         "linear_conv_kernel_dim": net.convolution_width,
         "linear_key_head_dim": net.head_dim,
@@ -255,21 +234,23 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-def _moe_config(task: Params, keys: ExpertKeys = _EXPERTS_KEYS) -> dict[str, Any]:
-    return {
-        **_config(task),
-        **keys.config(task.decoder),
-        "shared_expert_intermediate_size": task.decoder.moe.shared_hidden_dim,
-    }
-
-
-def _next_config(task: Params) -> dict[str, Any]:
-    return {
-        **_moe_config(task, _NEXT_KEYS),
-        "intermediate_size": task.decoder.hidden_dim,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
+_PARTS = (
+    *USUAL,
+    BIASES,
+    fixed({"attn_output_gate": True}),
+    # The states are float32 here; only other layers predict further tokens.
+    unread("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    Part(_read_norms),
+    layered(
+        _kinds,
+        lambda config, attention: {FULL: attention.copy(), _LINEAR: _delta_net(config)},
+        _layers_config,
+    ),
+)
+_SHARED = Part(
+    _read_shared,
+    lambda task: {"shared_expert_intermediate_size": task.decoder.moe.shared_hidden_dim},
+)
 
 
 def _further_tokens(config: PublishedConfig) -> tuple[str, ...]:
@@ -277,30 +258,35 @@ def _further_tokens(config: PublishedConfig) -> tuple[str, ...]:
     return ("mtp.",)
 
 
-NEXT = Family(
+NEXT = decoder(
     model_type="qwen3_next",
     architecture="Qwen3NextForCausalLM",
     table=_NEXT_TABLE,
-    read_task=_next_task,
-    config_of=_next_config,
+    parts=(
+        ALL_SPARSE,
+        Part(_read_sizes),
+        *_PARTS,
+        experts(normalize="norm_topk_prob"),
+        _SHARED,
+    ),
     defaults=_NEXT_DEFAULTS,
     read_left_out=_further_tokens,
 )
-DENSE = Family(
+DENSE = decoder(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
     table=(*_TABLE, *FEED_FORWARD),
-    read_task=_task,
-    config_of=_config,
+    parts=_PARTS,
     defaults=_DENSE_DEFAULTS,
     read_left_out=_further_tokens,
 )
-EXPERTS = Family(
+EXPERTS = decoder(
     model_type="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
     table=(*_TABLE, *_EXPERTS),
-    read_task=_moe_task,
-    config_of=_moe_config,
+    # All layers have experts.
+    parts=(unread("intermediate_size"), *_PARTS, experts(), _SHARED),
+    hidden="moe_intermediate_size",
     defaults=_MOE_DEFAULTS,
     read_left_out=_further_tokens,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
@@ -67,16 +66,14 @@ def _config(task: Params) -> dict[str, Any]:
     return {**fairseq_config(task), "tie_word_embeddings": task.tie_softmax}
 
 
-FAMILY = dataclasses.replace(
-    Family(
-        model_type="mbart",
-        architecture="MBartForConditionalGeneration",
-        table=(*TABLES, *_ROWS, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
-        read_task=_task,
-        config_of=_config,
-        defaults=_DEFAULTS,
-        **FAIRSEQ,
-    ),
-    # Its positions are learned.
-    read_left_out=lambda config: (),
+# Its positions are learned, so no sinusoids are left out.
+_OPTIONS: dict[str, Any] = FAIRSEQ | {"read_left_out": lambda config: ()}
+FAMILY = Family(
+    model_type="mbart",
+    architecture="MBartForConditionalGeneration",
+    table=(*TABLES, *_ROWS, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
+    read_task=_task,
+    config_of=_config,
+    defaults=_DEFAULTS,
+    **_OPTIONS,
 )

@@ -50,10 +50,7 @@ class Shapes:
     """Models of all sizes with the same experts; each array has one number for each size.
 
     Attributes:
-      experts: the experts.
-      layers: number of layers.
       active: weights that a token uses, embeddings included.
-      total: all weights.
       inner: weights that a token uses, without embeddings.
       inner_total: all weights without embeddings.
       flops: FLOPs of training on a token.
@@ -102,7 +99,6 @@ class Law:
       loss: returns the loss of models, each after its number of tokens.
       experts: the configurations of experts that the law was fitted to.
       most_active: active weights of the largest model that the law was fitted to.
-      source: publication of the law.
     """
 
     name: str
@@ -188,11 +184,7 @@ LAWS = {
 
 
 def get(name: str, flag: str = "law") -> Law:
-    """Returns the law of a name.
-
-    Raises:
-      UserError: there is none; names the option and the nearest name.
-    """
+    """Returns the law of a name. Raises UserError with the nearest name if there is none."""
     if name not in LAWS:
         raise UserError(
             f"`{flag}={name}`: unknown scaling law; expected one of {', '.join(LAWS)}. "

@@ -47,9 +47,6 @@ class BudgetOptions:
       days: longest time of the training.
       tokens: largest number of tokens to train on, such as the size of one's corpus; None is
         without limit.
-      law: name of the scaling law.
-      dense_mfu: MFU of dense models.
-      sparse_mfu: MFU of models with experts.
       state_bytes: bytes of training state for each weight.
       failures: as `failures.get`; None takes the failure rate of similar chips.
       checkpoint_rate: bytes per second that one host writes and reads.
@@ -132,11 +129,7 @@ def priced_machines() -> list[Topology]:
 
 
 def named_machines(text: str) -> list[Topology]:
-    """Returns the machines of `topology`: names, separated by commas.
-
-    Raises:
-      UserError: a name is no topology, or no price is published for its chip.
-    """
+    """Returns the machines of `topology`. Raises UserError if one is unknown or has no price."""
     found = [topologies.get(name) for name in text.split(",")]
     for topology in found:
         if topology.chip.price is None:
@@ -198,11 +191,8 @@ class Rated:
     """Models of all sizes with the same experts on one machine; one number for each size.
 
     Attributes:
-      topology: the machine.
-      models: the models.
       tokens: tokens that the budget, the days and the option `tokens` allow.
       loss: by the scaling law; infinite for a model that the machine cannot hold or finish.
-      seconds: time of the training.
       goodput: part of it that makes progress.
       price: of the whole machine for a second.
     """

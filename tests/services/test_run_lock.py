@@ -9,8 +9,9 @@ import time
 import msgspec
 import pytest
 
-from lingvo_gshard.training.run import run_lock
-from lingvo_gshard.training.run.run_lock import LockedError, LostLockError, RunLock, this_process
+from lingvo_gshard.training.run.logdir import LockedError
+from lingvo_gshard.wings.services import run_lock
+from lingvo_gshard.wings.services.run_lock import LostLockError, RunLock, this_process
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-# tests: training/run/run_records.py, wings/services/memory.py, wings/services/runtime.py
+# tests: wings/services/run_records.py, wings/services/memory.py, wings/services/runtime.py
 """Checks what a run records about itself: launches, sharding, evaluations, memory."""
 
 import json
@@ -12,8 +12,7 @@ import pytest
 
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
-from lingvo_gshard.training.run import run_records
-from lingvo_gshard.wings.services import memory
+from lingvo_gshard.wings.services import memory, run_records
 from tests import tiny
 
 

@@ -4,67 +4,63 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, annotate_like
-
-TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
-Result: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
-# Weights of the losses of a batch by name; see `loss_weights`.
-LossWeights: TypeAlias = "dict[str, tf.Tensor]"
-# Maps (part of a batch, key, weights of the whole batch) to what the part adds to the loss of the
-# batch and to its gradients, and to the metrics of the part.
-Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor, LossWeights], Result]"
-# Maps (part of a batch, key) to its weights.
-Weigh: TypeAlias = "Callable[[TensorBatch, tf.Tensor], LossWeights]"
+from lingvo_gshard.training.step.gradients import (
+    OWN_LOSS,
+    Accumulate,
+    Compute,
+    LossWeights,
+    Result,
+    TensorBatch,
+    Weigh,
+)
+from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart
 
 _REDUCE_DTYPE = "step.reduce_dtype"
 REDUCE_DTYPES = ("float32", "bfloat16")
 # The metric that is summed over parts. All others are averaged.
 _COUNT = "tokens"
-# The key of the task's own loss among the weights of losses. Other keys are names of reports.
-_OWN = ""
 
 
-def check_reduce_dtype(dtype: str) -> None:
-    """Raises UserError if gradients cannot be reduced in this type."""
-    if dtype not in REDUCE_DTYPES:
-        raise UserError(f"{_REDUCE_DTYPE} is {dtype!r}. {names.nearest(dtype, REDUCE_DTYPES)}")
+@STEP_PARTS.register("micro-batches")
+class MicroBatches(StepPart):
+    """Computes the gradients of a step's batch in parts."""
 
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `micro_batches` and `reduce_dtype` to the trainer's Params."""
+        about = "Number of parts of a batch that are computed in sequence."
+        p.define("micro_batches", 1, about, minimum=1)
+        p.define(
+            "reduce_dtype",
+            "float32",
+            "Type in which devices add up gradients that are summed over micro-batches: "
+            f"{' or '.join(REDUCE_DTYPES)}.",
+        )
 
-def loss_weights(passing: context.Context, metrics: Mapping[str, context.Metric]) -> LossWeights:
-    """Returns the weights of the losses of a pass: of the task's own loss, and of each report.
+    @classmethod
+    def of(cls, made: Ingredients) -> MicroBatches | None:
+        """Returns the part of a trainer with several micro-batches."""
+        count, dtype = made.params.micro_batches, made.params.reduce_dtype
+        if dtype not in REDUCE_DTYPES:
+            raise UserError(f"{_REDUCE_DTYPE} is {dtype!r}. {names.nearest(dtype, REDUCE_DTYPES)}")
+        return cls(count, dtype) if count > 1 else None
 
-    Args:
-      passing: the context of the pass, after it.
-      metrics: the metrics that the task returned. Its own loss has the weight of `loss`.
-    """
-    own = metrics["loss"][1] if "loss" in metrics else tf.ones([])
-    reported = {name: w for name, w in passing.loss_weights.items() if w is not None}
-    return {_OWN: own, **reported}
+    def __init__(self, count: int, reduce_dtype: str):
+        """Takes the number of parts, and the type of their sums; see `accumulate`."""
+        self._count, self._reduce_dtype = count, reduce_dtype
 
-
-def share_of_loss(
-    loss: tf.Tensor, metrics: Mapping[str, context.Metric], passing: context.Context
-) -> tf.Tensor:
-    """Returns what a pass adds to the loss of the batch that it computes a part of.
-
-    Args:
-      loss: the loss that the task returned. The reports in it are shares already.
-      metrics: the metrics that the task returned.
-      passing: the context of the pass, after it.
-    """
-    if passing.batch_weights is None:
-        return loss
-    included = tf.add_n([0.0, *passing.included])
-    own = loss_weights(passing, metrics)[_OWN]
-    share = tf.math.divide_no_nan(own, passing.batch_weights[_OWN])
-    return included + (loss - included) * share
+    @property
+    def accumulate(self) -> Accumulate:
+        """The function `accumulate` with these options."""
+        return functools.partial(accumulate, count=self._count, reduce_dtype=self._reduce_dtype)
 
 
 def accumulate(
@@ -72,8 +68,8 @@ def accumulate(
     weigh: Weigh,
     batch: TensorBatch,
     key: tf.Tensor,
-    count: int,
     specs: NestedMap,
+    count: int,
     reduce_dtype: str = "float32",
 ) -> Result:
     """Returns `compute` of the whole batch, computed in `count` parts in sequence.
@@ -91,8 +87,8 @@ def accumulate(
       weigh: computes the weights of one part.
       batch: feature name -> tensor; part i takes every count-th row, from row i on.
       key: int32 [2], seeds the random numbers.
-      count: number of parts.
       specs: the weights' tree of VariableSpec; gradients are sharded like the weights.
+      count: number of parts.
       reduce_dtype: the type that the sums over parts are rounded to before devices add them up.
 
     Raises:
@@ -229,7 +225,7 @@ class _Sums:
             value, weight = sums[1 + 2 * index : 3 + 2 * index]
             mean = tf.math.divide_no_nan(value, weight)
             metrics[name] = (value if name == _COUNT else mean, weight)
-        metrics["loss"] = (sums[0], self._weights[_OWN])
+        metrics["loss"] = (sums[0], self._weights[OWN_LOSS])
         totals = sums[1 + 2 * len(self._names) :]
         if self._reduce_dtype != "float32":
             # The lowering rounds the sums of the devices before they are added up (loop_sums.py).

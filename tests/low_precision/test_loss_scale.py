@@ -1,4 +1,4 @@
-# tests: training/step/precision.py
+# tests: wings/low_precision/loss_scale.py, training/step/precision.py
 """Tests loss scaling: changes of the scale, skipped steps, and failed runs."""
 
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.precision import LossScale
+from lingvo_gshard.wings.low_precision.loss_scale import LossScale
 from lingvo_gshard.wings.services.divergence import NonFiniteError
 from tests import tiny
 from tests.training import mixed_task

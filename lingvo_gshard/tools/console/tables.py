@@ -1,13 +1,14 @@
-"""Layout that the reports of gshard-plan share: tables, text without markup, shortened lists."""
+"""Tables that the commands print: their layout, text without markup, shortened lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import rich.box
 import rich.console
 import rich.table
+import rich.text
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tools.console.output import say
@@ -16,21 +17,31 @@ from lingvo_gshard.tools.console.output import say
 MAX_ROWS = 12
 
 
-def make_table(*left: str, right: Sequence[str] = (), no_wrap: bool = True) -> rich.table.Table:
+def make_table(
+    *left: str, right: Sequence[str] = (), title: str | None = None, caption: str | None = None
+) -> rich.table.Table:
     """Returns an empty table.
 
     Args:
       left: headings of left-aligned columns.
       right: headings of the right-aligned columns after them.
-      no_wrap: keeps right-aligned cells on one line.
+      title: a line above the table.
+      caption: lines below it.
     """
     table = rich.table.Table(
-        box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True
+        box=rich.box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        title=title and rich.text.Text(title),
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
     )
     for heading in left:
         table.add_column(heading, overflow="fold")
     for heading in right:
-        table.add_column(heading, justify="right", no_wrap=no_wrap, overflow="fold")
+        table.add_column(heading, justify="right", no_wrap=True, overflow="fold")
     return table
 
 
@@ -40,9 +51,23 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     tables.print_table(console, table)
 
 
+def print_rows(
+    console: rich.console.Console,
+    left: Sequence[str],
+    right: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str | None = None,
+) -> None:
+    """Prints rows below the headings of left-aligned, then of right-aligned columns."""
+    table = make_table(*left, right=right, caption=caption)
+    for row in rows:
+        table.add_row(*row)
+    print_table(console, table)
+
+
 def say_hidden(
     console: rich.console.Console,
-    rows: Sequence[Any],
+    hidden: Sequence[Any],
     size: Callable[[Any], float] | None = None,
     in_words: Callable[[float], str] = str,
     where: str = "--json",
@@ -50,16 +75,15 @@ def say_hidden(
     """Prints how many rows a shortened table leaves out.
 
     Args:
-      console: where to.
-      rows: all rows.
+      console: where to print.
+      hidden: the rows that are left out.
       size: the size of a row; with it, the sum of the sizes is printed, too.
       in_words: writes that sum.
       where: what has all rows.
     """
-    hidden = rows[MAX_ROWS:]
     if hidden:
         total = f", {in_words(sum(map(size, hidden)))}" if size else ""
-        say(console, f"and {len(hidden)} more{total}; {where} has them all")
+        say(console, f"and {len(hidden):,} more{total}; {where} has them all")
 
 
 def array_text(dtype: str, shape: Sequence[int]) -> str:

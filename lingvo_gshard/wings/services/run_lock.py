@@ -22,8 +22,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import regular
+from lingvo_gshard.training.run.logdir import LOCKS, LockedError, MovedError
 
 # Environment variables that the agents of a cluster set: the job of this process, and its round.
 JOB, ROUND = "GSHARD_JOB", "GSHARD_ROUND"
@@ -126,16 +126,8 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Holder)
 
 
-class LockedError(UserError):
-    """Another process holds the lock."""
-
-
 class LostLockError(OSError):
     """Another process took the lock over, because this one was not seen to live."""
-
-
-class MovedError(OSError):
-    """The directory of the lock was moved or deleted."""
 
 
 class _Found(msgspec.Struct):
@@ -161,6 +153,7 @@ class _Found(msgspec.Struct):
         return str(self.holder or "an unknown process")
 
 
+@LOCKS.register("")
 class RunLock:
     """Holds a lock file from construction to `release`."""
 

@@ -1,4 +1,3 @@
-# tests: training/run/checkpoint/trainer_state.py
 """Tests copies of transposed arrays against NumPy's."""
 
 import itertools
@@ -7,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.run.checkpoint.trainer_state import contiguous, copy
+from lingvo_gshard.wings.open_models.transposing import contiguous, copy
 
 SHAPES = [(), (5,), (300, 7), (130, 257), (1, 9, 1), (3, 140, 5), (2, 3, 130, 4), (0, 4)]
 

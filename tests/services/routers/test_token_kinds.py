@@ -1,12 +1,18 @@
+# tests: wings/services/routers/token_kinds.py, core/token_kinds.py
 """Tests the kinds of tokens: their classes by the vocabulary, their languages by the batch."""
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.data import token_kinds
 from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.batching.table import Group
-from lingvo_gshard.data.token_kinds import CLASSES, Languages, classes_of, kinds_of
+from lingvo_gshard.wings.services.routers import token_kinds
+from lingvo_gshard.wings.services.routers.token_kinds import (
+    CLASSES,
+    Languages,
+    classes_of,
+    kinds_of,
+)
 
 
 class Pieces:

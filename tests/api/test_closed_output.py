@@ -7,7 +7,7 @@ import os
 import pytest
 import rich.console
 
-from lingvo_gshard.training.run.monitoring.closed_output import GuardedStream
+from lingvo_gshard.api.closed_output import GuardedStream
 
 
 def test_closed_pipe_calls_back_once_and_discards_what_follows():

@@ -17,7 +17,7 @@ class Momentum(MomentOptimizer):
     https://proceedings.mlr.press/v28/sutskever13.html, equations 3 and 4, with the look-ahead point
     as the weight). With beta 0 this is plain gradient descent without moments. On a command line:
 
-        --gin_param='step.optimizer = @lingvo_gshard.training.step.momentum.Momentum'
+        --gin_param='step.optimizer = @lingvo_gshard.wings.optimizers.momentum.Momentum'
     """
 
     @classmethod

@@ -1,3 +1,4 @@
+# tests: data/sources/report.py, wings/preparation/cleaning/report_notes.py
 """Tests CleaningReport: languages, examples, and advice about lengths."""
 
 import collections
@@ -6,6 +7,11 @@ from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation.cleaning import all_rules
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
+from lingvo_gshard.wings.preparation.cleaning.report_notes import (
+    about_languages,
+    about_limits,
+    advice_of,
+)
 
 
 def report_of(rows, **values):
@@ -19,7 +25,7 @@ def test_languages_and_one_example_of_each_reason():
     report = report_of(rows)
     assert report.kept_by_language == {"de": 5, "ja": 1}
     assert report.examples == {all_rules.RATIO: "b.tsv:1: '家'"}
-    assert report.notes() == [
+    assert about_languages(report) + about_limits(report) == [
         "2 languages: de 5, ja 1",
         f"Warning: ja lost 3 of 4 rows, 3 because of: {all_rules.RATIO}",
     ]
@@ -27,12 +33,12 @@ def test_languages_and_one_example_of_each_reason():
 
 def test_a_language_without_any_row_left_is_named():
     rows = [Row("de", "Haus", "house"), Row("tlh", "x", "y" * 20)]
-    assert any("tlh lost 1 of 1 rows" in note for note in report_of(rows).notes())
+    assert any("tlh lost 1 of 1 rows" in note for note in about_languages(report_of(rows)))
 
 
 def test_advice_names_a_value_that_keeps_what_it_promises():
     lengths = collections.Counter(range(1, 1001))
-    advice = Limit("input.source_length", "source tokens", 96, lengths).advice()
+    advice = advice_of(Limit("input.source_length", "source tokens", 96, lengths))
     assert advice == (
         "904 rows have more source tokens than input.source_length = 96. Of 1,000 rows, half have "
         "at most 501, 90% at most 901, 99% at most 991; the longest has 1,000. "
@@ -40,7 +46,7 @@ def test_advice_names_a_value_that_keeps_what_it_promises():
     )
     assert sum(length <= 992 for length in lengths) >= 990
     nearly = Limit("input.source_length", "source tokens", 996, lengths)
-    assert nearly.advice().endswith("input.source_length = 1000 keeps all.")
+    assert advice_of(nearly).endswith("input.source_length = 1000 keeps all.")
 
 
 def test_rows_dropped_later_are_taken_from_those_kept():
@@ -53,9 +59,10 @@ def test_rows_dropped_later_are_taken_from_those_kept():
     later = report.without(rows[1:], "late", limits)
     assert (later.read, later.kept, later.dropped) == (3, 1, {"late": 1, all_rules.EMPTY: 1})
     assert later.kept_by_language == {"de": 1} and later.examples["late"] == "a:2: 'la maison'"
-    assert len(later.advice()) == 1 and "input.source_length" in later.advice()[0]
-    assert report.kept == 2 and report.advice() == [] and "late" not in report.examples
+    (advice,) = about_limits(later)
+    assert "input.source_length" in advice
+    assert report.kept == 2 and about_limits(report) == [] and "late" not in report.examples
 
 
 def test_an_empty_report_has_no_notes():
-    assert CleaningReport().notes() == []
+    assert about_languages(CleaningReport()) == about_limits(CleaningReport()) == []

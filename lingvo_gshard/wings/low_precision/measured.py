@@ -9,7 +9,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.state_part import Outcome, Seen, StatePart, Verdict
+from lingvo_gshard.training.step.state_part import StatePart, Update
 
 
 class Measured(StatePart):
@@ -18,6 +18,8 @@ class Measured(StatePart):
     Layers read the arrays in a step. The gradients of the arrays are what the step measures.
     Update rules of the declarations make the arrays after the step.
     """
+
+    is_measured = True
 
     def __init__(self, task: Task, beside: context.Beside):
         """Declares the arrays.
@@ -63,13 +65,13 @@ class Measured(StatePart):
         weights = theta.pack(leaf for spec, leaf in pairs if not spec.is_measured)
         return weights, self._specs.pack(leaf for spec, leaf in pairs if spec.is_measured)
 
-    def after(self, own: NestedMap, seen: Seen, verdict: Verdict, outcome: Outcome) -> NestedMap:
+    def after(self, own: NestedMap, update: Update, theta: NestedMap) -> NestedMap:
         """Returns the arrays after a step, which has measured their gradients."""
-        del verdict
+        del theta
 
-        def update(spec: VariableSpec, old: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        def measure(spec: VariableSpec, old: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
             assert spec.update_rule is not None
-            return tf.where(outcome.is_skipped, old, spec.update_rule(old, gradient))
+            return tf.where(update.is_skipped, old, spec.update_rule(old, gradient))
 
-        trees = (self._specs, own, seen.measured[self.name])
-        return self._specs.pack(map(update, *(tree.flatten() for tree in trees)))
+        trees = (self._specs, own, update.seen.measured[self.name])
+        return self._specs.pack(map(measure, *(tree.flatten() for tree in trees)))

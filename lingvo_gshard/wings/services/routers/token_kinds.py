@@ -10,17 +10,15 @@ import functools
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core.token_kinds import WatchedKinds
+from lingvo_gshard.core.token_kinds import KINDS, TokenKinds
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
 from lingvo_gshard.data.batching.table import Group
+from lingvo_gshard.data.input import Input
+from lingvo_gshard.data.packed_input import PackedInput
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-
-# Ends the name of the array with the kinds of one side of a batch: source_kinds, target_kinds.
-KINDS = "_kinds"
 
 START, END, TAG, BYTE = "start of text", "end of sentence", "tag", "byte"
 DIGITS, PUNCTUATION, UNKNOWN = "digits", "punctuation", "unknown"
@@ -33,25 +31,6 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _TAG = re.compile(
     r"<[^<>\s]+>|\[[A-Z]+\]|>>\w+<<|__\w+__|[a-z]{2,3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}"
 )
-
-
-class TokenKinds(NamedTuple):
-    """The kinds of the tokens of a batch.
-
-    Attributes:
-      arrays: name such as `source_kinds` -> int32 [B,L], language * len(classes) + class.
-      languages: names of the languages; empty if they are not known.
-      classes: names of the classes.
-    """
-
-    arrays: Batch
-    languages: tuple[str, ...]
-    classes: tuple[str, ...]
-
-    @property
-    def sizes(self) -> WatchedKinds:
-        """The numbers of languages and classes."""
-        return WatchedKinds(len(self.languages), len(self.classes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +72,22 @@ class Languages:
         rows = np.take_along_axis(batch.examples, segments_BL.astype(np.int64), axis=1)
         groups = np.searchsorted(self.begins, rows, side="right") - 1
         return self.numbers[np.maximum(groups, 0)]
+
+
+def kinds_in(input_: Input, batch: Batch) -> TokenKinds | None:
+    """Returns the kinds of the tokens of a training batch; None if its input does not know them.
+
+    Args:
+      input_: the input that gave the batch.
+      batch: the batch.
+    """
+    own = input_.token_kinds(batch)
+    if own is not None or not isinstance(input_, PackedInput):
+        return own
+    groups = input_.row_groups()
+    if groups is None:
+        return None
+    return kinds_of(batch, input_.sides, Languages.of(groups, input_.unknown_language))
 
 
 def kinds_of(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.step.momentum import Momentum
+from lingvo_gshard.wings.optimizers.momentum import Momentum
 from tests.training.optim import one_weight
 
 

@@ -1,0 +1,106 @@
+"""The options of a run's services."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.training.run.options import SERVICE_OPTIONS, ServiceOptions
+
+# Metrics of the dev split begin so.
+DEV = "dev/"
+
+
+@SERVICE_OPTIONS.register("best checkpoint")
+class BestCheckpoint(ServiceOptions):
+    """The choice of the best checkpoint, and the end of a training without a better one."""
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `keep_best` and `patience`."""
+        p.define(
+            "keep_best",
+            "",
+            "Metric whose best checkpoint is kept and used, such as 'dev/loss'; '': the newest is.",
+        )
+        p.define(
+            "patience",
+            0,
+            "Evaluations without a better `keep_best` after which training ends; 0: it goes on.",
+            minimum=0,
+        )
+
+    @classmethod
+    def check(cls, p: Params) -> None:
+        """Raises UserError if the run has no evaluations to choose from."""
+        best = p.keep_best
+        if p.patience and not best:
+            raise UserError(f"run.patience={p.patience} needs run.keep_best, such as 'dev/loss'")
+        if best and not best.startswith(DEV):
+            raise UserError(
+                f"run.keep_best={best!r}: expected a metric of the dev split, such as 'dev/loss'"
+            )
+        if best and not p.evaluate_every_steps:
+            raise UserError(f"run.keep_best={best!r} needs run.evaluate_every_steps, which is 0")
+
+
+@SERVICE_OPTIONS.register("watches")
+class Watches(ServiceOptions):
+    """Services that get metrics, watch steps, or check them."""
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds the options of trackers, snapshots, routers, hangs and determinism."""
+        p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
+        p.define(
+            "snapshot_every_steps",
+            0,
+            "Steps between snapshots in the memory of the hosts, under gshard-launch; 0: none.",
+            minimum=0,
+        )
+        p.define("routers", Routers.params(), "How the routers of experts are watched.")
+        p.define(
+            "hang_factor",
+            50.0,
+            "The run ends if no step ends within so many times the median step; 0: it never does.",
+            minimum=0,
+        )
+        p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
+        p.define(
+            "check_determinism_every",
+            0,
+            "Steps between those that are computed twice and compared; 0: none.",
+            minimum=0,
+        )
+
+
+class Routers(Configurable):
+    """The options of watched routers, `run.routers`.
+
+    Every `every_steps` steps the forward pass runs once more, on the same batch, and counts where
+    each layer's router sends the tokens. Models without experts are not watched.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "every_steps",
+            50,
+            "Steps from one watched step to the next; 0: routers are not watched.",
+            minimum=0,
+        )
+        p.define(
+            "window",
+            4,
+            "An expert without a token in so many watched steps in a row counts as dead.",
+            minimum=1,
+        )
+        p.define(
+            "collapse",
+            0.6,
+            "A router whose busiest experts exceed an even load by this share of what is possible "
+            "has collapsed: 0 is an even load, 1 sends all tokens to the same experts.",
+            above=0,
+            maximum=1,
+        )
+        return p
