@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
 from lingvo_gshard.data.batching.table import Group
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -47,11 +46,6 @@ class TokenKinds(NamedTuple):
     arrays: Batch
     languages: tuple[str, ...]
     classes: tuple[str, ...]
-
-    @property
-    def sizes(self) -> WatchedKinds:
-        """The numbers of languages and classes."""
-        return WatchedKinds(len(self.languages), len(self.classes))
 
 
 @dataclasses.dataclass(frozen=True)

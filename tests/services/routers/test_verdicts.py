@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.training.run.options import Routers
+from lingvo_gshard.wings.published_layers.routers import HashRouter
 from lingvo_gshard.wings.services.routers.router_records import Verdicts, concentration
 from tests.services.routers.test_router_records import record
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
+from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
@@ -27,6 +27,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     windows_config,
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.published_layers.heads_norms import HeadsLayerNorm
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.norm import HeadsRMSNorm, RMSNorm
+from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.wings.open_models.config import PublishedConfig
@@ -18,6 +18,7 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
+from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.repeat.loop import Repeat
 

@@ -31,6 +31,7 @@ from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
+from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
@@ -203,7 +204,10 @@ def _v2_task(config: PublishedConfig) -> Params:
     moe.router.scale = config.get("routed_scaling_factor", kind=float)
     groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
     if method == _LIMITED:
-        moe.router.set(expert_groups=groups, groups_per_token=chosen)
+        plain = dict(moe.router.items())
+        moe.router = GroupLimitedRouter.params().set(
+            **plain, expert_groups=groups, groups_per_token=chosen
+        )
     task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
     return task
 
@@ -213,7 +217,7 @@ def _v2_config(task: Params) -> dict[str, Any]:
     return {
         **_latent_config(task),
         **sigmoid_config(task.decoder),
-        "topk_method": _LIMITED if router.expert_groups else _GREEDY,
+        "topk_method": _LIMITED if router.cls is GroupLimitedRouter else _GREEDY,
         "aux_loss_alpha": router.auxiliary_loss_weight,
     }
 

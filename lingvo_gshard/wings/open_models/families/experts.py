@@ -237,10 +237,13 @@ def set_sigmoid_experts(config: PublishedConfig, decoder: Params) -> None:
 def sigmoid_config(decoder: Params) -> dict[str, object]:
     """Returns what `sigmoid_experts` reads, from the Params of a stack."""
     moe, router = decoder.moe, decoder.moe.router
+    groups, chosen = (
+        router.get(name) if name in router else 0 for name in ("expert_groups", "groups_per_token")
+    )
     return {
         "first_k_dense_replace": decoder.dense_first,
-        "n_group": router.expert_groups or 1,
-        "topk_group": router.groups_per_token or 1,
+        "n_group": groups or 1,
+        "topk_group": chosen or 1,
         "num_experts_per_tok": router.k,
         "norm_topk_prob": router.normalize,
         "routed_scaling_factor": router.scale,
