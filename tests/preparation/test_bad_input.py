@@ -113,15 +113,15 @@ def test_no_training_row(tmp_path):
 def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch):
     good = raw.write_tsv(tmp_path / "good.tsv", GOOD[:100])
     path = tmp_path / "pairs.tsv"
-    read = read_rows.ReadPart.run
+    read = read_rows.read_part
 
-    def change_then_read(self, job, progress):
-        if self.part.source == 1:
+    def change_then_read(task, job, progress, part):
+        if part.source == 1:
             with open(path, "a", encoding="utf-8") as file:
                 file.write("de\teins\tone\n")
-        return read(self, job, progress)
+        return read(task, job, progress, part)
 
-    monkeypatch.setattr(read_rows.ReadPart, "run", change_then_read)
+    monkeypatch.setattr(read_rows, "read_part", change_then_read)
     path.write_bytes(b"".join(LINES[100:]))
     with pytest.raises(ValueError, match=f"^{path}: a file changed while it was read"):
         raw.run(tmp_path, [good, str(path)])

@@ -97,12 +97,7 @@ def make_engine(
 def prepared_weights(
     executables: Executables, theta: NestedMap
 ) -> tuple[tuple[Array, ...], list[jax.Array]]:
-    """Returns the decoding weights of a model: their names and layouts, and the arrays.
-
-    Args:
-      executables: the model's programs.
-      theta: its weights, NumPy arrays or jax.Arrays.
-    """
+    """Returns the decoding weights of a model: their names and layouts, and the arrays."""
     prepare = executables.get(ProgramKey(PREPARE))
     values = [x if isinstance(x, jax.Array) else np.asarray(x) for x in theta.flatten()]
     return prepare.outputs, list(prepare.call(*values))

@@ -109,13 +109,7 @@ class Answer:
         texts: int = 1,
         on_cancel: Callable[[Answer], None] | None = None,
     ):
-        """Makes an answer without events.
-
-        Args:
-          request: what is answered.
-          texts: the number of texts that are decoded by themselves.
-          on_cancel: ends the texts that wait.
-        """
+        """Makes an answer without events."""
         self._on_cancel = on_cancel
         self.request = request
         self._texts: list[Sequence[Hypothesis] | None] = [None] * texts

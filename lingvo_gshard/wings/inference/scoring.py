@@ -45,12 +45,7 @@ def score(engine: Engine, tokens: Sequence[int]) -> TokenScores:
 
 
 def scoring_program(facts: ModelFacts, tokens: int) -> ProgramKey:
-    """Returns the key of the program that `score` runs.
-
-    Args:
-      facts: what the host knows of the model.
-      tokens: the number of tokens of the text.
-    """
+    """Returns the key of the program that `score` runs."""
     given = max(tokens - 1, 1)
     length = next((n for n in shapes.LENGTHS if n >= given), max(facts.most_positions, given))
     length = min(length, max(facts.most_positions, given))

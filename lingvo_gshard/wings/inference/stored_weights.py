@@ -133,15 +133,7 @@ def restore(weights: Any, only_small: bool = False) -> Any:
 def _multiply_int8(
     left: str, right: str, output: str, x: tf.Tensor, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the float32 product of x, whose rows are rounded to int8, and int8 values.
-
-    Args:
-      left: layout of x.
-      right: layout of the weight.
-      output: layout of the result.
-      x: activations.
-      weight: int8 values.
-    """
+    """Returns the float32 product of x, whose rows are rounded to int8, and int8 values."""
     contracted = "".join(letter for letter in left if letter not in output)
     count = len(contracted)
     is_transposed = not right.startswith(contracted)

@@ -25,11 +25,6 @@ def stop_check(
     """Returns a function that says whether the text of tokens contains a stop string.
 
     It is None if there are no stop strings.
-
-    Args:
-      vocabulary: decodes tokens.
-      given: ids before the text.
-      options: have the stop strings.
     """
     if not options.stop:
         return None

@@ -36,9 +36,6 @@ class TextGenerator:
 
     A row of the model has `length` tokens. `most_tokens` of them are reserved for new tokens. If a
     beginning is too long for the rest, the model sees only the last part of the beginning.
-
-    Attributes:
-      engine: decodes with the model.
     """
 
     # As in `Decoding`.

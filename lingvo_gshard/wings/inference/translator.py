@@ -54,11 +54,7 @@ class Translations:
 
 
 class Translator:
-    """Translates sentences. Sentences are normalized and encoded as in training.
-
-    Attributes:
-      engine: decodes with the model.
-    """
+    """Translates sentences. Sentences are normalized and encoded as in training."""
 
     # As in `Decoding`.
     HAS_SOURCE = True

@@ -293,15 +293,11 @@ def _pad_rows(tensor: tf.Tensor, missing: int) -> tf.Tensor:
 
 
 def _split(tensor: tf.Tensor, count: int) -> tf.Tensor:
-    """Splits a batch into micro-batches [m,B,...].
+    """Splits a batch, whose rows m divides, into m = `count` micro-batches [m,B,...].
 
     Micro-batch i consists of rows i, i + m, i + 2 m and so on, so that each device contributes
     equally to every micro-batch. All stages need all micro-batches, so rows that are also split
     over the stages are gathered.
-
-    Args:
-      tensor: [rows,...] with rows divisible by m.
-      count: number m of micro-batches.
     """
     partitioning = current_partitioning()
     with use_partitioning(partitioning and partitioning.within_stack(STAGES)):

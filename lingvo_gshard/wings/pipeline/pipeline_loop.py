@@ -72,12 +72,6 @@ class PipelineLoop:
 
     The body is a function of (x [B,L,M], *inputs, index of the micro-batch, *weights). It sees the
     rows of one micro-batch and the weights of one iteration.
-
-    Attributes:
-      body: the body and its remat policy.
-      schedule: the schedule of the pipeline.
-      repetition: names of the layers in each iteration of the body.
-      weight_specs: specs of the weights of one iteration.
     """
 
     body: RematUnit
@@ -287,13 +281,9 @@ class _Passes:
     def _gradients(
         self, t: tf.Tensor, r: tf.Tensor, dy: tf.Tensor, results: Tensors
     ) -> list[tf.Tensor]:
-        """Returns the gradients of x and of the operands, each [P,...].
+        """Returns the gradients of x and of the operands, each [P,...], of run r in tick t.
 
-        Args:
-          t: tick.
-          r: run of the body within the tick.
-          dy: gradient of the output.
-          results: x, the saved products, and the gradients of the values of the reports.
+        `results` has x, the saved products, and the gradients of the values of the reports.
         """
         loop, saved, count = self._loop, len(self._traced.saved), len(self._operands)
 

@@ -25,11 +25,6 @@ class Schedule:
     section 2.3): stage s computes micro-batch i in tick i + s. With several circulations a stage
     has several chunks of layers, and a micro-batch that leaves the last stage returns to the first
     one (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
-
-    Attributes:
-      stages: number P of stages.
-      micro_batches: number of micro-batches.
-      circulations: number of times that each micro-batch passes all stages.
     """
 
     stages: int
@@ -89,12 +84,7 @@ class Operand(abc.ABC):
         return sums
 
     def end_tick(self, sums: Sums, total: Sums) -> Sums:
-        """Returns the sums after a tick.
-
-        Args:
-          sums: the sums before the tick.
-          total: the result of the tick's last `add`.
-        """
+        """Returns the sums after a tick, whose last `add` returned `total`."""
         del sums
         return total
 
@@ -108,14 +98,7 @@ class Operand(abc.ABC):
 
     @abc.abstractmethod
     def add(self, total: Any, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> Sums:
-        """Adds the gradients of one read to a total, and returns the total.
-
-        Args:
-          total: the result of `begin_tick`, or of the `add` before.
-          t: tick.
-          r: run of the body within the tick.
-          d: the gradients, [P,...].
-        """
+        """Adds the gradients d [P,...] of a read to the total of `begin_tick` or the last `add`."""
 
     @abc.abstractmethod
     def gradient(self, sums: Any) -> tf.Tensor:
@@ -124,15 +107,11 @@ class Operand(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchOperand(Operand):
-    """A tensor of all micro-batches. A stage reads the part of its current micro-batch.
+    """A tensor [m,B,...] of all micro-batches. A stage reads its current part.
 
     In tick t all stages add their gradients at index t modulo the number of micro-batches,
     regardless of their micro-batch. An index that differs between stages would need communication.
     `gradient` puts the sums in order.
-
-    Attributes:
-      tensor: [m,B,...].
-      schedule: the schedule of the pipeline.
     """
 
     tensor: tf.Tensor
@@ -169,17 +148,13 @@ class MicroBatchOperand(Operand):
 
 @dataclasses.dataclass(frozen=True)
 class WeightOperand(Operand):
-    """A stack of weights. A stage reads the weight of the layer that it runs next.
+    """A stack of weights [P,R,...]. A stage reads the weight of the layer that it runs next.
+
+    R counts the layers of a stage, which runs its body `per_tick` times in a tick.
 
     The circulations of two stages differ by at most one. In every tick, all stages therefore read
     and write the same two indices along R, and each stage selects one. An index that differs
     between stages would make XLA communicate weights.
-
-    Attributes:
-      weight: [P,R,...], where R counts the layers of a stage.
-      spec: spec of the weight of one layer.
-      schedule: the schedule of the pipeline.
-      per_tick: number of times that a stage runs its body in a tick.
     """
 
     weight: tf.Tensor

@@ -8,9 +8,8 @@ together and compared. So only keys, and texts of candidates, are written a seco
 from __future__ import annotations
 
 import collections
-import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,39 +18,19 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation import read_rows, row_files
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
-from lingvo_gshard.wings.preparation.cleaning.leaks import SeenInTrain, Wanted
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE, are_in, runs
-from lingvo_gshard.wings.preparation.job import Job
+from lingvo_gshard.wings.preparation.job import Job, Task
+from lingvo_gshard.wings.preparation.part_readers import Part
 from lingvo_gshard.wings.preparation.row_files import (
-    UNIQUE_STAGE,
-    BucketTask,
-    Done,
     Example,
     Group,
-    HeldOutTask,
+    Groups,
     KeptRow,
     KeyedRow,
     Tally,
     bucket_file,
+    read_group,
 )
-
-
-class PartFiles(msgspec.Struct, frozen=True):
-    """The files of rows of a part.
-
-    Attributes:
-      part: number of the part.
-      source: name of its source.
-      is_divided: whether its rows are divided into splits by a hash.
-      path: the raw file.
-      chunks: number of files of rows.
-    """
-
-    part: int
-    source: str
-    is_divided: bool
-    path: str
-    chunks: int
 
 
 class BucketRecord(msgspec.Struct):
@@ -66,76 +45,71 @@ class BucketRecord(msgspec.Struct):
     groups: list[Group]
 
 
-@dataclasses.dataclass(frozen=True)
-class UniqueRows:
-    """Removes the duplicates of one bucket. The first row in the order of the sources stays.
+# A part, and the number of its files of rows.
+PartFiles = tuple[Part, int]
 
-    Attributes:
-      bucket: number of the bucket.
-      begin: first range of digests.
-      end: the range after the last one.
-      parts: the files of rows of all parts, in the order of the parts.
-      rows: expected number of rows.
+
+def remove_duplicates(
+    task: Task,
+    job: Job,
+    progress: Progress,
+    bucket: int,
+    ranges: tuple[int, int],
+    parts: Sequence[PartFiles],
+) -> BucketRecord:
+    """Removes the duplicates of a bucket. The first row in the order of the sources stays.
+
+    `ranges` are its first range of digests, and the range after its last one. `parts` are all parts
+    in their order. Returns where the groups of the rows that stay are, and counts of duplicates.
     """
-
-    bucket: int
-    begin: int
-    end: int
-    parts: tuple[PartFiles, ...]
-    rows: int
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{UNIQUE_STAGE}/{self.bucket:06d}"
-
-    def run(self, job: Job, progress: Progress) -> BucketRecord:
-        """Writes the rows that stay. Returns where their groups are, and counts of duplicates."""
-        tally = Tally()
-        groups: dict[tuple[str, str, str, bool], list[tuple[bytes, KeptRow]]] = (
-            collections.defaultdict(list)
-        )
-        seen = set()
-        for files, row in self._rows(job):
-            if row.digest in seen:
-                text = row.source or row.target
-                example = Example.of_row(files.part, files.path, row.line, text)
-                tally.leave_out(near_duplicates.DUPLICATE, row.language, example)
-                continue
-            seen.add(row.digest)
-            kept = KeptRow(row.source, row.target, files.part, row.line)
-            key = row.split, row.language, files.source, files.is_divided
-            groups[key].append((row.digest, kept))
-            if len(seen) % 4096 == 0:
-                progress.update(len(seen), len(seen) / max(self.rows, len(seen)))
-        progress.update(len(seen), 1.0)
-        record = BucketRecord(tally, [])
-        with job.work.writing(bucket_file(self.bucket)) as file:
-            for key, rows in sorted(groups.items(), key=lambda item: item[0]):
-                split, language, source, is_divided = key
-                rows.sort(key=lambda row: row[0])
-                content = msgspec.msgpack.encode([kept for _, kept in rows])
-                record.groups.append(
-                    Group(
-                        split=split,
-                        language=language,
-                        source=source,
-                        is_divided=is_divided,
-                        rows=len(rows),
-                        characters=sum(len(row.source) + len(row.target) for _, row in rows),
-                        begin=file.tell(),
-                        size=len(content),
-                    )
+    tally, seen = Tally(), set()
+    groups: dict[tuple[str, str, str, bool], list[tuple[bytes, KeptRow]]] = collections.defaultdict(
+        list
+    )
+    for part, row in _rows(job, ranges, parts):
+        if row.digest in seen:
+            path, text = part.spans[0].path, row.source or row.target
+            example = Example.of_row(part.number, path, row.line, text)
+            tally.leave_out(near_duplicates.DUPLICATE, row.language, example)
+            continue
+        seen.add(row.digest)
+        kept = KeptRow(row.source, row.target, part.number, row.line)
+        source = job.sources[part.source]
+        key = row.split, row.language, source.name, not source.split
+        groups[key].append((row.digest, kept))
+        if len(seen) % 4096 == 0:
+            progress.update(len(seen), len(seen) / max(task.rows, len(seen)))
+    progress.update(len(seen), 1.0)
+    record = BucketRecord(tally, [])
+    with job.work.writing(bucket_file(bucket)) as file:
+        for key, rows in sorted(groups.items(), key=lambda item: item[0]):
+            split, language, source, is_divided = key
+            rows.sort(key=lambda row: row[0])
+            content = msgspec.msgpack.encode([kept for _, kept in rows])
+            record.groups.append(
+                Group(
+                    split=split,
+                    language=language,
+                    source=source,
+                    is_divided=is_divided,
+                    rows=len(rows),
+                    characters=sum(len(row.source) + len(row.target) for _, row in rows),
+                    begin=file.tell(),
+                    size=len(content),
                 )
-                file.write(content)
-        return record
+            )
+            file.write(content)
+    return record
 
-    def _rows(self, job: Job) -> Iterator[tuple[PartFiles, KeyedRow]]:
-        for files in self.parts:
-            for chunk in range(files.chunks):
-                path = job.work.file(read_rows.chunk_file(files.part, chunk))
-                for row in row_files.read_rows(path, self.begin, self.end):
-                    yield files, row
+
+def _rows(
+    job: Job, ranges: tuple[int, int], parts: Sequence[PartFiles]
+) -> Iterator[tuple[Part, KeyedRow]]:
+    for part, chunks in parts:
+        for chunk in range(chunks):
+            path = job.work.file(read_rows.chunk_file(part.number, chunk))
+            for row in row_files.read_rows(path, *ranges):
+                yield part, row
 
 
 NEAR_STAGE = "3-near"
@@ -146,135 +120,130 @@ _CANDIDATE = np.dtype(
 )
 # Rows with the same key are in the order of the sources. Buckets follow each other by digests.
 _ORDER = ("key", "part", "line", "bucket", "number")
+# Names of files, without the number of their bucket or of their range of keys.
+_KEYS, _COMMON, _CANDIDATES, _COPIES = (
+    f"{NEAR_STAGE}/{kind}-" for kind in ("keys", "common", "candidates", "copies")
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class KeyBucket(BucketTask):
+def near_copies_tasks(job: Job, buckets: Groups) -> list[list[Task]]:
+    """Returns the tasks that find near duplicates among training rows, step by step.
+
+    Args:
+      job: the job.
+      buckets: the groups of training rows of each bucket.
+    """
+    ranges = _ranges_of(job, len(buckets))
+    rows = sum(map(row_files.rows_in, buckets)) // ranges + 1
+
+    def by_range(files: str, function: Callable[..., None]) -> list[Task]:
+        return [
+            Task(f"{files}{number:06d}", rows, function, (number, ranges, len(buckets)))
+            for number in range(ranges)
+        ]
+
+    return [
+        tasks_by_bucket(_KEYS, _write_keys, buckets),
+        by_range(_COMMON, _find_common_keys),
+        tasks_by_bucket(_CANDIDATES, _collect_candidates, buckets, ranges),
+        by_range(_COPIES, _compare_candidates),
+    ]
+
+
+def tasks_by_bucket(
+    files: str, function: Callable[..., Any], buckets: Groups, *rest: Any
+) -> list[Task]:
+    """Returns a task for each bucket, whose function takes the bucket's number and its groups.
+
+    Args:
+      files: the tasks' name without the number of the bucket.
+      function: does the work.
+      buckets: the groups of each bucket.
+      *rest: what else the function takes.
+    """
+    return [
+        Task(f"{files}{bucket:06d}", row_files.rows_in(groups), function, (bucket, groups, *rest))
+        for bucket, groups in enumerate(buckets)
+    ]
+
+
+def _write_keys(
+    task: Task, job: Job, progress: Progress, bucket: int, groups: Sequence[Group]
+) -> None:
     """Writes the sorted keys of the training rows of a bucket."""
-
-    files = f"{NEAR_STAGE}/keys-"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes the keys."""
-        parts = [np.zeros(0, np.uint64)]
-        for batch in self.batches(job, progress):
-            parts.append(job.cleaner.near_duplicates.bands(batch.texts).ravel())
-        job.work.save_array(self.name, np.sort(np.concatenate(parts)))
-        return Done()
+    keys = [np.zeros(0, np.uint64)]
+    for _, _, texts in row_files.batches(job, progress, bucket, groups):
+        keys.append(job.cleaner.near_duplicates.bands(texts).ravel())
+    job.work.save_array(task.name, np.sort(np.concatenate(keys)))
 
 
-@dataclasses.dataclass(frozen=True)
-class _RangeTask:
-    """Base of tasks over the keys of one range.
+def _load(job: Job, files: str, number: int, ranges: int, buckets: int) -> np.ndarray:
+    """Returns what the files of all buckets have in a range: sorted keys, or candidates by key."""
+    limits = _limits(ranges)[number : number + 2]
+    found = []
+    for bucket in range(buckets):
+        part = job.work.shared_array(f"{files}{bucket:06d}")
+        first, last = np.searchsorted(part["key"] if part.dtype.names else part, limits)
+        found.append(np.asarray(part[first : last if number + 1 < ranges else None]))
+    return np.concatenate(found)
 
-    Attributes:
-      files: the task's name in the work directory, without the number of the range.
-      number: number of the range.
-      ranges: number of ranges.
-      buckets: number of buckets.
-      rows: share of the stage's work.
+
+def _find_common_keys(
+    task: Task, job: Job, progress: Progress, number: int, ranges: int, buckets: int
+) -> None:
+    """Writes the keys of a range that several rows share, sorted."""
+    unique, counts = np.unique(_load(job, _KEYS, number, ranges, buckets), return_counts=True)
+    job.work.save_array(task.name, unique[counts > 1])
+    progress.update(task.rows, 1.0)
+
+
+def _collect_candidates(
+    task: Task, job: Job, progress: Progress, bucket: int, groups: Sequence[Group], ranges: int
+) -> None:
+    """Writes the rows of a bucket that have a key in common with others.
+
+    One file has their texts. Another has, for each key, where its text is, ordered by key.
     """
-
-    files: ClassVar[str]
-    number: int
-    ranges: int
-    buckets: int
-    rows: int
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{self.files}{self.number:06d}"
-
-    def load(self, job: Job, files: str) -> np.ndarray:
-        """Returns what the files of all buckets have in the range.
-
-        Args:
-          job: the job.
-          files: how the names of the files begin. A file holds sorted keys, or candidates sorted by
-            key.
-        """
-        limits = _limits(self.ranges)[self.number : self.number + 2]
-        found = []
-        for bucket in range(self.buckets):
-            path = job.work.file(f"{NEAR_STAGE}/{files}-{bucket:06d}.npy")
-            part = np.load(path, mmap_mode="r")
-            first, last = np.searchsorted(part["key"] if part.dtype.names else part, limits)
-            found.append(np.asarray(part[first : last if self.number + 1 < self.ranges else None]))
-        return np.concatenate(found)
+    # Ranges follow each other, so the whole is sorted.
+    common = np.concatenate(
+        [job.work.shared_array(f"{_COMMON}{number:06d}") for number in range(ranges)]
+    )
+    candidates, begin = [], 0
+    with job.work.writing(f"{task.name}.texts") as file:
+        for first, rows, texts in row_files.batches(job, progress, bucket, groups):
+            keys = job.cleaner.near_duplicates.bands(texts)
+            is_common = are_in(common, keys)
+            for index in np.flatnonzero(is_common.any(axis=1)).tolist():
+                row, number = rows[index], first + index
+                content = msgspec.msgpack.encode(texts[index][:3])
+                place = row.part, row.line, bucket, number, begin, len(content)
+                candidates += [(k, *place) for k in keys[index, is_common[index]].tolist()]
+                begin += file.write(content)
+    job.work.save_array(task.name, np.sort(np.array(candidates, _CANDIDATE), order="key"))
 
 
-@dataclasses.dataclass(frozen=True)
-class CommonKeys(_RangeTask):
-    """Finds the keys that several rows share, in one range of keys."""
+def _compare_candidates(
+    task: Task, job: Job, progress: Progress, number: int, ranges: int, buckets: int
+) -> None:
+    """Compares candidates that share a key of a range.
 
-    files = f"{NEAR_STAGE}/common-"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes the keys, sorted."""
-        unique, counts = np.unique(self.load(job, "keys"), return_counts=True)
-        job.work.save_array(self.name, unique[counts > 1])
-        progress.update(self.rows, 1.0)
-        return Done()
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectCandidates(BucketTask):
-    """Writes the training rows of a bucket that have a key in common with other rows.
-
-    Attributes:
-      ranges: number of ranges of keys.
+    Writes which rows are copies, as columns of bucket and number.
     """
-
-    ranges: int
-
-    files = f"{NEAR_STAGE}/candidates-"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes the texts, and for each candidate key where its text is, ordered by key."""
-        files = [job.work.file(f"{NEAR_STAGE}/common-{i:06d}.npy") for i in range(self.ranges)]
-        # Ranges follow each other, so the whole is sorted.
-        common = np.concatenate([np.load(file) for file in files])
-        candidates, begin = [], 0
-        with job.work.writing(f"{self.name}.texts") as file:
-            for batch in self.batches(job, progress):
-                texts = batch.texts
-                keys = job.cleaner.near_duplicates.bands(texts)
-                is_common = are_in(common, keys)
-                for index in np.flatnonzero(is_common.any(axis=1)).tolist():
-                    row, number = batch.rows[index], batch.first + index
-                    content = msgspec.msgpack.encode(texts[index][:3])
-                    place = row.part, row.line, self.bucket, number, begin, len(content)
-                    candidates += [(k, *place) for k in keys[index, is_common[index]].tolist()]
-                    begin += file.write(content)
-        job.work.save_array(self.name, np.sort(np.array(candidates, _CANDIDATE), order="key"))
-        return Done()
-
-
-@dataclasses.dataclass(frozen=True)
-class CompareCandidates(_RangeTask):
-    """Compares the candidates that share a key of a range."""
-
-    files = f"{NEAR_STAGE}/copies-"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes which rows are copies, as columns of bucket and number."""
-        candidates = np.sort(self.load(job, "candidates"), order=_ORDER)
-        texts, copies = _Texts(job, self.buckets), [np.zeros((0, 2), np.uint64)]
-        for begin, end in runs(candidates["key"]):
-            rows = candidates[begin:end]
-            near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
-            copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
-        job.work.save_array(self.name, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
-        progress.update(self.rows, 1.0)
-        return Done()
+    candidates = np.sort(_load(job, _CANDIDATES, number, ranges, buckets), order=_ORDER)
+    texts, copies = _Texts(job, buckets), [np.zeros((0, 2), np.uint64)]
+    for begin, end in runs(candidates["key"]):
+        rows = candidates[begin:end]
+        near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
+        copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
+    job.work.save_array(task.name, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
+    progress.update(task.rows, 1.0)
 
 
 class NearCopies:
     """The near duplicates of a bucket."""
 
     def __init__(self, job: Job, bucket: int, buckets: int):
-        """Loads what `CompareCandidates` has written for all ranges.
+        """Loads what was found in all ranges.
 
         Args:
           job: the job.
@@ -282,8 +251,8 @@ class NearCopies:
           buckets: number of buckets.
         """
         found = set()
-        for number in range(ranges_of(job, buckets)):
-            copies = np.load(job.work.file(f"{NEAR_STAGE}/copies-{number:06d}.npy"))
+        for number in range(_ranges_of(job, buckets)):
+            copies = job.work.shared_array(f"{_COPIES}{number:06d}")
             found.update(copies[copies[:, 0] == bucket, 1].tolist())
         self._numbers, self._next = found, 0
 
@@ -294,7 +263,7 @@ class NearCopies:
         return [NEAR_DUPLICATE if number in self._numbers else "" for number in numbers]
 
 
-def ranges_of(job: Job, buckets: int) -> int:
+def _ranges_of(job: Job, buckets: int) -> int:
     """Returns the number of ranges of keys.
 
     A range has as many candidates as a bucket has rows, if all rows are candidates.
@@ -306,7 +275,7 @@ class _Texts:
     """The texts of candidates, each read when it is compared."""
 
     def __init__(self, job: Job, buckets: int):
-        names = (f"{NEAR_STAGE}/candidates-{bucket:06d}.texts" for bucket in range(buckets))
+        names = (f"{_CANDIDATES}{bucket:06d}.texts" for bucket in range(buckets))
         paths = [job.work.file(name) for name in names]
         empty = np.zeros(0, np.uint8)
         # An empty file cannot be mapped into memory.
@@ -325,82 +294,73 @@ def _limits(ranges: int) -> np.ndarray:
     return np.array([*steps, (1 << 64) - 1], np.uint64)
 
 
-LEAK_STAGE = "3-leaks"
+LEAK_STAGE = "3-in-train"
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectWanted(HeldOutTask):
-    """Collects the hashes of rows held out, from all buckets."""
+def search_tasks(
+    stage: str, hashes_of: Callable[[Sequence[Row]], np.ndarray], held_out: Groups, train: Groups
+) -> list[list[Task]]:
+    """Returns the tasks that look for hashes of rows held out in training, step by step.
 
-    name: str = f"{LEAK_STAGE}/wanted"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes the hashes."""
-        parts = [Wanted.of(rows) for rows in self.texts(job, progress)]
-        job.work.save_array(self.name, Wanted.merged(parts).hashes)
-        return Done()
-
-
-@dataclasses.dataclass(frozen=True)
-class LookThrough(BucketTask):
-    """Looks through the training rows of a bucket."""
-
-    files = f"{LEAK_STAGE}/"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes which of the hashes the bucket has."""
-        seen = SeenInTrain(Wanted(job.work.shared_array(CollectWanted.name)))
-        for batch in self.batches(job, progress):
-            seen.look_through(batch.texts)
-        _save_bits(job, self.name, seen.is_seen)
-        return Done()
-
-
-@dataclasses.dataclass(frozen=True)
-class MergeSeen:
-    """Merges what was found in all buckets.
-
-    Attributes:
-      buckets: number of buckets.
-      rows: 1, as it is one piece of work.
+    Args:
+      stage: names the tasks; `found_in_train` takes it.
+      hashes_of: returns hashes of rows, uint64 of any shape.
+      held_out: the groups of rows held out of each bucket.
+      train: the groups of training rows of each bucket.
     """
-
-    buckets: int
-    rows: int = 1
-    name: str = f"{LEAK_STAGE}/seen"
-
-    def run(self, job: Job, progress: Progress) -> Done:
-        """Writes which of the hashes any bucket has."""
-        seen = np.zeros(len(job.work.shared_array(CollectWanted.name)), bool)
-        for bucket in range(self.buckets):
-            seen |= _load_bits(job, f"{LEAK_STAGE}/{bucket:06d}", len(seen))
-        _save_bits(job, self.name, seen)
-        return Done()
+    rows = sum(map(row_files.rows_in, held_out))
+    return [
+        [Task(f"{stage}/wanted", rows, _collect_wanted, (hashes_of, held_out))],
+        tasks_by_bucket(f"{stage}/", _look_through, train, f"{stage}/wanted", hashes_of),
+        [Task(f"{stage}/seen", 1, _merge_seen, (stage, len(train)))],
+    ]
 
 
-class Leaks:
-    """The leaks that were found."""
+def _collect_wanted(
+    task: Task, job: Job, progress: Progress, hashes_of: Callable[..., np.ndarray], buckets: Groups
+) -> None:
+    """Writes the hashes of the rows of all buckets, sorted."""
+    found, done = [np.zeros(0, np.uint64)], 0
+    for bucket, groups in enumerate(buckets):
+        rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
+        found.append(np.unique(hashes_of(rows)))
+        done += len(rows)
+        progress.update(done, done / max(1, task.rows))
+    job.work.save_array(task.name, np.unique(np.concatenate(found)))
 
-    def __init__(self, job: Job):
-        """Loads what `MergeSeen` has written."""
-        wanted = job.work.shared_array(CollectWanted.name)
-        self._seen = SeenInTrain(Wanted(wanted), _load_bits(job, f"{LEAK_STAGE}/seen", len(wanted)))
 
-    def reasons(self, group: Group, rows: Sequence[KeptRow]) -> list[str]:
-        """Returns why each row of a held-out group is left out; "" if it does not leak."""
-        return self._seen.reasons(list(map(group.to_row, rows)))
+def _look_through(
+    task: Task,
+    job: Job,
+    progress: Progress,
+    bucket: int,
+    groups: Sequence[Group],
+    wanted_name: str,
+    hashes_of: Callable[..., np.ndarray],
+) -> None:
+    """Writes the wanted hashes that training rows of a bucket have, sorted."""
+    wanted, found = job.work.shared_array(wanted_name), [np.zeros(0, np.uint64)]
+    for _, _, texts in row_files.batches(job, progress, bucket, groups):
+        hashes = np.unique(hashes_of(texts))
+        found.append(hashes[are_in(wanted, hashes)])
+    job.work.save_array(task.name, np.unique(np.concatenate(found)))
+
+
+def _merge_seen(task: Task, job: Job, progress: Progress, stage: str, buckets: int) -> None:
+    """Writes the wanted hashes that training rows of any bucket have, sorted."""
+    del progress
+    wanted = job.work.shared_array(f"{stage}/wanted")
+    is_seen = np.zeros(len(wanted), bool)
+    for bucket in range(buckets):
+        is_seen[np.searchsorted(wanted, job.work.shared_array(f"{stage}/{bucket:06d}"))] = True
+    job.work.save_array(task.name, wanted[is_seen])
+
+
+def found_in_train(job: Job, stage: str) -> np.ndarray:
+    """Returns the hashes that the tasks of a search have found in training, sorted."""
+    return job.work.shared_array(f"{stage}/seen")
 
 
 def can_leak(group: Group) -> bool:
     """Returns whether a group was held out by a hash; a test set that was given stays as it is."""
     return group.is_divided and group.split != "train"
-
-
-def _save_bits(job: Job, name: str, bits: np.ndarray) -> None:
-    with job.work.writing(f"{name}.bits") as file:
-        file.write(np.packbits(bits).tobytes())
-
-
-def _load_bits(job: Job, name: str, count: int) -> np.ndarray:
-    content = job.work.file(f"{name}.bits").read_bytes()
-    return np.unpackbits(np.frombuffer(content, np.uint8), count=count).astype(bool)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-import msgspec
-
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.preparation import parts, split_copies
 from lingvo_gshard.wings.preparation.duplicates import BucketRecord
@@ -21,14 +19,8 @@ from lingvo_gshard.wings.preparation.sources import MOSES, Survey
 CHANGED = "a file changed while it was read"
 NO_ROWS = "a source without rows"
 _SKIP = "Set `on_bad_row=skip` to"
-_CHECKED = f"{STAGE}/checked"
+_CHECKED = f"{STAGE}/changed"
 _REASONS_SHOWN = 3
-
-
-class _Checked(msgspec.Struct):
-    """The files that changed while they were read."""
-
-    changed: list[str]
 
 
 class Inspector:
@@ -42,7 +34,7 @@ class Inspector:
           tally: counts what is left out.
         """
         self._job, self._tally = job, tally
-        self._skips = job.reading.on_bad_row == "skip"
+        self._skips = job.on_bad_row == "skip"
 
     def without_unequal(
         self, files: Sequence[parts.Files], surveys: dict[str, Survey]
@@ -87,10 +79,9 @@ class Inspector:
         if checked is None:
             if not self._skips:
                 self._refuse_changed(surveys)
-            changed = [path for path, survey in surveys.items() if survey.has_changed()]
-            checked = _Checked(changed)
+            checked = [path for path, survey in surveys.items() if survey.has_changed()]
             self._job.work.finish(_CHECKED, checked)
-        bad = set(checked.changed)
+        bad = set(checked)
         return [
             _without_rows(part, record) if bad & {span.path for span in part.spans} else record
             for part, record in zip(part_list, records, strict=True)
@@ -127,8 +118,9 @@ class Inspector:
                 "without."
             )
 
-    def _checked(self) -> _Checked | None:
-        return self._job.work.record(_CHECKED, _Checked)
+    def _checked(self) -> list[str] | None:
+        """Returns the files that changed while they were read; None before all were read."""
+        return self._job.work.record(_CHECKED, list[str])
 
     def _refuse_changed(self, surveys: dict[str, Survey]) -> None:
         for path, survey in surveys.items():

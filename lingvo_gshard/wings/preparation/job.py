@@ -9,8 +9,8 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
-from typing import IO, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,6 @@ from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.stores import is_bucket, store_of
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner
-from lingvo_gshard.wings.preparation.part_readers import PartOptions
 from lingvo_gshard.wings.preparation.prepared.manifest import TEXT
 from lingvo_gshard.wings.preparation.sources import Source
 
@@ -169,14 +168,14 @@ class Job:
       sources: the sources.
       output: directory of prepared data, local or in a bucket.
       work: directory of unfinished work.
-      reading: how parts are read.
+      on_bad_row: "refuse" or "skip".
     """
 
     params: Params
     sources: tuple[Source, ...]
     output: str
     work: WorkDirectory
-    reading: PartOptions
+    on_bad_row: str
 
     @property
     def local_output(self) -> str:
@@ -206,20 +205,28 @@ class Job:
         return f"lingvo_gshard rows {self.params.seed}".encode()
 
 
-class Task(Protocol):
+class Done(msgspec.Struct):
+    """The record of a task whose results are in files."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
     """A piece of work that any worker can do.
 
     Attributes:
       name: the task's name in the work directory.
       rows: expected number of rows, or of other units; the share of the stage's work.
+      function: does the work. It takes this task, the job, a Progress and the arguments, and tells
+        how many rows are done. It returns the record, if there is one.
+      arguments: what else the function needs.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def rows(self) -> int: ...
+    name: str
+    rows: int
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
     def run(self, job: Job, progress: Progress) -> Any:
-        """Does the work, tells how many rows are done, and returns the record."""
-        ...
+        """Does the work and returns the record."""
+        record = self.function(self, job, progress, *self.arguments)
+        return Done() if record is None else record

@@ -73,19 +73,6 @@ NO_OBJECT = "no JSON object"
 NO_LANGUAGE = "no language code that can be part of a file's name"
 
 
-@dataclasses.dataclass(frozen=True)
-class PartOptions:
-    """Options for the reading of parts.
-
-    Attributes:
-      on_bad_row: "refuse" or "skip".
-      longest_line: largest number of bytes of a line.
-    """
-
-    on_bad_row: str = "refuse"
-    longest_line: int = 1 << 20
-
-
 class PartReader(readers.FileReader):
     """Base of readers of parts. Subclasses also derive from the reader of a format.
 
@@ -95,19 +82,17 @@ class PartReader(readers.FileReader):
 
     skip_setting = "`on_bad_row=skip`"
 
-    def __init__(self, params: Params, part: Part, of: source.Source, options: PartOptions):
+    def __init__(self, params: Params, part: Part, of: source.Source, longest_line: int):
         """Prepares to read.
 
         Args:
           params: Params of the format's reader.
           part: what to read.
           of: the part's source.
-          options: how to read.
+          longest_line: largest number of bytes of a line.
         """
-        super().__init__(
-            params.copy().set(train=(part.spans[0].path,), on_bad_row=options.on_bad_row)
-        )
-        self._piece, self._of, self._longest = part, of, options.longest_line
+        super().__init__(params.copy().set(train=(part.spans[0].path,)))
+        self._piece, self._of, self._longest = part, of, longest_line
         self._spans: Mapping[str, Span] = {span.path: span for span in part.spans}
         self.first_line = part.first_line
         self.position = 0
@@ -201,13 +186,14 @@ def fields_of(of: source.Source) -> fields.Fields:
     return fields.Fields(is_text=of.content == manifest.TEXT, **values)
 
 
-def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartReader:
+def make_reader(part: Part, of: source.Source, on_bad_row: str, longest_line: int) -> PartReader:
     """Returns the reader of a part.
 
     Args:
       part: what to read.
       of: the part's source.
-      options: how to read.
+      on_bad_row: "refuse" or "skip".
+      longest_line: largest number of bytes of a line.
     """
     cls = _part_class(of.format)
     settings = {} if of.format in source.OBJECTS else languages_of(of)
@@ -219,7 +205,7 @@ def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartRead
         if of.content == manifest.TEXT:
             settings |= {"source_field": "", "target_field": of.text_field}
             settings["language"] = of.language
-    return cls(cls.params().set(**settings), part, of, options)
+    return cls(cls.params().set(on_bad_row=on_bad_row, **settings), part, of, longest_line)
 
 
 # The readers of whole files.

@@ -20,7 +20,7 @@ from lingvo_gshard.data.sources import text, tsv
 from lingvo_gshard.wings.preparation import sources as formats
 from lingvo_gshard.wings.preparation import sources as survey
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses
-from lingvo_gshard.wings.preparation.job import Job
+from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.part_readers import (
     READERS,
     Part,
@@ -62,38 +62,23 @@ class Files:
     language: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class SurveyFile:
-    """Surveys one file.
+def survey_file(task: Task, job: Job, progress: Progress, path: str, source: Source) -> Survey:
+    """Returns the survey of a file of a source."""
+    del task, job, progress
+    kind = survey.LINES
+    if source.format in _WHOLE:
+        kind = survey.NOWHERE
+    elif source.format == formats.TEXT:
+        kinds = {text.LINE: survey.LINES, text.PARAGRAPH: survey.PARAGRAPHS}
+        kind = kinds.get(source.document, survey.NOWHERE)
+    found = survey.survey(path, kind, source.format == formats.MOSES)
+    return _with_row_groups(found) if source.format == formats.PARQUET else found
 
-    Attributes:
-      path: the file.
-      source: its source.
-      rows: its size, the share of the stage's work.
-    """
 
-    path: str
-    source: Source
-    rows: int
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        # The number of a file would change if another one were added.
-        return f"{STAGE}/{hashlib.sha256(self.path.encode()).hexdigest()[:32]}"
-
-    def run(self, job: Job, progress: Progress) -> Survey:
-        """Returns the survey."""
-        kind = survey.LINES
-        if self.source.format in _WHOLE:
-            kind = survey.NOWHERE
-        elif self.source.format == formats.TEXT:
-            kinds = {text.LINE: survey.LINES, text.PARAGRAPH: survey.PARAGRAPHS}
-            kind = kinds.get(self.source.document, survey.NOWHERE)
-        found = survey.survey(self.path, kind, self.source.format == formats.MOSES)
-        if self.source.format == formats.PARQUET:
-            found = _with_row_groups(found)
-        return found
+def survey_name(path: str) -> str:
+    """Returns the name of the survey of a file in the work directory."""
+    # The number of a file would change if another one were added.
+    return f"{STAGE}/{hashlib.sha256(path.encode()).hexdigest()[:32]}"
 
 
 def find_files(sources: Sequence[Source]) -> tuple[list[Files], list[str]]:

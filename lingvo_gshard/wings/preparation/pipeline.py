@@ -25,19 +25,21 @@ from lingvo_gshard.wings.preparation import (
     preparation,
     read_rows,
     row_files,
+    shards,
     split_copies,
     train_vocabulary,
 )
 from lingvo_gshard.wings.preparation.beam import BeamPool
+from lingvo_gshard.wings.preparation.cleaning import leaks
 from lingvo_gshard.wings.preparation.inspector import Inspector
-from lingvo_gshard.wings.preparation.job import Job, Task, WorkDirectory, check_same
-from lingvo_gshard.wings.preparation.part_readers import Part, PartOptions
+from lingvo_gshard.wings.preparation.job import Done, Job, Task, WorkDirectory, check_same
+from lingvo_gshard.wings.preparation.part_readers import Part
 from lingvo_gshard.wings.preparation.pool import Pool
 from lingvo_gshard.wings.preparation.preparation import describe
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest
-from lingvo_gshard.wings.preparation.row_files import Done, Tally
-from lingvo_gshard.wings.preparation.shards import TokenizeBucket, TokensRecord, shards_of
+from lingvo_gshard.wings.preparation.row_files import Groups, Tally
+from lingvo_gshard.wings.preparation.shards import TokensRecord
 from lingvo_gshard.wings.preparation.sources import Source, Survey
 
 WORK = ".work"
@@ -119,7 +121,7 @@ def prepare(
         sources=parsed,
         output=os.fspath(output),
         work=WorkDirectory(options.work or pathlib.Path(output) / WORK),
-        reading=PartOptions(options.on_bad_row, params.max_line_bytes),
+        on_bad_row=options.on_bad_row,
     )
     # A missing file leaves no trace of the attempt.
     files, notes = parts.find_files(parsed)
@@ -159,14 +161,16 @@ class _Run:
         part_list = list(parts.parts_of(equal, surveys, self._job.sources))
         buckets = self._unique(part_list, self._read(part_list, surveys))
         self._inspector.check_languages(buckets)
-        self._find_near_copies(buckets)
-        self._find_leaks(buckets)
-        paths = tuple(part.spans[0].path for part in part_list)
-        copies = self._count_copies(buckets, paths)
-        vocabulary = self._vocabulary(buckets)
-        tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
-        shards = self._shards(tokens, vocabulary.id_bytes)
-        manifest = describe(self._job, self._tally, settings, files, surveys, shards, vocabulary)
+        groups = [bucket.groups for bucket in buckets]
+        train = [[group for group in each if group.split == "train"] for each in groups]
+        self._find_near_copies(train)
+        self._find_leaks(groups, train)
+        paths = [part.spans[0].path for part in part_list]
+        copies = self._count_copies(groups, train, paths)
+        vocabulary = self._vocabulary(train)
+        tokens = self._tokens(groups, vocabulary.id_bytes, paths)
+        written = self._shards(tokens, vocabulary.id_bytes)
+        manifest = describe(self._job, self._tally, settings, files, surveys, written, vocabulary)
         manifest = msgspec.structs.replace(manifest, file_notes=file_notes, copies=copies)
         manifests.write(manifest, self._job.local_output)
         self._job.deliver(manifests.FILE)
@@ -189,7 +193,7 @@ class _Run:
             self._inspector.refuse_copies(found.copies)
         return found
 
-    def _do(self, stage: str, unit: str, tasks: Sequence[Task], kind: type) -> list[Any]:
+    def _do(self, stage: str, unit: str, tasks: Sequence[Task], kind: type = Done) -> list[Any]:
         """Returns the records of tasks, in their order. Tasks that are done do not run again."""
         records = {task.name: self._job.work.record(task.name, kind) for task in tasks}
         left = [task for task in tasks if records[task.name] is None]
@@ -212,7 +216,12 @@ class _Run:
     def _survey(self, files: Sequence[parts.Files]) -> dict[str, Survey]:
         paths = dict.fromkeys((path, entry.source) for entry in files for path in entry.paths)
         tasks = [
-            parts.SurveyFile(path, self._job.sources[source], objects.size_of(path) or 0)
+            Task(
+                parts.survey_name(path),
+                objects.size_of(path) or 0,
+                parts.survey_file,
+                (path, self._job.sources[source]),
+            )
             for path, source in paths
         ]
         found = self._do("Surveying the files", "bytes", tasks, Survey)
@@ -222,7 +231,10 @@ class _Run:
         self, part_list: Sequence[Part], surveys: dict[str, Survey]
     ) -> list[read_rows.PartRecord]:
         self._inspector.check_before_reading(surveys)
-        tasks = [read_rows.ReadPart(part) for part in part_list]
+        tasks = [
+            Task(f"{read_rows.STAGE}/{part.number:06d}", part.bytes, read_rows.read_part, (part,))
+            for part in part_list
+        ]
         records = self._do("Reading and cleaning", "rows", tasks, read_rows.PartRecord)
         records = self._inspector.without_changed(part_list, records, surveys)
         for record in records:
@@ -233,101 +245,66 @@ class _Run:
     def _unique(
         self, part_list: Sequence[Part], records: Sequence[read_rows.PartRecord]
     ) -> list[duplicates.BucketRecord]:
-        files = tuple(
-            duplicates.PartFiles(
-                part.number,
-                self._job.sources[part.source].name,
-                not self._job.sources[part.source].split,
-                part.spans[0].path,
-                record.chunks,
-            )
-            for part, record in zip(part_list, records, strict=True)
-        )
+        files = [(part, record.chunks) for part, record in zip(part_list, records, strict=True)]
         sizes = np.zeros(row_files.RANGES, np.int64)
         for record in records:
             sizes += record.range_bytes
         total_rows = sum(record.rows for record in records)
-        tasks = [
-            duplicates.UniqueRows(
-                number,
-                begin,
-                end,
-                files,
-                int(total_rows * sizes[begin:end].sum() / max(1, sizes.sum())),
-            )
-            for number, (begin, end) in enumerate(_ranges(sizes, self._job.params.bucket_bytes))
-        ]
+        tasks = []
+        for number, ranges in enumerate(_ranges(sizes, self._job.params.bucket_bytes)):
+            rows = int(total_rows * sizes[slice(*ranges)].sum() / max(1, sizes.sum()))
+            name = f"{row_files.UNIQUE_STAGE}/{number:06d}"
+            tasks.append(Task(name, rows, duplicates.remove_duplicates, (number, ranges, files)))
         found = self._do("Removing duplicates", "rows", tasks, duplicates.BucketRecord)
         self._job.work.remove_files(read_rows.STAGE)
         for record in found:
             self._tally.add(record.tally)
         return found
 
-    def _find_near_copies(self, buckets: Sequence[duplicates.BucketRecord]) -> None:
-        if not self._job.cleaner.near_duplicates.is_on:
-            return
-        stage, kind = "Looking for near duplicates", Done
-        train = list(enumerate(_groups_of_train(buckets)))
-        ranges = duplicates.ranges_of(self._job, len(buckets))
-        mean = sum(group.rows for _, groups in train for group in groups) // ranges + 1
-        sizes = ranges, len(buckets), mean
-        keys = [duplicates.KeyBucket(*numbered) for numbered in train]
-        self._do(stage, "rows", keys, kind)
-        common = [duplicates.CommonKeys(number, *sizes) for number in range(ranges)]
-        self._do(stage, "rows", common, kind)
-        candidates = [duplicates.CollectCandidates(*numbered, ranges) for numbered in train]
-        self._do(stage, "rows", candidates, kind)
-        compared = [duplicates.CompareCandidates(n, *sizes) for n in range(ranges)]
-        self._do(stage, "rows", compared, kind)
+    def _find_near_copies(self, train: Groups) -> None:
+        if self._job.cleaner.near_duplicates.is_on:
+            for tasks in duplicates.near_copies_tasks(self._job, train):
+                self._do("Looking for near duplicates", "rows", tasks)
 
-    def _find_leaks(self, buckets: Sequence[duplicates.BucketRecord]) -> None:
-        held_out = tuple(tuple(filter(duplicates.can_leak, bucket.groups)) for bucket in buckets)
-        if not any(held_out):
-            return
-        stage, kind = "Looking for leaks", Done
-        self._do(stage, "rows", [duplicates.CollectWanted(held_out)], kind)
-        train = _groups_of_train(buckets)
-        tasks = [duplicates.LookThrough(*numbered) for numbered in enumerate(train)]
-        self._do(stage, "rows", tasks, kind)
-        self._do(stage, "", [duplicates.MergeSeen(len(buckets))], kind)
+    def _search(
+        self, words: str, stage: str, hashes_of: Any, held_out: Groups, train: Groups
+    ) -> None:
+        """Looks for hashes of rows held out in training; see `duplicates.search_tasks`."""
+        *steps, merge = duplicates.search_tasks(stage, hashes_of, held_out, train)
+        for tasks in steps:
+            self._do(words, "rows", tasks)
+        self._do(words, "", merge)
+
+    def _find_leaks(self, groups: Groups, train: Groups) -> None:
+        held_out = [list(filter(duplicates.can_leak, of_bucket)) for of_bucket in groups]
+        if any(held_out):
+            stage = duplicates.LEAK_STAGE
+            self._search("Looking for leaks", stage, leaks.hashes_of, held_out, train)
 
     def _count_copies(
-        self, buckets: Sequence[duplicates.BucketRecord], paths: tuple[str, ...]
+        self, groups: Groups, train: Groups, paths: Sequence[str]
     ) -> list[manifests.SplitCopies]:
         """Counts rows of given splits that another split has; UserError if they are refused."""
-        given = tuple(tuple(filter(split_copies.is_given, bucket.groups)) for bucket in buckets)
+        given = [list(filter(split_copies.is_given, of_bucket)) for of_bucket in groups]
         if not any(given):
             return []
-        stage, kind = "Comparing the splits", Done
-        self._do(stage, "rows", [split_copies.CollectGiven(given)], kind)
-        train = _groups_of_train(buckets)
-        tasks = [split_copies.LookForCopies(*numbered) for numbered in enumerate(train)]
-        self._do(stage, "rows", tasks, kind)
-        task = split_copies.CountCopies(given, paths)
-        (record,) = self._do(stage, "", [task], split_copies.CopiesRecord)
+        words, stage = "Comparing the splits", split_copies.STAGE
+        self._search(words, stage, split_copies.hashes_of, given, train)
+        task = Task(f"{stage}/copies", 1, split_copies.count_copies, (given, paths))
+        (copies,) = self._do(words, "", [task], list[manifests.SplitCopies])
         if self._refuses_copies:
-            self._inspector.refuse_copies(record.copies)
-        return record.copies
+            self._inspector.refuse_copies(copies)
+        return copies
 
-    def _vocabulary(
-        self, buckets: Sequence[duplicates.BucketRecord]
-    ) -> train_vocabulary.VocabularyRecord:
-        task = train_vocabulary.TrainVocabulary(_groups_of_train(buckets))
-        (record,) = self._do(
-            "Training the vocabulary", "", [task], train_vocabulary.VocabularyRecord
-        )
+    def _vocabulary(self, train: Groups) -> train_vocabulary.VocabularyRecord:
+        name, kind = f"{train_vocabulary.STAGE}/vocabulary", train_vocabulary.VocabularyRecord
+        task = Task(name, 1, train_vocabulary.train_vocabulary, (train,))
+        (record,) = self._do("Training the vocabulary", "", [task], kind)
         return record
 
-    def _tokens(
-        self,
-        buckets: Sequence[duplicates.BucketRecord],
-        id_bytes: int,
-        paths: tuple[str, ...],
-    ) -> list[TokensRecord]:
-        tasks = [
-            TokenizeBucket(number, tuple(bucket.groups), id_bytes, paths, len(buckets))
-            for number, bucket in enumerate(buckets)
-        ]
+    def _tokens(self, groups: Groups, id_bytes: int, paths: Sequence[str]) -> list[TokensRecord]:
+        rest = paths, len(groups), id_bytes
+        tasks = duplicates.tasks_by_bucket(f"{shards.TOKEN_STAGE}/", shards.tokenize, groups, *rest)
         found = self._do("Tokenizing", "rows", tasks, TokensRecord)
         stages = duplicates.NEAR_STAGE, duplicates.LEAK_STAGE, split_copies.STAGE
         for stage in (row_files.UNIQUE_STAGE, *stages):
@@ -345,18 +322,9 @@ class _Run:
             task
             for _, groups in sorted(together.items())
             if any(group.rows for _, group in groups)
-            for task in shards_of(groups, self._job.params.shard_rows, id_bytes)
+            for task in shards.shards_of(groups, self._job.params.shard_rows, id_bytes)
         ]
         return self._do("Writing shards", "rows", tasks, manifests.Shard)
-
-
-def _groups_of_train(
-    buckets: Sequence[duplicates.BucketRecord],
-) -> tuple[tuple[row_files.Group, ...], ...]:
-    """Returns the groups of training rows of each bucket."""
-    return tuple(
-        tuple(group for group in bucket.groups if group.split == "train") for bucket in buckets
-    )
 
 
 def _digests(surveys: dict[str, Survey]) -> dict[str, str]:

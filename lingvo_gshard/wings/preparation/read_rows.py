@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation import part_readers, row_files
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
-from lingvo_gshard.wings.preparation.job import Job
+from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.part_readers import Part
 from lingvo_gshard.wings.preparation.row_files import Example, KeyedRow, Tally
 
@@ -48,52 +47,33 @@ def chunk_file(part: int, chunk: int) -> str:
     return f"{STAGE}/{part:06d}-{chunk:06d}.rows"
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadPart:
-    """Reads one part.
+def read_part(task: Task, job: Job, progress: Progress, part: Part) -> PartRecord:
+    """Reads a part, writes its rows and returns the record.
 
-    Attributes:
-      part: the part.
+    Raises:
+      UserError: a row or a file is bad, and to be refused.
     """
-
-    part: Part
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{STAGE}/{self.part.number:06d}"
-
-    @property
-    def rows(self) -> int:
-        """Share of the stage's work: stored bytes."""
-        return self.part.bytes
-
-    def run(self, job: Job, progress: Progress) -> PartRecord:
-        """Reads the part, writes its rows and returns the record.
-
-        Raises:
-          UserError: a row or a file is bad, and to be refused.
-        """
-        source = job.sources[self.part.source]
-        reader = part_readers.make_reader(self.part, source, job.reading)
-        writer = _ChunkWriter(job, self.part.number)
-        report = CleaningReport()
-        clean_row = job.cleaner.rules(source.split or "train", report)
-        tally = writer.record.tally
-        done = 0
-        for batch in _batches(reader.part_rows()):
-            for row in batch:
-                tally.count_read(row.language)
-            kept = [clean for row in batch if (clean := clean_row(row)) is not None]
-            writer.add(kept, source.split)
-            done += len(batch)
-            progress.update(done, min(1.0, reader.position / max(1, self.part.bytes)))
-        _count(report, self.part.number, tally)
-        for order, (reason, count) in enumerate(sorted(reader.left_out.items())):
-            tally.count_read("", count)
-            example = Example(self.part.number, order, reader.examples[reason])
-            tally.leave_out(reason, "", example, count)
-        return writer.close()
+    del task
+    source = job.sources[part.source]
+    reader = part_readers.make_reader(part, source, job.on_bad_row, job.params.max_line_bytes)
+    writer = _ChunkWriter(job, part.number)
+    report = CleaningReport()
+    clean_row = job.cleaner.rules(source.split or "train", report)
+    tally = writer.record.tally
+    done = 0
+    for batch in _batches(reader.part_rows()):
+        for row in batch:
+            tally.count_read(row.language)
+        kept = [clean for row in batch if (clean := clean_row(row)) is not None]
+        writer.add(kept, source.split)
+        done += len(batch)
+        progress.update(done, min(1.0, reader.position / max(1, part.bytes)))
+    _count(report, part.number, tally)
+    for order, (reason, count) in enumerate(sorted(reader.left_out.items())):
+        tally.count_read("", count)
+        example = Example(part.number, order, reader.examples[reason])
+        tally.leave_out(reason, "", example, count)
+    return writer.close()
 
 
 def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:

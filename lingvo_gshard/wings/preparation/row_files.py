@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import IO, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -76,89 +75,31 @@ def read_rows(path: pathlib.Path, begin: int, end: int) -> Iterator[KeyedRow]:
 _ROWS_AT_A_TIME = 4096
 
 
-class Done(msgspec.Struct):
-    """Records that a task is finished. Its result is in a file."""
+# The groups of each bucket that are worked on.
+Groups: TypeAlias = Sequence[Sequence["Group"]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Some rows of a group that are worked on together.
+def batches(
+    job: Job, progress: Progress, bucket: int, groups: Sequence[Group]
+) -> Iterator[tuple[int, list[KeptRow], list[Row]]]:
+    """Yields the rows of groups of a bucket in batches, and reports progress after each.
 
-    Attributes:
-      group: the group.
-      first: number of the first row among all rows of the task.
-      rows: the rows.
+    Each batch has the number of its first row among all of them, its rows, and these rows as
+    cleaning takes them.
     """
-
-    group: Group
-    first: int
-    rows: list[KeptRow]
-
-    @property
-    def texts(self) -> list[Row]:
-        """The rows as cleaning takes them."""
-        return list(map(self.group.to_row, self.rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketTask:
-    """Base of tasks over rows of one bucket.
-
-    Attributes:
-      files: the task's name in the work directory, without the number of the bucket.
-      bucket: number of the bucket.
-      groups: the groups of the bucket that the task works on.
-    """
-
-    files: ClassVar[str]
-    bucket: int
-    groups: tuple[Group, ...]
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        return f"{self.files}{self.bucket:06d}"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for group in self.groups)
-
-    def batches(self, job: Job, progress: Progress) -> Iterator[Batch]:
-        """Yields all rows in batches, and reports progress after each batch."""
-        done, total = 0, self.rows
-        for group in self.groups:
-            rows = read_group(job, self.bucket, group)
-            for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-                part = rows[begin : begin + _ROWS_AT_A_TIME]
-                yield Batch(group, done, part)
-                done += len(part)
-                progress.update(done, done / total)
+    done, total = 0, rows_in(groups)
+    for group in groups:
+        rows = read_group(job, bucket, group)
+        for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+            part = rows[begin : begin + _ROWS_AT_A_TIME]
+            yield done, part, list(map(group.to_row, part))
+            done += len(part)
+            progress.update(done, done / total)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOutTask:
-    """Base of tasks over the rows held out in all buckets.
-
-    Attributes:
-      buckets: the groups that are held out, by bucket.
-    """
-
-    buckets: tuple[tuple[Group, ...], ...]
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(group.rows for groups in self.buckets for group in groups)
-
-    def texts(self, job: Job, progress: Progress) -> Iterator[list[Row]]:
-        """Yields the rows of each bucket, and reports progress after each."""
-        done = 0
-        for bucket, groups in enumerate(self.buckets):
-            rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]
-            yield rows
-            done += len(rows)
-            progress.update(done, done / max(1, self.rows))
+def rows_in(groups: Iterable[GroupPlace]) -> int:
+    """Returns the number of rows of groups."""
+    return sum(group.rows for group in groups)
 
 
 _EXAMPLES = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,8 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation import duplicates
-from lingvo_gshard.wings.preparation.job import Job
+from lingvo_gshard.wings.preparation.cleaning.leaks import reasons_against
+from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.prepared.manifest import Shard
 from lingvo_gshard.wings.preparation.prepared.shard_writer import (
     PAIRS_PER_GROUP,
@@ -24,7 +24,6 @@ from lingvo_gshard.wings.preparation.prepared.shard_writer import (
     ShardWriter,
 )
 from lingvo_gshard.wings.preparation.row_files import (
-    BucketTask,
     Example,
     Group,
     GroupPlace,
@@ -54,68 +53,70 @@ def tokens_file(bucket: int) -> str:
     return f"{TOKEN_STAGE}/{bucket:06d}.tokens"
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenizeBucket(BucketTask):
-    """Tokenizes one bucket.
+def tokenize(
+    task: Task,
+    job: Job,
+    progress: Progress,
+    bucket: int,
+    groups: Sequence[Group],
+    paths: Sequence[str],
+    buckets: int,
+    id_bytes: int,
+) -> TokensRecord:
+    """Writes the tokens of a bucket. Returns where its groups begin, and counts of rows left out.
 
-    Attributes:
-      id_bytes: bytes of an integer of a record.
-      paths: the raw file of each part, for examples of rows left out.
-      buckets: number of buckets.
+    `paths` are the raw files of the parts, for examples. Integers of a record have `id_bytes`.
     """
-
-    id_bytes: int
-    paths: tuple[str, ...]
-    buckets: int
-
-    files = f"{TOKEN_STAGE}/"
-
-    def run(self, job: Job, progress: Progress) -> TokensRecord:
-        """Writes the tokens. Returns where each group begins, and counts of rows left out."""
-        sides = load_pair(job.local_output)
-        record, done = TokensRecord([], Tally()), 0
-        is_held_out = any(duplicates.can_leak(group) for group in self.groups)
-        leaks, copies = duplicates.Leaks(job) if is_held_out else None, None
-        if job.cleaner.near_duplicates.is_on:
-            copies = duplicates.NearCopies(job, self.bucket, self.buckets)
-        with job.work.writing(tokens_file(self.bucket)) as file:
-            for group in self.groups:
-                rows = read_group(job, self.bucket, group)
-                if leaks and duplicates.can_leak(group):
-                    rows = self._kept(group, rows, leaks.reasons(group, rows), record.tally)
-                if copies and group.split == "train":
-                    rows = self._kept(group, rows, copies.reasons(rows), record.tally)
-                record.groups.append(
-                    GroupPlace(
-                        split=group.split,
-                        language=group.language,
-                        source=group.source,
-                        rows=len(rows),
-                        begin=file.tell(),
-                    )
+    sides = load_pair(job.local_output)
+    record, done = TokensRecord([], Tally()), 0
+    in_train = copies = None
+    if any(map(duplicates.can_leak, groups)):
+        in_train = duplicates.found_in_train(job, duplicates.LEAK_STAGE)
+    if job.cleaner.near_duplicates.is_on:
+        copies = duplicates.NearCopies(job, bucket, buckets)
+    with job.work.writing(tokens_file(bucket)) as file:
+        for group in groups:
+            rows, reasons = read_group(job, bucket, group), None
+            if in_train is not None and duplicates.can_leak(group):
+                reasons = reasons_against(list(map(group.to_row, rows)), in_train)
+            elif copies and group.split == "train":
+                reasons = copies.reasons(rows)
+            if reasons:
+                rows = _kept(group, rows, reasons, paths, record.tally)
+            record.groups.append(
+                GroupPlace(
+                    split=group.split,
+                    language=group.language,
+                    source=group.source,
+                    rows=len(rows),
+                    begin=file.tell(),
                 )
-                encoded = []
-                for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-                    batch = rows[begin : begin + _ROWS_AT_A_TIME]
-                    encoded.append(_encode(batch, *sides))
-                    done += len(batch)
-                    progress.update(done, done / max(1, self.rows))
-                _write(file, encoded, self.id_bytes)
-        return record
+            )
+            encoded = []
+            for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+                batch = rows[begin : begin + _ROWS_AT_A_TIME]
+                encoded.append(_encode(batch, *sides))
+                done += len(batch)
+                progress.update(done, done / max(1, task.rows))
+            _write(file, encoded, id_bytes)
+    return record
 
-    def _kept(
-        self, group: Group, rows: Sequence[KeptRow], reasons: Sequence[str], tally: Tally
-    ) -> list[KeptRow]:
-        """Returns the rows of a group without a reason to leave them out, and counts the others."""
-        for row, reason in zip(rows, reasons, strict=True):
-            if reason:
-                # A row that was held out is told by its target, which all languages share.
-                text = row.source if group.split == "train" else ""
-                example = Example.of_row(
-                    row.part, self.paths[row.part], row.line, text or row.target
-                )
-                tally.leave_out(reason, group.language, example)
-        return [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+
+def _kept(
+    group: Group,
+    rows: Sequence[KeptRow],
+    reasons: Sequence[str],
+    paths: Sequence[str],
+    tally: Tally,
+) -> list[KeptRow]:
+    """Returns the rows of a group without a reason to leave them out, and counts the others."""
+    for row, reason in zip(rows, reasons, strict=True):
+        if reason:
+            # A row that was held out is told by its target, which all languages share.
+            text = row.source if group.split == "train" else ""
+            example = Example.of_row(row.part, paths[row.part], row.line, text or row.target)
+            tally.leave_out(reason, group.language, example)
+    return [row for row, reason in zip(rows, reasons, strict=True) if not reason]
 
 
 def _encode(
@@ -172,65 +173,47 @@ class Segment(msgspec.Struct, frozen=True):
     rows: int
 
 
-@dataclasses.dataclass(frozen=True)
-class WriteShard:
-    """Writes one shard.
+def write_shard(
+    task: Task,
+    job: Job,
+    progress: Progress,
+    place: tuple[int, int],
+    segments: Sequence[Segment],
+    id_bytes: int,
+) -> Shard:
+    """Writes a shard and returns its entry of the manifest.
 
-    Attributes:
-      number: number of the shard among the shards with its split, language and source.
-      count: number of these shards.
-      segments: the rows.
-      id_bytes: bytes of an integer of a record.
+    `place` is its number among the shards with its split, language and source, and their number.
     """
-
-    number: int
-    count: int
-    segments: tuple[Segment, ...]
-    id_bytes: int
-
-    @property
-    def name(self) -> str:
-        """The task's name in the work directory."""
-        group = self.segments[0].group
-        names = f"{group.split}-{group.language}-{group.source}"
-        return f"{SHARD_STAGE}/{names}-{self.number:05d}-of-{self.count:05d}"
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return sum(segment.rows for segment in self.segments)
-
-    def run(self, job: Job, progress: Progress) -> Shard:
-        """Writes the shard and returns its entry of the manifest."""
-        group, total, done = self.segments[0].group, self.rows, 0
-        with ShardWriter(
-            job.local_output,
-            group.split,
-            group.language,
-            group.source,
-            number=self.number,
-            count=self.count,
-            rows_per_group=TEXTS_PER_GROUP if job.is_text else PAIRS_PER_GROUP,
-        ) as writer:
-            for segment in self.segments:
-                for record, lengths in _records(job, segment, self.id_bytes):
-                    writer.write_record(record, *lengths)
-                    done += 1
-                    if done % _ROWS_BETWEEN_UPDATES == 0:
-                        progress.update(done, done / total)
-            progress.update(done, 1.0)
-            shard = writer.close()
-        job.deliver(shard.lengths, shard.file)
-        if job.local_output != job.output:
-            for name in (shard.lengths, shard.file):
-                os.unlink(f"{job.local_output}/{name}")
-        return shard
+    group, done = segments[0].group, 0
+    with ShardWriter(
+        job.local_output,
+        group.split,
+        group.language,
+        group.source,
+        number=place[0],
+        count=place[1],
+        rows_per_group=TEXTS_PER_GROUP if job.is_text else PAIRS_PER_GROUP,
+    ) as writer:
+        for segment in segments:
+            for record, lengths in _records(job, segment, id_bytes):
+                writer.write_record(record, *lengths)
+                done += 1
+                if done % _ROWS_BETWEEN_UPDATES == 0:
+                    progress.update(done, done / task.rows)
+        progress.update(done, 1.0)
+        shard = writer.close()
+    job.deliver(shard.lengths, shard.file)
+    if job.local_output != job.output:
+        for name in (shard.lengths, shard.file):
+            os.unlink(f"{job.local_output}/{name}")
+    return shard
 
 
 def shards_of(
     groups: list[tuple[int, GroupPlace]], shard_rows: int, id_bytes: int
-) -> Iterator[WriteShard]:
-    """Yields the shards of the groups with the same split, language and source.
+) -> Iterator[Task]:
+    """Yields the tasks that write shards of groups with the same split, language and source.
 
     Args:
       groups: (number of the bucket, group) in the order of the buckets.
@@ -248,7 +231,10 @@ def shards_of(
             if rows > 0:
                 segments.append(Segment(bucket, group, first, rows))
             before += group.rows
-        yield WriteShard(number, count, tuple(segments), id_bytes)
+        first = segments[0].group
+        names = f"{first.split}-{first.language}-{first.source}"
+        name = f"{SHARD_STAGE}/{names}-{number:05d}-of-{count:05d}"
+        yield Task(name, end - begin, write_shard, ((number, count), segments, id_bytes))
 
 
 def _records(job: Job, segment: Segment, id_bytes: int) -> Iterator[tuple[bytes, list[int]]]:

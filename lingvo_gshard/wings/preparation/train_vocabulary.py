@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -14,10 +13,10 @@ from lingvo_gshard.data.batching.mixture_plan import temperature_probabilities
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.vocabularies.files import save_pair
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.wings.preparation.job import Job
+from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.prepared import manifest as record_format
 from lingvo_gshard.wings.preparation.prepared.manifest import VocabularyFile, sha256_of
-from lingvo_gshard.wings.preparation.row_files import Group, read_group
+from lingvo_gshard.wings.preparation.row_files import Groups, read_group
 from lingvo_gshard.wings.preparation.vocabularies import vocabulary_trainer
 from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.wings.preparation.vocabularies.vocabulary_trainer import (
@@ -44,64 +43,53 @@ class VocabularyRecord(msgspec.Struct):
     notes: list[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainVocabulary:
-    """Trains the vocabularies.
+def train_vocabulary(task: Task, job: Job, progress: Progress, buckets: Groups) -> VocabularyRecord:
+    """Trains the vocabularies, writes them to the output and returns the record.
 
-    Attributes:
-      buckets: the groups of training rows of each bucket.
-      rows: 1, as there is one vocabulary.
+    Raises:
+      UserError: a size is too small, or there is no text.
     """
+    del task, progress
+    p = job.params
+    trainer = p.vocabulary.instantiate()
+    trainer.unicode_form = job.cleaner.p.unicode_form
+    rows = list(_draw(job, buckets, _SPARE * p.vocabulary.max_characters, p.temperature))
+    try:
+        source, target = _train(trainer, rows, p.temperature, job.is_text)
+    except ValueError as error:
+        raise UserError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
+    save_pair(job.local_output, source, target)
+    sides = {"joint": source} if source is target else {"source": source, "target": target}
+    covered = vocabulary_trainer.of_rows(rows, source, target)
+    return VocabularyRecord(
+        [_described(job, side, one, covered[side]) for side, one in sides.items()],
+        record_format.id_bytes(max(source.size, target.size)),
+        [note.replace("input.vocabulary.", "vocabulary.") for note in trainer.notes],
+    )
 
-    buckets: tuple[tuple[Group, ...], ...]
-    rows: int = 1
-    name: str = f"{STAGE}/vocabulary"
 
-    def run(self, job: Job, progress: Progress) -> VocabularyRecord:
-        """Trains the vocabularies, writes them to the output and returns the record.
-
-        Raises:
-          UserError: a size is too small, or there is no text.
-        """
-        p = job.params
-        trainer = p.vocabulary.instantiate()
-        trainer.unicode_form = job.cleaner.p.unicode_form
-        rows = list(self._draw(job, _SPARE * p.vocabulary.max_characters, p.temperature))
-        try:
-            source, target = _train(trainer, rows, p.temperature, job.is_text)
-        except ValueError as error:
-            raise UserError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
-        save_pair(job.local_output, source, target)
-        sides = {"joint": source} if source is target else {"source": source, "target": target}
-        covered = vocabulary_trainer.of_rows(rows, source, target)
-        return VocabularyRecord(
-            [_described(job, side, one, covered[side]) for side, one in sides.items()],
-            record_format.id_bytes(max(source.size, target.size)),
-            [note.replace("input.vocabulary.", "vocabulary.") for note in trainer.notes],
-        )
-
-    def _draw(self, job: Job, most: int, temperature: float) -> Iterator[Row]:
-        """Yields the first rows, in the order of digests, until each language has its share."""
-        characters: dict[str, int] = defaultdict(int)
-        for group in (group for groups in self.buckets for group in groups):
-            characters[group.language] += group.characters
-        languages = sorted(characters)
-        counts = [characters[language] for language in languages]
-        shares = temperature_probabilities(counts, temperature)
-        is_all = sum(counts) <= most
-        left = {
-            language: characters[language] if is_all else float(share * most)
-            for language, share in zip(languages, shares, strict=True)
-        }
-        for bucket, groups in enumerate(self.buckets):
-            for group in groups:
+def _draw(job: Job, buckets: Groups, most: int, temperature: float) -> Iterator[Row]:
+    """Yields the first rows, in the order of digests, until each language has its share."""
+    characters: dict[str, int] = defaultdict(int)
+    for group in (group for groups in buckets for group in groups):
+        characters[group.language] += group.characters
+    languages = sorted(characters)
+    counts = [characters[language] for language in languages]
+    shares = temperature_probabilities(counts, temperature)
+    is_all = sum(counts) <= most
+    left = {
+        language: characters[language] if is_all else float(share * most)
+        for language, share in zip(languages, shares, strict=True)
+    }
+    for bucket, groups in enumerate(buckets):
+        for group in groups:
+            if left[group.language] <= 0:
+                continue
+            for row in read_group(job, bucket, group):
+                left[group.language] -= len(row.source) + len(row.target)
+                yield group.to_row(row)
                 if left[group.language] <= 0:
-                    continue
-                for row in read_group(job, bucket, group):
-                    left[group.language] -= len(row.source) + len(row.target)
-                    yield group.to_row(row)
-                    if left[group.language] <= 0:
-                        break
+                    break
 
 
 def _train(

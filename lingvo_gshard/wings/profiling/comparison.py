@@ -68,14 +68,7 @@ def check_comparable(plan: Plan | None, path: str) -> None:
 
 
 def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> None:
-    """Checks that a plan is for the devices of the run.
-
-    Args:
-      plan: the plan.
-      path: its file.
-      mesh: axes and sizes of the run's mesh.
-      devices: number of devices of the run.
-      chip: key of the run's chip; "" if it is unknown, which is not checked.
+    """Checks that a plan is for the devices of the run. An unknown chip, "", is not checked.
 
     Raises:
       UserError: names `plan` and what differs.

@@ -36,12 +36,7 @@ _HOST, _FIRST_DEVICE = 1, 100
 
 
 def encode(trace: Trace, program: StepProgram) -> bytes:
-    """Returns the trace as compressed JSON. Times start with the first step.
-
-    Args:
-      trace: the trace.
-      program: the compiled training step.
-    """
+    """Returns the trace as compressed JSON. Times start with the first step."""
     start, _ = trace.window
     events = [*_host(trace, start)]
     for device in sorted(trace.devices):
@@ -130,12 +125,7 @@ class ProfileFiles:
     """
 
     def __init__(self, directory: pathlib.Path, steps: StepRange):
-        """Names the folder; nothing is written.
-
-        Args:
-          directory: the run's directory.
-          steps: the profiled steps.
-        """
+        """Names the folder; nothing is written."""
         self.root = directory / FOLDER
         self.path = self.root / "plugins" / "profile" / f"steps_{steps.first}-{steps.last}"
 

@@ -91,13 +91,7 @@ _BACKWARD = re.compile(r"(?:gradient_tape|gradients(?:_\d+)?|rematerialized(?:_\
 
 
 class SourceLines:
-    """Finds lines by the names of operations.
-
-    Args:
-      trainer: the trainer of the step.
-      batch: shape and dtype of each array of a batch.
-        partitioning: the mesh and strategy; None on one device.
-    """
+    """Finds lines by the names of operations."""
 
     def __init__(self, trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning | None):
         self._trainer, self._batch, self._partitioning = trainer, batch, partitioning
@@ -201,14 +195,7 @@ OnProfile = Callable[[ProfileResult], None]
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledStep:
-    """The training step to profile.
-
-    Attributes:
-      name: the experiment.
-      trainer: the trainer.
-      runtime: what runs the steps.
-      partitioning: mesh and strategy; None on one device.
-    """
+    """The training step to profile."""
 
     name: str
     trainer: Trainer
@@ -260,14 +247,7 @@ class ProfileObserver(StepObserver):
     def __init__(
         self, run: ObservedRun, steps: StepRange, on_profile: OnProfile, plan: Plan | None = None
     ):
-        """Makes the observer of a run.
-
-        Args:
-          run: the run.
-          steps: the steps to profile.
-          on_profile: is called in the main process.
-          plan: a plan of the run's step to compare with.
-        """
+        """Makes the observer of a run."""
         self._run, self._steps, self._on_profile, self._plan = run, steps, on_profile, plan
         self._recorder: Recorder | None = None
         self._trace: bytes | None = None
@@ -360,14 +340,6 @@ def write_profile(
     plan: Plan | None = None,
 ) -> ProfileResult:
     """Adds up a recorded trace and writes all files of the profile.
-
-    Args:
-      step: the step that was recorded.
-      recorder: recorded it, and has ended.
-      serialized: the trace, as the recorder returned it.
-      batch: a batch of the step.
-      files: where to write.
-      plan: a plan of the step to compare with.
 
     Raises:
       UserError: the trace has no operations.

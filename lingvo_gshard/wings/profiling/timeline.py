@@ -176,14 +176,7 @@ class Role(enum.IntEnum):
 
 
 class Interval(NamedTuple):
-    """The time from start to end of something that a device does.
-
-    Attributes:
-      start: start.
-      end: end, not before the start.
-      key: what to count the time for.
-      role: what the device does.
-    """
+    """The time from start to end of something that a device does, which counts for `key`."""
 
     start: int
     end: int

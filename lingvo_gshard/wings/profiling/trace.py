@@ -31,15 +31,7 @@ _LEAST_COVERAGE = 0.5
 
 
 class Event(NamedTuple):
-    """One execution of an operation on a device.
-
-    Attributes:
-      program: key of the program in `Trace.programs`.
-      operation: name of the HLO instruction.
-      start: when it started.
-      end: when its result was there.
-      thread: the host's thread or the accelerator's stream.
-    """
+    """One execution of an operation, an HLO instruction, by a thread or stream of a device."""
 
     program: str
     operation: str
@@ -168,9 +160,6 @@ class Tracer(abc.ABC):
     @abc.abstractmethod
     def product(self, size: int) -> Callable[[], object] | None:
         """Returns a call that computes a float32 product of square matrices on one device.
-
-        Args:
-          size: their rows and columns.
 
         Returns:
           None if the library cannot compute on a single device.

@@ -42,11 +42,6 @@ def routing_program(model: ServedModel, request: Request, hypothesis: Hypothesis
 def describe_routing(model: ServedModel, request: Request, hypothesis: Hypothesis) -> dict:
     """Returns as a JSON value which experts the tokens of a text were routed to.
 
-    Args:
-      model: the model.
-      request: what was asked.
-      hypothesis: a text that answers it.
-
     Returns:
       `layers` with path, stack and number of experts, and lists of tokens, each with `text` and
       `experts`: for each layer of the token's stack a list of [expert, gate]. `source` has the
@@ -110,11 +105,6 @@ class AdmissionQueue:
 
     def submit(self, requests: Sequence[Request], receive: Receive, client: str = "") -> Answers:
         """Returns the answers to the texts of one HTTP request, to be used as a context manager.
-
-        Args:
-          requests: one for each text.
-          receive: gives the next message of the client, after its body.
-          client: who sends them.
 
         Raises:
           RequestError: there is no room now, or not even in an empty queue.

@@ -115,11 +115,6 @@ def _field_type(option: Option) -> Any:
 async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     """Returns the body of a request.
 
-    Args:
-      request: the HTTP request.
-      most: the largest number of bytes.
-      seconds: the longest time that the body may take to arrive.
-
     Raises:
       RequestError: 413 if the body is larger than `most`, 408 if the body takes longer.
       ClientGoneError: the client has left meanwhile.

@@ -73,12 +73,7 @@ class Metrics:
         )
 
     def measured(self, app: ASGIApp, paths: frozenset[str]) -> ASGIApp:
-        """Returns an application with its requests measured.
-
-        Args:
-          app: the application.
-          paths: the paths to tell apart.
-        """
+        """Returns an application with the requests of each path measured."""
 
         async def run(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
             if scope["type"] != "http":

@@ -119,13 +119,7 @@ _LENGTHS = (32, 64)
 
 
 def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> None:
-    """Compiles the programs for short texts, one by one and many at once.
-
-    Args:
-      model: the model.
-      beam_size: the beam that most requests to a translation model will ask for.
-      say: shows a line.
-    """
+    """Compiles the programs for short texts, one by one and many at once."""
     engine, facts = model.engine, model.engine.facts
     options = (
         model.published.options(DecodingOptions(beam_size=beam_size), {})
@@ -150,13 +144,7 @@ class DirectoryWatch:
     """Compares a run's directory with what it was when its model was loaded."""
 
     def __init__(self, logdir: Logdir, step: int, choice: str | int = BEST):
-        """Remembers the directory.
-
-        Args:
-          logdir: the directory.
-          step: the step of the checkpoint that was loaded.
-          choice: which checkpoint that was, as in `preferred`.
-        """
+        """Remembers the directory."""
         self._logdir, self._step, self._choice = logdir, step, choice
         self._identity = self._logdir.identity()
         self._last = UNCHANGED

@@ -57,15 +57,7 @@ _ERROR = {
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Describes one path.
-
-    Attributes:
-      summary: a sentence.
-      method: "get" or "post".
-      body: the type of the body; None without one.
-      streams: whether the answer may be server-sent events.
-      parameters: names of the parts of the path that are parameters.
-    """
+    """Describes one path."""
 
     summary: str
     method: str = "get"
@@ -101,13 +93,7 @@ async def respond(service: Service, request: Request) -> Response:
 
 
 def describe(name: str, version: str, has_token: bool) -> dict[str, Any]:
-    """Returns the description as a JSON value.
-
-    Args:
-      name: name of the model.
-      version: version of the library.
-      has_token: whether requests need a bearer token.
-    """
+    """Returns the description as a JSON value."""
     bodies = [each.body for each in OPERATIONS.values() if each.body]
     references, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
     of_body = dict(zip(bodies, references, strict=True))

@@ -63,14 +63,7 @@ class Acceptor:
         most: int,
         say: Callable[[str], None],
     ):
-        """Prepares to accept.
-
-        Args:
-          listening: the socket.
-          make: returns a connection, given what to call when it changes.
-          most: the largest number of connections.
-          say: shows a line to the person who runs the server.
-        """
+        """Prepares to accept `most` connections, which `make` returns, given their `on_change`."""
         self._socket, self._make, self._most, self._say = listening, make, most, say
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
@@ -213,13 +206,6 @@ def run(
 ) -> int:
     """Serves until a signal arrives, and then until all requests are answered.
 
-    Args:
-      service: what to serve.
-      listening: the socket.
-      options: how it takes connections.
-      say: shows a line to the person who runs the server.
-      on_ready: called when the server listens.
-
     Returns:
       The number of requests that were cut off.
     """
@@ -243,15 +229,7 @@ class AppServer(uvicorn.Server):
         say: Callable[[str], None],
         on_ready: Callable[[], None] = lambda: None,
     ):
-        """Prepares to serve.
-
-        Args:
-          app: the application.
-          metrics: count requests that do not reach the application.
-          options: how it takes connections.
-          say: shows a line to the person who runs the server.
-          on_ready: called when the server listens.
-        """
+        """Prepares to serve. `say` shows a line; `on_ready` is called when the server listens."""
         super().__init__(
             uvicorn.Config(
                 app,

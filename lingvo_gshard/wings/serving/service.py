@@ -66,16 +66,7 @@ class Limits:
 
 
 class Service:
-    """One model being served.
-
-    Attributes:
-      model: the model.
-      limits: what the server takes.
-      metrics: of this server.
-      queue: passes requests to the engine.
-      directory: watches where the model was loaded from; None if it was in memory.
-      is_draining: whether the server is about to stop.
-    """
+    """One model being served, with its limits, metrics and queue."""
 
     def __init__(
         self,
@@ -84,14 +75,7 @@ class Service:
         token: str = "",
         directory: DirectoryWatch | None = None,
     ):
-        """Prepares to serve.
-
-        Args:
-          model: the model.
-          limits: what to take.
-          token: what requests must bring as a bearer token; empty for none.
-          directory: watches where the model was loaded from.
-        """
+        """Prepares to serve requests that bring `token`, if it is not empty, as a bearer token."""
         self.model, self.limits, self.directory = model, limits or Limits(), directory
         self.metrics = Metrics(lambda: model.engine.waiting)
         self.queue = AdmissionQueue(
@@ -205,12 +189,7 @@ class Service:
         request: Request,
         status: int = UNPROCESSABLE,
     ) -> Answers:
-        """Returns the answers to texts; see `AdmissionQueue.submit`.
-
-        Args:
-          requests: one for each text.
-          request: the HTTP request.
-          status: the HTTP status of a text that does not fit the model.
+        """Returns the answers to texts, or `status` for a UserError; see `AdmissionQueue.submit`.
 
         Raises:
           RequestError: there is no room, or a text does not fit.

@@ -133,14 +133,7 @@ def _slices(operation: ir.Operation) -> Iterator[range]:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """An operation whose operands are cut along split dimensions.
-
-    Attributes:
-      operation: the operation.
-      splits: the splits of the module's values.
-      mesh: the mesh.
-      claimed: mesh axes that split dimensions of the result, so that nothing is summed over them.
-    """
+    """An operation whose operands are cut along split dimensions, except by `claimed` mesh axes."""
 
     operation: ir.Operation
     splits: ValueSplits
@@ -187,15 +180,10 @@ class _Source:
     def cut(
         self, operand: int, dimensions: Sequence[int], agreed: Sequence[Axes]
     ) -> tuple[ir.Value, list[int], list[int]]:
-        """Returns an operand whose split dimensions are cut.
+        """Returns an operand whose summed dimensions are cut along their agreed mesh axes.
 
         Other dimensions lose the axes of summed dimensions and of earlier dimensions of the result:
         devices need these dimensions whole.
-
-        Args:
-          operand: number of the operand.
-          dimensions: its summed dimensions.
-          agreed: their mesh axes, major first.
 
         Returns:
           the operand; the places of the first parts of cut dimensions; and the place of each

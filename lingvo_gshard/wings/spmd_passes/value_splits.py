@@ -126,12 +126,7 @@ def _is_broadcast(value: ir.Value) -> bool:
 
 
 def merged_dimensions(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Returns the smallest groups of consecutive dimensions that a reshape turns into each other.
-
-    Args:
-      old: sizes before the reshape.
-      new: sizes after it.
-    """
+    """Returns the smallest groups of adjacent dimensions that a reshape turns into each other."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         left, right, before, after = [], [], 1, 1

@@ -34,18 +34,10 @@ def find_first(
     mesh: Mesh,
     along: Along | None = None,
 ) -> Finding | None:
-    """Returns the first tensor that differs; None if all are equal.
+    """Returns the first tensor that differs, in order of computation; None if all are equal.
 
     The backward pass goes from the loss to the input. The first wrong gradient is therefore in the
     layer whose output is computed last.
-
-    Args:
-      compared: all tensors, in the order of their computation. Gradients are in any order.
-      step: the partitioned step.
-      whole: the step on one device.
-      layers: paths of all layers.
-      mesh: the mesh of the step.
-      along: runs the step over fewer devices; see `Along`.
     """
     wrong = [each for each in compared if not each.is_equal]
     if not wrong:
@@ -99,14 +91,7 @@ def _values(
 def describe(
     evidence: Evidence, layer: str, executable: Executable, layers: Sequence[str] = ()
 ) -> Finding:
-    """Returns a finding with the annotation and the collectives that are near a tensor.
-
-    Args:
-      evidence: what is known of the tensor.
-      layer: path of the layer that computes it.
-      executable: the partitioned program.
-      layers: paths of all layers.
-    """
+    """Returns a finding with the annotation and the collectives that are near a tensor."""
     first, tensor = evidence.compared, evidence.tensor
     calls = executable.collectives(map(scope_name, layers)) if layers else executable.collectives()
     phases = _PHASES.get(first.kind, ("forward",))

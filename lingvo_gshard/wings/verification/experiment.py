@@ -54,17 +54,7 @@ _UPDATE_NOISE = 0.05
 
 
 class OuterStep:
-    """The outer step over all workers, after it ran.
-
-    Args:
-      trainer: defines the outer step.
-      workers: the workers of the mesh.
-      partitioner: "gspmd" or "shardy".
-      state: the state that the workers' states are made of, by noise on the weights.
-
-    Attributes:
-      executable: the compiled outer step.
-    """
+    """The outer step over all workers, after it ran."""
 
     def __init__(self, trainer: Trainer, workers: Workers, partitioner: str, state: NestedMap):
         self._mesh = workers.together
@@ -183,21 +173,6 @@ class _Case:
 
     With local updates, the first worker takes the step, on its own rows and its own part of the
     mesh.
-
-    Args:
-      params: Params of the experiment.
-      partitioning: the mesh and what is split over it.
-      options: how to verify it.
-      scales_loss: whether the step scales the loss, though it computes in float32.
-
-    Attributes:
-      trainer: defines the step.
-      partitioning: the mesh that one step runs on.
-      options: how to verify it.
-      partitioner: "gspmd" or "shardy".
-      workers: the workers of local updates; None without them.
-      batch: the batch of one step.
-      state: the state before the step.
     """
 
     def __init__(
@@ -268,11 +243,6 @@ def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
 
     Weights that are initially constant get noise, since a weight of zeros hides what is wrong
     before it.
-
-    Args:
-      trainer: the trainer.
-      seed: of the noise.
-      step: number of the step.
     """
     state = trainer.init_state().transform(lambda x: np.array(x))
     state.step = np.array(step, np.int32)

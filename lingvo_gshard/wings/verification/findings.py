@@ -29,11 +29,8 @@ def sources(
 ) -> Iterator[tf.Operation]:
     """Yields an operation and the operations that it is computed from, the nearest first.
 
-    Operations inside a call of a tf.function come before the inputs of the call.
-
-    Args:
-      operation: an operation of a traced graph.
-      equal: operations whose inputs are not looked at.
+    Operations inside a call of a tf.function come before the inputs of the call. What `equal` ones
+    are computed from is left out.
     """
     pending, seen = collections.deque([operation]), {operation}
     while pending and len(seen) < _MOST_OPERATIONS:
@@ -103,10 +100,6 @@ def nearest_annotation(tensor: tf.Tensor, mesh: Mesh) -> Annotation | None:
     """Returns the annotation with the fewest operations between it and the tensor.
 
     Only operations that the tensor is computed from are looked at.
-
-    Args:
-      tensor: tensor of a traced graph.
-      mesh: the mesh of the annotations.
     """
     found = (operation for operation in sources(tensor.op) if operation.type in _KINDS)
     nearest = next(found, None)
@@ -180,12 +173,8 @@ def compare(
 ) -> TensorDifference:
     """Compares two tensors. Those of two shapes differ infinitely.
 
-    Args:
-      partitioned: the partitioned result.
-      whole: the whole result.
-      mesh: the mesh of the partitioned result.
-      least_scale: lower bound of the scale that the difference is relative to. Gradients that are
-        zero but for rounding need one.
+    The difference is relative to the largest number, or to `least_scale` if this is larger, for
+    gradients that are zero but for rounding.
     """
     if partitioned.shape != whole.shape:
         shapes = tuple(partitioned.shape), tuple(whole.shape)
@@ -210,14 +199,7 @@ def compare(
 def compare_update(
     partitioned: jax.Array, whole: jax.Array, before: np.ndarray, mesh: Mesh
 ) -> TensorDifference:
-    """Compares the values of a weight after a step, relative to how far the step moved it.
-
-    Args:
-      partitioned: the weight after the partitioned step.
-      whole: the weight after the whole step.
-      before: the weight before the step.
-      mesh: the mesh of the partitioned step.
-    """
+    """Compares the values of a weight after a step, relative to how far the step moved it."""
     found = compare(partitioned, whole, mesh)
     old, new = np.asarray(before, np.float64), np.asarray(whole, np.float64)
     moved = float(np.abs(new - old).max(initial=0.0))

@@ -42,12 +42,7 @@ class Observed:
     is_digest: bool = False
 
     def like(self, other: Observed, value: np.ndarray | jax.Array) -> np.ndarray:
-        """Returns the value of another computation's result with groups in this one's order.
-
-        Args:
-          other: the result in the other computation.
-          value: its value.
-        """
+        """Returns the value of another computation's result, with groups in this one's order."""
         if other.groups:
             value = np.take(value, np.argsort(other.groups.numbers), other.groups.dimension)
         if self.groups:

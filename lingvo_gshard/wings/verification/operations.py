@@ -102,13 +102,7 @@ _MOST_FACTS = 2
 def facts_of_region(
     operations: Iterable[tf.Operation], names: Collection[str], mesh: Mesh
 ) -> list[str]:
-    """Returns what operations in manual regions do along dimensions that devices have parts of.
-
-    Args:
-      operations: the operations that a tensor is computed from, the nearest first.
-      names: the mesh axes of interest.
-      mesh: the mesh.
-    """
+    """Returns what operations, the nearest first, do along dimensions that mesh axes cut."""
     facts = []
     for operation in operations:
         if fact := _fact(operation, names, mesh):
@@ -195,11 +189,6 @@ def _axes_of_dimension(
     """Returns the axes whose devices have parts of a dimension, and whether they were joined.
 
     A shard's dimensions are known at the start of its region, and as long as operations keep them.
-
-    Args:
-      tensor: a shard.
-      dimension: a dimension of the shard.
-      mesh: the mesh.
     """
     result = tensor
     for each in _origins(tensor):

@@ -81,14 +81,7 @@ class Pair:
 
     @classmethod
     def of(cls, wrong: np.ndarray, right: np.ndarray, split: Split | None, mesh: Mesh) -> Pair:
-        """Returns a pair.
-
-        Args:
-          wrong: the partitioned result.
-          right: the whole result.
-          split: the mesh axes of each dimension, if they are known.
-          mesh: the mesh.
-        """
+        """Returns the pair of a partitioned and a whole result. An unknown `split` is None."""
         known, possible = [], []
         for dimension, size in enumerate(right.shape):
             axes = split[dimension] if split else ()
@@ -134,11 +127,6 @@ def _origins(pair: Pair, wrong: np.ndarray, right: np.ndarray) -> np.ndarray | N
     """Returns for each row of a wrong tensor the index of the right row that equals it.
 
     Returns None if a row equals none, or if not all right rows are unequal.
-
-    Args:
-      pair: the pair.
-      wrong: [rows, elements] the partitioned result.
-      right: [rows, elements] the whole result.
     """
     by = np.random.default_rng(0).uniform(1, 2, right.shape[1])
     mine, its = wrong @ by, right @ by
@@ -300,14 +288,7 @@ def shifted_shards(pair: Pair) -> str:
 
 
 def _carry(by: np.ndarray, right: np.ndarray, end: int, others: str) -> str:
-    """Returns the end of a sentence on shards that differ by an amount, but for the one at an end.
-
-    Args:
-      by: [shards, 1, elements] the amounts.
-      right: [shards, size, elements] the whole result.
-      end: the shard that is right: 0 or -1.
-      others: which shards come before it, in a word.
-    """
+    """Returns the end of a sentence on shards that differ by an amount, but for that at an end."""
     if end:
         by, right = by[::-1], right[::-1, ::-1]
     scale = _EQUAL * np.abs(right).max()
@@ -439,14 +420,7 @@ def joined_copies(
     axes: Axes,
     mesh: Mesh,
 ) -> str:
-    """Returns a sentence on how unequal copies make up the whole; "" if they do not.
-
-    Args:
-      copies: [devices, ...] the unequal copies of each shard, and the place of the shard.
-      right: the whole result.
-      axes: the mesh axes along which copies differ.
-      mesh: the mesh.
-    """
+    """Returns a sentence on how unequal copies of shards make up the whole; "" if they do not."""
     over = " and ".join(axes)
     scale = _EQUAL * float(np.abs(right).max(initial=0.0))
 

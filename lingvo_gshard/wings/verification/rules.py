@@ -296,13 +296,7 @@ def _power(factor: float | None, devices: int) -> float | None:
 
 
 def _cause_of_factor(factor: float, candidates: Sequence[Axes], mesh: Mesh) -> str:
-    """Returns a sentence on the cause of a result that is a multiple of the whole one.
-
-    Args:
-      factor: the multiple.
-      candidates: the groups of mesh axes that it can come from.
-      mesh: the mesh.
-    """
+    """Returns a sentence on the cause of a result that is a multiple of the whole one."""
     times = f"{factor:.3g}" if factor > 1 else f"1/{1 / factor:.3g}"
     how = (
         "is summed where it should be averaged, or summed twice,"

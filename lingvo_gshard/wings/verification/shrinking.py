@@ -19,12 +19,7 @@ from lingvo_gshard.wings.optimizers.local_updates import AXIS
 
 @dataclasses.dataclass(frozen=True)
 class _Limit:
-    """A limit for the sizes of a letter.
-
-    Attributes:
-      most: larger sizes are made smaller.
-      wanted: about the size that they get.
-    """
+    """Sizes of a letter above `most` are made smaller, to about `wanted`."""
 
     most: int
     wanted: int
@@ -107,11 +102,6 @@ def shrink(experiment: Params, partitioning: Partitioning, options: VerifyOption
 
     A size that the mesh divides is divided by the smaller mesh, too; another one is not. Sizes
     that were equal stay equal.
-
-    Args:
-      experiment: the experiment.
-      partitioning: mesh and strategy that it is verified on.
-      options: what may change.
     """
     params, notes, not_verified = _comparable(experiment)
     if params.step.local_updates.every:
@@ -218,13 +208,6 @@ def _smaller_sizes(
 
     Different sizes of a letter stay different: the second smallest becomes twice what is wanted of
     the letter, the third one three times.
-
-    Args:
-      params: the Params.
-      before: the partitioning that was asked for.
-      after: the partitioning over the smaller mesh.
-      workers: number of workers that share the rows.
-      limits: as `_LIMITS`.
     """
     # A model's size is divided by its heads, and rows by micro-batches.
     multiple = _multiples(params, workers)

@@ -70,13 +70,7 @@ def end_logits(logits_BWV: tf.Tensor, state: NestedMap, end_ids: Sequence[int]) 
 
 
 def choose_best(logits_B1V: tf.Tensor, state: NestedMap, end_ids: Sequence[int]) -> NestedMap:
-    """Returns the best token of each row, and the log-probability that the model gives it.
-
-    Args:
-      logits_B1V: the model's logits.
-      state: the state before the step.
-      end_ids: ids that end a text, ascending.
-    """
+    """Returns the best token of each row, and the log-probability that the model gives it."""
     value_B1, token_B1 = top_few(only_allowed(logits_B1V, state)[:, 0], 1, without=end_ids)
     end_value_B1, index_B1 = top_few(end_logits(logits_B1V, state, end_ids)[:, 0], 1)
     end_B1 = tf.gather(tf.constant(end_ids), index_B1)

@@ -83,13 +83,7 @@ def _most_positions(task: TokenTask) -> int | None:
 
 @decoding_weights.register(TokenTask)
 def _weights(task: TokenTask, theta: NestedMap, *more: str) -> NestedMap:
-    """Returns the weights of all parts as these read them.
-
-    Args:
-      task: the model.
-      theta: its weights.
-      *more: names of further children whose weights decoding reads.
-    """
+    """Returns the weights of all parts, and of `more` children, as these read them."""
     children: dict[str, Any] = task.children
     names = [n for n in (task.EMBEDDING, "decoder", "softmax", *more) if n in children]
     weights = {name: decoding_weights(children[name], theta[name]) for name in names}

@@ -24,14 +24,9 @@ def check_precision(precision: str) -> None:
 
 
 def stored_weights(model: Layer, theta: NestedMap, precision: str) -> NestedMap:
-    """Returns the weights that a model decodes with.
+    """Returns the weights that a model decodes with, in one of PRECISIONS.
 
     Norms, routers, biases and positions stay as they are; so do the products of attention.
-
-    Args:
-      model: the model.
-      theta: its weights.
-      precision: one of PRECISIONS.
     """
     stored = "" if precision == TRAINED else precision
     with (

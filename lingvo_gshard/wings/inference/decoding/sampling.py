@@ -24,11 +24,6 @@ def draw(logits_B1V: tf.Tensor, state: NestedMap, end_ids: Sequence[int]) -> Nes
 
     A draw depends on the row's `word_B`, `key_Bw` and `position_B` alone. The log-probability is
     the model's own, before temperature, penalties and limits.
-
-    Args:
-      logits_B1V: the model's logits.
-      state: the state before the step.
-      end_ids: ids that end a text.
     """
     is_end_Ve = tf.equal(tf.range(logits_B1V.shape[-1])[:, None], end_ids)
     is_early_B = state.generated_B + 1 < state.least_B

@@ -159,13 +159,7 @@ def _with_states(slots: list[NestedMap], model: TokenTask, rows: int) -> list[Ne
 def _choice_specs(
     kind: SearchKind, spec: Callable[..., tf.TensorSpec], vocabulary_size: int
 ) -> NestedMap:
-    """Returns the leaves of a state for drawn tokens, and for tokens that rows may choose.
-
-    Args:
-      kind: how tokens are chosen.
-      spec: makes the spec of a leaf from its sizes after the rows and its type `of`.
-      vocabulary_size: number of ids.
-    """
+    """Returns the leaves of a state for drawn tokens, and for tokens that rows may choose."""
     found = NestedMap()
     if kind.draws:
         for name in ("temperature_B", "top_p_B", "min_p_B"):

@@ -44,14 +44,7 @@ LOCAL_LETTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Runs decoding steps of one model.
-
-    Attributes:
-      model: the model.
-      kind: how tokens are chosen.
-      end_ids: ids that end a text, ascending.
-      most: the largest number of steps of one call.
-    """
+    """Runs decoding steps of one model, `most` at most in a call."""
 
     model: TokenTask
     kind: SearchKind
@@ -188,12 +181,7 @@ OPTION_LEAVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Lets new texts into free rows of a state.
-
-    Attributes:
-      model: the model.
-      kind: how tokens are chosen.
-    """
+    """Lets new texts into free rows of a state."""
 
     model: TokenTask
     kind: SearchKind

@@ -120,25 +120,14 @@ LOCAL_LETTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Texts that enter together.
-
-    Attributes:
-      rows: the texts.
-      key: the program that lets them in.
-    """
+    """Texts that enter together, by the program of a key."""
 
     rows: tuple[DecodedText, ...]
     key: ProgramKey
 
 
 class DecodeBatch:
-    """Rows that are decoded together: one kind of search, one state on the devices.
-
-    Attributes:
-      kind: how tokens are chosen.
-      shape: the sizes of the state; None before the first text.
-      rows: the text of each row, or None.
-    """
+    """Rows that are decoded together: one kind of search, one state on the devices."""
 
     def __init__(
         self,

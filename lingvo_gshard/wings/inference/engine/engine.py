@@ -144,12 +144,7 @@ class Worker:
             row.answer.complete(row.text, row.hypotheses())
 
     def _enter(self, batch: DecodeBatch, entering: list[DecodedText]) -> Plan | None:
-        """Takes the texts that enter now. Returns how they do; None if none can.
-
-        Args:
-          batch: the batch that they enter.
-          entering: gets the texts.
-        """
+        """Adds the texts that enter now to `entering`. Returns how they do; None if none can."""
         kind = batch.kind
         most = self._selector.largest(kind)
         waiting, free = self._waiting.count(kind), most - batch.active
@@ -270,11 +265,6 @@ class Engine:
     Requests may come from any thread, and have different options. Requests with the same kind of
     search are decoded together. The answer to a request does not depend on other requests, up to
     the rounding of floating-point sums.
-
-    Attributes:
-      facts: what the host knows of the model.
-      executables: the model's programs.
-      weights: the decoding weights.
     """
 
     def __init__(

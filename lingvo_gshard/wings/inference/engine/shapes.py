@@ -23,13 +23,7 @@ FREE_SHARE = 4
 
 
 def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
-    """Returns the smallest size that is enough, or the largest one.
-
-    Args:
-      sizes: ascending sizes.
-      wanted: what is needed.
-      most: no larger size is returned; None for no limit.
-    """
+    """Returns the smallest of ascending sizes that is enough, or the largest one up to `most`."""
     found = next((size for size in sizes if size >= wanted), sizes[-1])
     return found if most is None else min(found, most)
 
@@ -42,12 +36,7 @@ def program_keys(kind: SearchKind, shape: StateShape, parts: int) -> list[Progra
 
 
 def admission_size(rows: int, parts: int) -> int:
-    """Returns the number of texts that enter a state together.
-
-    Args:
-      rows: rows of the state.
-      parts: parts of the batch that devices decode side by side.
-    """
+    """Returns the number of texts that enter a state together, of rows in so many parts."""
     return max(rows // FREE_SHARE, parts)
 
 
@@ -83,12 +72,7 @@ _IsUsable = Callable[[ProgramKey], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The next shape of a batch, and the texts that enter it.
-
-    Attributes:
-      shape: the next shape of the lane.
-      admissions: the texts that enter.
-    """
+    """The next shape of a batch, and the texts that enter it."""
 
     shape: StateShape
     admissions: tuple[Admission, ...] = ()
@@ -262,15 +246,7 @@ class ShapeSelector:
         texts: int,
         exact: bool,
     ) -> list[ProgramKey]:
-        """Returns the programs that let texts enter: for short sources first, for all last.
-
-        Args:
-          kind: how tokens are chosen.
-          shape: the shape of the batch.
-          rows: the texts.
-          texts: the largest number of texts.
-          exact: whether given tokens have the size that fits best.
-        """
+        """Returns the programs that let texts enter: for short sources first, for all last."""
         given = max(len(row.answer.request.given) - 1 for row in rows)
         sizes = FINE_LENGTHS if exact else LENGTHS
         most = min(shape.length, self._facts.most_positions)

@@ -43,12 +43,7 @@ _BLOCKS = (8, 16, 32, 64)
 
 
 def prepare(experts: Experts, theta: NestedMap) -> NestedMap | list[NestedMap]:
-    """Returns the weights for `run_routing`: one stack of all experts, or a tree for each.
-
-    Args:
-      experts: the experts.
-      theta: their weights, stacked.
-    """
+    """Returns the weights for `run_routing`: one stack of all experts, or a tree for each."""
     region = SplitExperts.for_experts(experts)
     is_many = experts.p.num_experts > _MOST_SEPARATE
     if platform_in_use() or region.expert_axes or is_many:
@@ -61,13 +56,7 @@ def prepare(experts: Experts, theta: NestedMap) -> NestedMap | list[NestedMap]:
 
 @layer_method
 def stored(experts: Experts, theta: NestedMap, is_one: bool = False) -> NestedMap:
-    """Returns the weights of experts as inference stores them.
-
-    Args:
-      experts: the experts.
-      theta: their weights.
-      is_one: whether the weights belong to one expert and have no dimension E.
-    """
+    """Returns the stored weights of experts, or of one expert without the dimension E."""
     first = "" if is_one else "E"
     weights = NestedMap(theta, w_out=store(theta.w_out, f"{first}HM", "H"))
     for name in experts.input_products:
@@ -83,11 +72,7 @@ def run_routing(
 ) -> tf.Tensor:
     """Returns [G,S,M]: the gate-weighted sum of the outputs of each token's experts.
 
-    Args:
-      experts: the experts.
-      weights: their weights, from `prepare`.
-      routing: the experts of each token.
-      x_GSM: the tokens.
+    `prepare` makes the weights.
     """
     region = SplitExperts.for_experts(experts)
     compute = functools.partial(run_experts, experts, even_experts=routing.num_experts)

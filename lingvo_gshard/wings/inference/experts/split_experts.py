@@ -39,14 +39,7 @@ Compute: TypeAlias = "Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class SplitExperts:
-    """The part of each device.
-
-    Attributes:
-      experts: the experts.
-      mesh: the mesh; None on one device.
-      expert_axes: mesh axes that split the experts, evenly.
-      hidden_axes: mesh axes that split the hidden units of each expert, evenly.
-    """
+    """The part of each device: which mesh axes split the experts, and the hidden units of each."""
 
     experts: Experts
     mesh: Mesh | None = None
@@ -193,9 +186,6 @@ def of_groups(groups: int) -> Iterator[Callable[[tf.Tensor], tf.Tensor]]:
 
     Tokens so few are the same on all devices. XLA would otherwise pad them, and communicate in
     every operation of the router.
-
-    Args:
-      groups: number of groups.
 
     Yields:
       A function that places a tensor [G,...] as the block needs it.

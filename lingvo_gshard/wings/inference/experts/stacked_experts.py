@@ -143,12 +143,9 @@ def expected_blocks(tokens: int, probability: float, block: int) -> float:
 
 
 def sort_rows(expert_r: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the rows in order of their experts, and the position of each row in that order.
+    """Returns the int32 rows in order of their experts, and the position of each in that order.
 
     Rows of one expert keep their order.
-
-    Args:
-      expert_r: int32, the expert of each row.
     """
     (rows,) = expert_r.shape
     index_r = tf.range(rows)

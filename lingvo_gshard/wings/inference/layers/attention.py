@@ -80,11 +80,6 @@ def cache_memory(layer: CrossAttention, theta: NestedMap, memory_BKM: tf.Tensor)
     """Returns the keys and values of a memory.
 
     Both are lists of one block [B,N,K,D], and N is the number of heads of keys and values.
-
-    Args:
-      layer: the layer.
-      theta: `decoding_weights` of the layer.
-      memory_BKM: the memory.
     """
     keys_BKND, values_BKND = layer.project_memory(theta, memory_BKM)
     return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
@@ -98,15 +93,7 @@ def attend_to_memory(
     memory: NestedMap,
     visible: Visible,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
-
-    Args:
-      layer: the layer.
-      theta: `decoding_weights` of the layer.
-      x_BLM: the new tokens.
-      memory: keys and values of `cache_memory`, in any blocks.
-      visible: the positions of the memory that they see.
-    """
+    """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory."""
     query_BLND = layer.project_query(theta, x_BLM)
     mixed_BLND, weights_BNLK = mix_slots(layer, theta, query_BLND, memory, visible)
     return layer.output(theta, mixed_BLND), weights_BNLK

@@ -156,10 +156,6 @@ def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
     """Returns the view of rows without a cache. Each row is one text.
 
     Padding may stand before or after the text. Positions count the tokens of the text.
-
-    Args:
-      is_token_BL: bool, False in padding.
-      is_causal: whether a token sees no later one.
     """
     length = is_token_BL.shape[1]
     index_L = tf.range(length)
@@ -191,13 +187,7 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
 
 
 def block_count(rows: int, positions: int, width: int = 1) -> int:
-    """Returns into how many blocks the slots of each row are divided.
-
-    Args:
-      rows: B.
-      positions: of the texts.
-      width: slots of a position.
-    """
+    """Returns into how many blocks the slots of each row are divided, `width` for a position."""
     if rows * positions * width < _LEAST_SLOTS:
         return 1
     return next(

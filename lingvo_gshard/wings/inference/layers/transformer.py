@@ -156,11 +156,6 @@ def extend_stack(
 def cache_memory(stack: TransformerStack, theta: NestedMap, memory: Memory) -> NestedMap:
     """Computes the keys and values of a memory for `extend_stack`. Each row is one segment.
 
-    Args:
-      stack: a decoder.
-      theta: `decoding_weights` of the stack.
-      memory: the memory.
-
     Returns:
       `layers`, the keys and values of each layer, and `bias_BK`, 0 or large and negative.
     """

@@ -63,11 +63,8 @@ _FLAGS = tuple(f.name for f in dataclasses.fields(SearchKind) if f.name != "beam
 class DecodingExecutable:
     """A compiled program of a decoder, made here or read from a file.
 
-    Attributes:
-      inputs: its arguments.
-      outputs: its results.
-      call: a jax.stages.Compiled: takes one array for each input, and returns the outputs. Donated
-        inputs are gone.
+    `call`, a jax.stages.Compiled, takes one array for each input, and returns the outputs. Donated
+    inputs are gone.
     """
 
     inputs: tuple[Array, ...]
@@ -86,16 +83,10 @@ _RETRY_SECONDS = 5.0
 
 
 class Background:
-    """Makes programs one after the other, on threads of its own."""
+    """Makes programs one after the other, on a few threads of its own."""
 
     def __init__(self, make: Callable[[ProgramKey], object], threads: int, name: str):
-        """Starts no thread before the first program is wanted.
-
-        Args:
-          make: makes a program; what it returns is not used.
-          threads: programs that are made at the same time.
-          name: name of the threads.
-        """
+        """Starts no thread before the first program is wanted."""
         self._make, self._most, self._name = make, threads, name
         self._changed = threading.Condition()
         # The time of the last call of `want` for each waiting program, and the time when the making
@@ -109,9 +100,7 @@ class Background:
     def want(self, key: ProgramKey, on_end: Callable[[], None]) -> None:
         """Has a program made. Callers repeat the call for as long as they want the program.
 
-        Args:
-          key: the program.
-          on_end: called on the thread that has made some program, or failed to.
+        `on_end` is called on the thread that has made some program, or failed to.
         """
         with self._changed:
             if key in self._under_way:

@@ -52,11 +52,7 @@ def fingerprint(facts: object) -> str:
 
 
 def environment(devices: Iterable[str]) -> dict[str, object]:
-    """Returns what compiled programs depend on: the machine, libraries, this package's code.
-
-    Args:
-      devices: the kind of each device.
-    """
+    """Returns what compiled programs depend on: the machine, libraries, this package's code."""
     return {
         "cpu": _cpu(),
         "devices": list(devices),
@@ -92,14 +88,7 @@ _PROGRAM = ".program"
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The content of model.json.
-
-    Attributes:
-      logdir: the run.
-      facts: what the host knows of the model.
-      weights: the decoding weights, in order.
-      checksums: the CRC-32 of the bytes of each.
-    """
+    """The content of model.json; `checksums` has the CRC-32 of the bytes of each weight."""
 
     logdir: str
     facts: ModelFacts
@@ -108,22 +97,14 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class CacheEntry:
-    """One model in the cache. Errors of the disk never reach the caller.
-
-    Attributes:
-      path: its directory.
-    """
+    """One model in the cache. Errors of the disk never reach the caller."""
 
     def __init__(self, path: pathlib.Path):
         """Names an entry. `write_model` creates its directory."""
         self.path = path
 
     def read_model(self, mesh: jax.sharding.Mesh) -> tuple[ModelFacts, list[jax.Array]] | None:
-        """Returns what the host knows of the model, and its decoding weights; None if unusable.
-
-        Args:
-          mesh: the devices that the weights go to.
-        """
+        """Returns what the host knows of the model, and its decoding weights; None if unusable."""
         try:
             record = self._record()
             _check_owner(self.path / _WEIGHTS)
@@ -156,14 +137,7 @@ class CacheEntry:
         arrays: Sequence[Array],
         weights: Sequence[jax.Array],
     ) -> None:
-        """Writes what `read_model` returns.
-
-        Args:
-          logdir: the directory of the run.
-          facts: what the host knows of the model.
-          arrays: names and layouts of the weights.
-          weights: the decoding weights.
-        """
+        """Writes what `read_model` returns."""
         values = {a.path: _as_bytes(x) for a, x in zip(arrays, weights, strict=True)}
         checksums = tuple(zlib.crc32(value.data) for value in values.values())
         record = _Record(logdir, facts, tuple(arrays), checksums)

@@ -21,7 +21,6 @@ from lingvo_gshard.wings.planning.plan.plan import (
     CollectiveRow,
     LayerRow,
     Plan,
-    Remedy,
     TemporaryRow,
     TensorRow,
 )
@@ -81,39 +80,62 @@ def changed_items(
             yield PlanDifference(section, prefix + key, "", before.get(key), after.get(key), unit)
 
 
-def paired(
-    before: Sequence[Any], after: Sequence[Any], name: Callable[[Any], str]
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, row before, row after) for rows of the same name; None for a missing row.
+def titled(rows: Iterable[Any], name: Callable[[Any], str]) -> dict[str, Any]:
+    """Returns rows by name. Of several rows with one name, later ones have numbers in their key."""
+    counts: collections.Counter[str] = collections.Counter()
+    found = {}
+    for row in rows:
+        what = name(row)
+        counts[what] += 1
+        number = f" (#{counts[what]} of this name)" if counts[what] > 1 else ""
+        found[what + number] = row
+    return found
 
-    If a name occurs several times, the rows are paired in order.
+
+def changed_rows(
+    section: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    text: Callable[[Any], Any],
+    units: Callable[[Any, Any], Mapping[str, str]],
+    unit: str = "",
+) -> Iterator[PlanDifference]:
+    """Yields the rows that only one of two mappings has, and the changed fields of the others.
+
+    Args:
+      section: one of `SECTIONS`.
+      before: rows by name.
+      after: rows by name.
+      text: returns the value that stands for an added or removed row.
+      units: returns the fields of two rows to compare, with their units.
+      unit: unit of what `text` returns.
     """
-    old, new = (_by_name(rows, name) for rows in (before, after))
-    for key in dict.fromkeys((*old, *new)):
-        what, occurrence = key
-        title = what if occurrence == 1 else f"{what} (#{occurrence} of this name)"
-        yield title, old.get(key), new.get(key)
+    for what in dict.fromkeys((*before, *after)):
+        old, new = before.get(what), after.get(what)
+        if old is None or new is None:
+            yield PlanDifference(section, what, "", old and text(old), new and text(new), unit)
+        else:
+            yield from changed_fields(section, what, old, new, units(old, new))
 
 
-def has_moved(old: Any, new: Any) -> bool:
-    """Returns whether two values differ; numbers must differ by `SMALLEST_TIME_CHANGE`."""
+def moved_fields(old: Any, new: Any, units: Mapping[str, str]) -> dict[str, str]:
+    """Returns the fields in `units` that differ; numbers must differ by `SMALLEST_TIME_CHANGE`."""
+    return {
+        field: unit
+        for field, unit in units.items()
+        if not _is_close(getattr(old, field), getattr(new, field))
+    }
+
+
+def _is_close(old: Any, new: Any) -> bool:
     if not (is_number(old) and is_number(new)):
-        return old != new
-    return not math.isclose(old, new, rel_tol=SMALLEST_TIME_CHANGE)
+        return old == new
+    return math.isclose(old, new, rel_tol=SMALLEST_TIME_CHANGE)
 
 
 def is_number(value: Any) -> bool:
     """Returns whether a value is an int or a float, but not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _by_name(rows: Sequence[Any], name: Callable[[Any], str]) -> dict[tuple[str, int], Any]:
-    counts: collections.Counter[str] = collections.Counter()
-    found = {}
-    for row in rows:
-        counts[name(row)] += 1
-        found[name(row), counts[name(row)]] = row
-    return found
 
 
 _TENSOR_FIELDS = {
@@ -125,24 +147,13 @@ _LAYER_FIELDS = {
     "compute_seconds": "seconds", "memory_seconds": "seconds", "communication_seconds": "seconds",
 }  # fmt: skip
 _REMEDY_FIELDS = {"fits": "", "peak": "bytes", "seconds_per_step": "seconds"}
-
-
-_TIMES = ("seconds_bound", "seconds", "hidden_seconds")
+_COLLECTIVE_FIELDS = {"dtype": "", "count": "count", "bytes": "bytes"}
+_TIMES = dict.fromkeys(("seconds_bound", "seconds", "hidden_seconds"), "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class _CollectiveTotals:
-    """Sums over the calls of one kind of collective in one layer and phase.
-
-    Attributes:
-      dtype: all element types.
-      count: number of calls.
-      bytes: bytes of all calls.
-      calls: number of calls of each size, in words.
-      seconds_bound: lower bound of all calls.
-      seconds: estimate of the exposed time of all calls.
-      hidden_seconds: estimate of the time of all calls that computation hides.
-    """
+    """Sums over the calls of one kind of collective; `calls` says the number of each size."""
 
     dtype: str
     count: int
@@ -157,117 +168,83 @@ class _CollectiveTotals:
         return f"{calls}, {self.bytes:,} bytes in total, {self.dtype}"
 
 
-def collectives(
-    before: Iterable[CollectiveRow], after: Iterable[CollectiveRow]
-) -> Iterator[PlanDifference]:
-    """Yields changed collectives; calls of one kind, axis, layer and phase are added up."""
-    old, new = (_collective_totals(rows) for rows in (before, after))
-    for key in dict.fromkeys((*old, *new)):
-        kind, axis, layer, phase = key
-        what = f"{kind} over {axis} in {layer or 'no layer'} ({phase})"
-        first, second = old.get(key), new.get(key)
-        if first is None or second is None:
-            yield PlanDifference(
-                "collectives", what, "", first and str(first), second and str(second)
-            )
-            continue
-        units = {"dtype": "", "count": "count", "bytes": "bytes"}
-        changes = [*changed_fields("collectives", what, first, second, units)]
-        if not changes:
-            changes = [*changed_fields("collectives", what, first, second, {"calls": ""})]
-        yield from changes
-        for field in _TIMES:
-            if has_moved(getattr(first, field), getattr(second, field)):
-                yield from changed_fields("collectives", what, first, second, {field: "seconds"})
+def _collective_units(old: _CollectiveTotals, new: _CollectiveTotals) -> dict[str, str]:
+    """Returns the fields to compare: the calls of each size only if the totals are equal."""
+    is_equal = all(getattr(old, field) == getattr(new, field) for field in _COLLECTIVE_FIELDS)
+    return ({"calls": ""} if is_equal else _COLLECTIVE_FIELDS) | moved_fields(old, new, _TIMES)
 
 
-def tensors(before: Sequence[TensorRow], after: Sequence[TensorRow]) -> Iterator[PlanDifference]:
-    """Yields weights and moments that were added, removed, resized or sharded differently."""
-    for what, old, new in paired(before, after, lambda row: f"{row.path} ({row.kind})"):
-        if old is None or new is None:
-            yield PlanDifference(
-                "tensors", what, "", old and _tensor_text(old), new and _tensor_text(new)
-            )
-        else:
-            yield from changed_fields("tensors", what, old, new, _TENSOR_FIELDS)
-
-
-def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[PlanDifference]:
+def _layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[PlanDifference]:
     """Yields changed layers; those whose time barely changes are added up."""
-    small: list[tuple[LayerRow, LayerRow]] = []
-    for what, old, new in paired(before, after, _layer_name):
-        if old is None or new is None:
-            yield PlanDifference(
-                "layers", what, "", old and old.seconds, new and new.seconds, "seconds"
-            )
-            continue
-        yield from changed_fields("layers", what, old, new, {"times": "count"})
-        moved = {
-            field: unit
-            for field, unit in _LAYER_FIELDS.items()
-            if has_moved(getattr(old, field), getattr(new, field))
-        }
-        yield from changed_fields("layers", what, old, new, moved)
-        if not moved and [*changed_fields("layers", what, old, new, _LAYER_FIELDS)]:
-            small.append((old, new))
+    rows = [titled(each, _layer_name) for each in (before, after)]
+    yield from changed_rows("layers", *rows, lambda row: row.seconds, _layer_units, "seconds")
+    pairs = [(row, rows[1][what]) for what, row in rows[0].items() if what in rows[1]]
+    small = [pair for pair in pairs if _barely_changes(*pair)]
     if small:
-        old, new = (sum(row.seconds for row in rows) for rows in zip(*small, strict=True))
+        old, new = (sum(row.seconds for row in each) for each in zip(*small, strict=True))
         what = f"{len(small)} more, each by at most {SMALLEST_TIME_CHANGE:.0%}"
         yield PlanDifference("layers", what, "seconds", old, new, "seconds")
-    orders = [[_layer_name(row) for row in rows] for rows in (before, after)]
+    orders = [[_layer_name(row) for row in each] for each in (before, after)]
     if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
-        pairs = enumerate(zip(*orders, strict=True), 1)
-        position, first = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        numbered = enumerate(zip(*orders, strict=True), 1)
+        position, first = next((n, pair) for n, pair in numbered if pair[0] != pair[1])
         yield PlanDifference(
             "layers", f"order of execution, first changed at {position}", "", *first
         )
 
 
-def temporaries(
-    before: Sequence[TemporaryRow], after: Sequence[TemporaryRow]
-) -> Iterator[PlanDifference]:
-    """Yields changed temporaries, paired by shape and layer.
-
-    Their names do not pair them: the compiler numbers the instructions of every program by itself.
-    """
-    for what, old, new in paired(
-        before, after, lambda row: f"{_shape_text(row)} in {row.layer or 'no layer'}"
-    ):
-        sizes = old and old.bytes, new and new.bytes
-        if sizes[0] != sizes[1]:
-            yield PlanDifference("temporaries", what, "", *sizes, "bytes")
+def _layer_units(old: LayerRow, new: LayerRow) -> dict[str, str]:
+    return {"times": "count"} | moved_fields(old, new, _LAYER_FIELDS)
 
 
-def remedies(before: Sequence[Remedy], after: Sequence[Remedy]) -> Iterator[PlanDifference]:
-    """Yields suggested changes that were added or removed, or have another result."""
-    for what, old, new in paired(before, after, lambda row: row.change):
-        if old is None or new is None:
-            texts = (row and ("fits" if row.fits else "does not fit") for row in (old, new))
-            yield PlanDifference("remedies", what, "", next(texts), next(texts))
-        else:
-            yield from changed_fields("remedies", what, old, new, _REMEDY_FIELDS)
+def _barely_changes(old: LayerRow, new: LayerRow) -> bool:
+    is_equal = all(getattr(old, field) == getattr(new, field) for field in _LAYER_FIELDS)
+    return not is_equal and not moved_fields(old, new, _LAYER_FIELDS)
 
 
-def notes(before: Sequence[str], after: Sequence[str]) -> Iterator[PlanDifference]:
-    """Yields notes that only one plan has."""
-    for what, old, new in paired(before, after, str):
-        if old is None or new is None:
-            yield PlanDifference("notes", what, "", old, new)
+def _row_changes(before: Plan, after: Plan) -> Iterator[PlanDifference]:
+    """Yields the differences in collectives, tensors, layers, temporaries and remedies."""
+    plans = before, after
+    yield from changed_rows(
+        "collectives",
+        *(_collective_totals(plan.collectives) for plan in plans),
+        str,
+        _collective_units,
+    )
+    yield from changed_rows(
+        "tensors",
+        *(titled(plan.tensors, lambda row: f"{row.path} ({row.kind})") for plan in plans),
+        lambda row: f"{_shape_text(row)} {row.split}",
+        lambda old, new: _TENSOR_FIELDS,
+    )
+    yield from _layers(before.layers, after.layers)
+    # Names do not pair temporaries: the compiler numbers the instructions of every program anew.
+    yield from changed_items(
+        "temporaries", "", *(_temporaries(plan.largest_temporaries) for plan in plans), "bytes"
+    )
+    yield from changed_rows(
+        "remedies",
+        *(titled(plan.remedies, lambda row: row.change) for plan in plans),
+        lambda row: "fits" if row.fits else "does not fit",
+        lambda old, new: _REMEDY_FIELDS,
+    )
 
 
-def _collective_totals(rows: Iterable[CollectiveRow]) -> dict[tuple, _CollectiveTotals]:
-    groups: dict[tuple, list[CollectiveRow]] = collections.defaultdict(list)
+def _collective_totals(rows: Iterable[CollectiveRow]) -> dict[str, _CollectiveTotals]:
+    """Returns the sums over calls of one kind, axis, layer and phase, by these in words."""
+    groups: dict[str, list[CollectiveRow]] = collections.defaultdict(list)
     for row in rows:
-        groups[row.kind, row.axis, row.layer, row.phase].append(row)
+        what = f"{row.kind} over {row.axis} in {row.layer or 'no layer'} ({row.phase})"
+        groups[what].append(row)
     return {
-        key: _CollectiveTotals(
+        what: _CollectiveTotals(
             dtype=", ".join(sorted({row.dtype for row in group})),
             count=sum(row.count for row in group),
             bytes=sum(row.count * row.bytes for row in group),
             calls=_calls_text(group),
             **{name: sum(getattr(row, name) for row in group) for name in _TIMES},
         )
-        for key, group in groups.items()
+        for what, group in groups.items()
     }
 
 
@@ -278,8 +255,9 @@ def _calls_text(rows: Iterable[CollectiveRow]) -> str:
     return ", ".join(f"{count} of {size}" for size, count in sorted(counts.items()))
 
 
-def _tensor_text(row: TensorRow) -> str:
-    return f"{_shape_text(row)} {row.split}"
+def _temporaries(rows: Iterable[TemporaryRow]) -> dict[str, int]:
+    found = titled(rows, lambda row: f"{_shape_text(row)} in {row.layer or 'no layer'}")
+    return {what: row.bytes for what, row in found.items()}
 
 
 def _shape_text(row: TensorRow | TemporaryRow) -> str:
@@ -335,13 +313,9 @@ def diff(
         *changed_items(
             "memory", "", _items(before.bytes_per_device), _items(after.bytes_per_device), "bytes"
         ),
-        *collectives(before.collectives, after.collectives),
-        *tensors(before.tensors, after.tensors),
-        *layers(before.layers, after.layers),
-        *temporaries(before.largest_temporaries, after.largest_temporaries),
-        *remedies(before.remedies, after.remedies),
+        *_row_changes(before, after),
         *changed_items("versions", "", before.versions, after.versions),
-        *notes(before.notes, after.notes),
+        *changed_items("notes", "", titled(before.notes, str), titled(after.notes, str)),
     ]
 
 

@@ -3,7 +3,7 @@
 Pass one collects hashes of what dev and test have: folded sources, and word 4-grams of folded
 targets. Pass two looks through training for them. Both passes can work on parts of the rows in any
 order, since their results are merged as sets. Memory grows with dev and test, but not with
-training: 8 bytes for each hash, and 1 byte in each process.
+training.
 """
 
 from __future__ import annotations
@@ -96,73 +96,45 @@ _GRAM = 4
 _ROWS_AT_A_TIME = 4096
 
 
-class Wanted:
-    """The hashes of sources and of 4-grams of dev and test, to be looked for in training.
+def hashes_of(rows: Sequence[Row]) -> np.ndarray:
+    """Returns the hashes of the sources and of the 4-grams of rows.
 
-    Attributes:
-      hashes: uint64 [W], sorted, without repetitions.
+    Returns:
+      uint64 [H], sorted, without repetitions.
     """
-
-    def __init__(self, hashes: np.ndarray):
-        self.hashes = hashes
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> Wanted:
-        """Returns the hashes of rows of dev and test."""
-        found = [np.zeros(0, np.uint64)]
-        for part in _parts(rows):
-            found += [np.unique(_source_hashes(part)), np.unique(_Grams(part).hashes)]
-        return cls(np.unique(np.concatenate(found)))
-
-    @classmethod
-    def merged(cls, parts: Iterable[Wanted]) -> Wanted:
-        """Returns the hashes of several parts of the rows."""
-        return cls(np.unique(np.concatenate([np.zeros(0, np.uint64), *(p.hashes for p in parts)])))
+    found = [np.zeros(0, np.uint64)]
+    for part in _parts(rows):
+        found += [np.unique(_source_hashes(part)), np.unique(_Grams(part).hashes)]
+    return np.unique(np.concatenate(found))
 
 
-class SeenInTrain:
-    """The wanted hashes that training has.
+def reasons_against(rows: Sequence[Row], in_train: np.ndarray) -> list[str]:
+    """Returns why each row of dev or test is dropped; "" if it does not leak.
 
-    Attributes:
-      wanted: the hashes.
-      is_seen: bool [W], whether training has each.
+    Args:
+      rows: the rows.
+      in_train: uint64, sorted: those of their hashes that rows of training have.
     """
-
-    def __init__(self, wanted: Wanted, is_seen: np.ndarray | None = None):
-        self.wanted = wanted
-        self.is_seen = np.zeros(len(wanted.hashes), bool) if is_seen is None else is_seen
-
-    def look_through(self, rows: Sequence[Row]) -> None:
-        """Notes which of the hashes occur in rows of training. Thousands at a time are fastest."""
-        for part in _parts(rows):
-            for hashes in (_source_hashes(part), _Grams(part).hashes):
-                known = hashes[are_in(self.wanted.hashes, hashes)]
-                self.is_seen[np.searchsorted(self.wanted.hashes, known)] = True
-
-    def reasons(self, rows: Sequence[Row]) -> list[str]:
-        """Returns why each row of dev or test is dropped; "" if it does not leak."""
-        reasons = []
-        for part in _parts(rows):
-            grams = _Grams(part)
-            overlaps = grams.overlap(self._has(grams.hashes))
-            sources = self._has(_source_hashes(part))
-            reasons += [
-                SOURCE_IN_TRAIN if row.source and has_source else TARGET_OVERLAPS if overlap else ""
-                for row, has_source, overlap in zip(part, sources, overlaps, strict=True)
-            ]
-        return reasons
-
-    def _has(self, hashes: np.ndarray) -> np.ndarray:
-        """Returns whether training has each of some wanted hashes."""
-        return self.is_seen[np.searchsorted(self.wanted.hashes, hashes)]
+    reasons = []
+    for part in _parts(rows):
+        grams = _Grams(part)
+        overlaps = grams.overlap(are_in(in_train, grams.hashes))
+        sources = are_in(in_train, _source_hashes(part))
+        reasons += [
+            SOURCE_IN_TRAIN if row.source and has_source else TARGET_OVERLAPS if overlap else ""
+            for row, has_source, overlap in zip(part, sources, overlaps, strict=True)
+        ]
+    return reasons
 
 
 @LEAKS.register("seen_in_train")
 def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
     """Returns why each row of dev and test is dropped; "" if it does not leak."""
-    seen = SeenInTrain(Wanted.of(held_out))
-    seen.look_through(train)
-    return seen.reasons(held_out)
+    wanted, found = hashes_of(held_out), [np.zeros(0, np.uint64)]
+    for part in _parts(train):
+        hashes = hashes_of(part)
+        found.append(hashes[are_in(wanted, hashes)])
+    return reasons_against(held_out, np.unique(np.concatenate(found)))
 
 
 class _Grams:

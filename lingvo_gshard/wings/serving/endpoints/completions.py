@@ -245,23 +245,13 @@ _NOTHING = Hypothesis((), (), 0.0, LENGTH)
 
 
 class Completion:
-    """The parts of the answer to one request.
-
-    Attributes:
-      requests: a request for each prompt.
-      streams: whether the answer is streamed.
-      scores: the scores of each prompt, if they are wanted.
-    """
+    """The parts of the answer to one request."""
 
     # Begins the id of an answer; the kinds of an answer and of a part of one.
     PREFIX, WHOLE, PART = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: ServedModel, body: Any):
         """Reads the prompts of a request.
-
-        Args:
-          model: the model.
-          body: a CompletionsBody, or the body that a subclass reads.
 
         Raises:
           RequestError: a prompt does not fit the model.

@@ -27,11 +27,7 @@ def stream(
 ) -> Response:
     """Returns the answer that sends events. The last one says what went wrong, if anything did.
 
-    Args:
-      service: counts what went wrong.
-      path: the path of the request.
-      events: the events.
-      name_of_error: name of the event that says what went wrong.
+    That event has the name `name_of_error`.
     """
     guarded = _guarded(service, path, events, name_of_error)
     return StreamingResponse(guarded, 200, _HEADERS, "text/event-stream")

@@ -33,13 +33,7 @@ def response(page: tuple[str, str]) -> Response:
 def filled(
     package: str, styles: Sequence[html_page.File], scripts: Sequence[html_page.File]
 ) -> tuple[str, str]:
-    """Returns a page that asks its server, and the policy that lets it run nothing else.
-
-    Args:
-      package: has the template, page.html.
-      styles: the style sheets.
-      scripts: the scripts, in order.
-    """
+    """Returns a page that asks its server, and the policy that lets it run nothing else."""
     style, script = html_page.join_styles(styles), html_page.join_scripts(scripts)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; "

@@ -47,13 +47,7 @@ def configs_of_the_source_tree() -> pathlib.Path:
 
 
 def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -> ASGIApp:
-    """Returns the application.
-
-    Args:
-      jobs: makes the plans.
-      origins: who may use it from a browser.
-      metrics: count requests.
-    """
+    """Returns the application."""
     metrics = metrics or Metrics(lambda: jobs.waiting)
 
     async def show(request: Request) -> Response:

@@ -40,11 +40,7 @@ class PlanLimits:
 
 
 class PlanProcess:
-    """Makes plans, each in a process of its own.
-
-    Attributes:
-      limits: of a plan.
-    """
+    """Makes plans, each in a process of its own."""
 
     def __init__(
         self,
@@ -65,12 +61,7 @@ class PlanProcess:
     def __call__(
         self, request: PlanRequest, tell: Callable[[News], None], is_over: Callable[[], bool]
     ) -> Plan:
-        """Returns the plan of a request.
-
-        Args:
-          request: what to plan.
-          tell: called with each stage, and with what is done of it.
-          is_over: whether the plan is not wanted any more.
+        """Returns the plan of a request; gives up when `is_over` returns True.
 
         Raises:
           UserError: the request cannot be planned, or passes a limit.

@@ -25,13 +25,7 @@ from lingvo_gshard.wings.serving.planning.requests import PlanRequest
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A plan to make.
-
-    Attributes:
-      request: the request.
-      configs: name of each config that it may name -> its file.
-      settings: how the planner compiles.
-    """
+    """A plan to make."""
 
     request: PlanRequest
     configs: Mapping[str, pathlib.Path]
@@ -39,14 +33,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message of the worker: a stage, how much of it is done, or the end, which comes last.
-
-    Attributes:
-      stage: the stage that begins.
-      share: share of the stage that is done; None if unknown.
-      problem: why there is no plan.
-      plan: the plan.
-    """
+    """A message of the worker: a stage, how much of it is done, or the end, which comes last."""
 
     stage: str = ""
     share: float | None = None

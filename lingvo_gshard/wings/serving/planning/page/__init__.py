@@ -23,12 +23,7 @@ def to_html() -> tuple[str, str]:
 
 
 def comparison_to_html(plans: Sequence[Plan], names: Sequence[str]) -> str:
-    """Returns a page of its own that shows plans side by side.
-
-    Args:
-      plans: the plans.
-      names: the name of each plan's model.
-    """
+    """Returns a page of its own that shows plans side by side."""
     title = f"{len(plans)} plans of {', '.join(dict.fromkeys(names))}"
     scripts = (*_COMPARISON, (_HERE, "saved.js"))
     return html_page.make(title, _STYLES, scripts, {"plans": list(plans), "names": list(names)})
