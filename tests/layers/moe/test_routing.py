@@ -142,7 +142,7 @@ class StatisticsTest(testing.TestCase, parameterized.TestCase):
         routing, mask = random_token_choice(rng), rng.random((GROUPS, TOKENS)) < 0.8
         found = expert_observations(routing, tf.cast(mask, tf.float32))
         load, gates = np.zeros((2, EXPERTS))
-        for _, _, e, gate, is_kept, _ in entries(routing):
+        for _, _, e, gate, is_kept in entries(routing):
             load[e] += is_kept
             gates[e] += gate * is_kept
         self.assertAllEqual(found["load"](), load)
