@@ -21,7 +21,7 @@ def waiting():
 def rows(waiting, client, group, count):
     """Adds texts that wait, named after their client, group and number (their limit)."""
     request = Request(client=client, group=group, options=GREEDY)
-    made = [DecodedText(Answer(request, 1, waiting.cancel), 0, n) for n in range(count)]
+    made = [DecodedText(Answer(request, 1, waiting.cancel), 0, n, ()) for n in range(count)]
     waiting.put(made)
     return made
 

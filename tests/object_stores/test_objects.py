@@ -73,7 +73,7 @@ def test_copies(folder, tmp_path):
 
 @pytest.mark.slow
 def test_answers_of_a_busy_service_are_repeated(folder, emulator, capsys):
-    problems._Told.buckets.clear()
+    problems._told.clear()
     emulator.faults.failing = 3
     objects.write_bytes(f"{folder}/a", b"1")
     assert objects.read_bytes(f"{folder}/a") == b"1"
@@ -82,7 +82,7 @@ def test_answers_of_a_busy_service_are_repeated(folder, emulator, capsys):
 
 @pytest.mark.slow
 def test_a_service_that_stays_busy_ends_in_a_sentence(folder, emulator, capsys, monkeypatch):
-    problems._Told.buckets.clear()
+    problems._told.clear()
     monkeypatch.setenv(problems.LIMIT, "3")
     emulator.faults.failing = 1000
     with pytest.raises(

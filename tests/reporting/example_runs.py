@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_gshard.training.run import run_records
 from lingvo_gshard.training.run.run_records import EvaluationRow, Launch, Sharding, TensorSharding
 from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
-from lingvo_gshard.wings.profiling.files import ProfileFiles
+from lingvo_gshard.wings.profiling.files import COMPARISON, SUMMARY, ProfileFiles
 from lingvo_gshard.wings.profiling.profile import (
     CollectiveTime,
     DeviceTime,
@@ -91,8 +91,8 @@ def write_run(
     run_records.append_row(directory / ROLL_BACKS_FILE, _roll_back())
     profile = ProfileFiles(directory, StepRange(20, 23))
     profile.path.mkdir(parents=True)
-    profile.write_summary(_profile())
-    profile.write_comparison(_comparison(), None)
+    profile.write(SUMMARY, _profile())
+    profile.write(COMPARISON, _comparison())
     with open(directory / ROUTERS_FILE, "wb") as file:
         for step in range(50, steps + 1, 50):
             for layer in LAYERS:

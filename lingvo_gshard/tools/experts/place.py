@@ -28,7 +28,7 @@ from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.wings.fine_tuning.surgery import expert_placement
+from lingvo_gshard.wings.fine_tuning.surgery import expert_placement, pruning
 from lingvo_gshard.wings.planning.loads.file import RouterLoads
 from lingvo_gshard.wings.planning.plan import plan
 from lingvo_gshard.wings.services.progress import StageDisplay
@@ -63,9 +63,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     except UserError as error:
         raise UserError(f"--plan={values.plan}: {error}") from None
     checkpoint = source.checkpoint
-    state = expert_placement.placed_state(
-        source.trainer, checkpoint.theta, checkpoint.moments, orders
-    )
+    trainer = source.trainer
+    state = pruning.pruned_state(trainer, trainer, checkpoint.theta, checkpoint.moments, orders)
     source.write(values.output, run.params, state, checkpoint.step)
     for row in loads.layers:
         console.print(f"{row.layer}: {_in_words(row.placement)}", markup=False, soft_wrap=True)

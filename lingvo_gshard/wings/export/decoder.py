@@ -51,13 +51,7 @@ LOCAL_LETTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class DecodeFunction:
-    """Searches for the answers to a batch of texts.
-
-    Attributes:
-      task: the model.
-      facts: what is known of the model besides its weights.
-      options: greedy decoding or beam search, and its options.
-    """
+    """Searches for the answers to a batch of texts, greedily or by beam search."""
 
     task: TokenTask
     facts: ModelFacts
@@ -149,13 +143,7 @@ def check_options(options: DecodingOptions) -> None:
 
 
 def decoding_weights(task: TokenTask, theta: NestedMap, precision: str = TRAINED) -> NestedMap:
-    """Returns the weights that `DecodeFunction.run` takes, as NumPy arrays.
-
-    Args:
-      task: the model.
-      theta: its weights, NumPy arrays.
-      precision: how they are stored and multiplied; one of wings/inference/decoding/precision.py.
-    """
+    """Returns the weights that `DecodeFunction.run` takes, as NumPy arrays in a precision."""
     with tf.device("/device:CPU:0"):
         weights = stored_weights(task, theta.transform(tf.constant), precision)
     return weights.transform(lambda weight: weight.numpy())
@@ -274,17 +262,12 @@ class DecoderSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PortableDecoder:
-    """A model's decoder, ready to be written.
+    """A model's decoder, ready to be written: programs for some numbers of rows and of ids.
 
     Attributes:
-      model: the model.
-      function: decodes a batch.
       weights: what `function` takes, as NumPy arrays.
-      rows: sizes of batches, ascending.
-      lengths: ids of a text, ascending.
       source: encodes texts; None for a model of ids.
       target: decodes answers; None for a model of ids.
-      precision: how the weights are stored and multiplied.
     """
 
     model: TrainedModel
@@ -382,13 +365,9 @@ class TrainedModel:
     """A trained model on the host.
 
     Attributes:
-      params: the experiment.
-      step: the step of the checkpoint.
-      task: the model.
       specs: the tree of the weights' VariableSpec.
       theta: the weights that evaluation uses, NumPy arrays in the dtypes of `specs`.
       averaged: whether these are averages over steps.
-      input: the run's input, with the vocabularies of the checkpoint.
     """
 
     params: Params

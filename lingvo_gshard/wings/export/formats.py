@@ -44,13 +44,7 @@ class Format:
     check_installed: Callable[[], None] = lambda: None
 
     def check(self, name: str, params: Params, settings: DecoderSettings | None) -> None:
-        """Raises ValueError if an experiment cannot be written so, before weights are read.
-
-        Args:
-          name: name of the format.
-          params: the experiment.
-          settings: how to decode; None for the defaults.
-        """
+        """Raises UserError if an experiment cannot be written so, before weights are read."""
         if self.write_decoder:
             decoder.check_task(params)
             self.check_installed()

@@ -23,11 +23,7 @@ _PROBE = ".gshard-probe"
 
 
 def check_folder_in_bucket(path: GivenPath) -> None:
-    """Checks that files can be written to a new folder, so that no long work is done in vain.
-
-    Raises:
-      UserError: they cannot, or the folder has files; names `output`.
-    """
+    """Raises UserError, which names `output`, if files cannot be written to a new folder."""
     split(path)
     url = os.fspath(path).rstrip("/")
     try:
@@ -47,15 +43,7 @@ def check_folder_in_bucket(path: GivenPath) -> None:
 def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
     """Gives a local folder, and copies its files to a new one in a bucket when the context ends.
 
-    If that fails, the files that were copied are deleted.
-
-    Args:
-      path: the new folder, as for `check_output`.
-      needed: bytes that will be written at least.
-
-    Raises:
-      UserError: the local disk has no room for `needed` bytes, or a file cannot be written; names
-        `output`.
+    If that fails, the files that were copied are deleted. Raises the errors of `new_directory`.
     """
     check_folder_in_bucket(path)
     local = scratch.new_folder("export")
@@ -115,10 +103,6 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
 
     If the context fails, or a signal ends the process, the temporary directory is removed. For a
     bucket, files are written to a local disk first and then copied.
-
-    Args:
-      path: the new directory, as for `check_output`.
-      needed: bytes that will be written at least.
 
     Raises:
       UserError: there is no room for `needed` bytes, or a file cannot be written; names `output`.

@@ -28,12 +28,7 @@ FILE_BYTES = 5 * 10**9
 
 
 def write(model: TrainedModel, directory: pathlib.Path, file_bytes: int = FILE_BYTES) -> None:
-    """Writes a model's weights, Params and vocabularies.
-
-    Args:
-      model: the model.
-      directory: an empty directory.
-      file_bytes: the largest size of a file of weights.
+    """Writes a model's weights, in files of limited bytes, Params and vocabularies.
 
     Raises:
       OSError: a file cannot be written.

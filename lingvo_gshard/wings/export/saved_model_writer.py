@@ -54,12 +54,7 @@ def check_installed() -> None:
 
 
 def write(decoder: PortableDecoder, directory: pathlib.Path, progress: Progress = SILENT) -> None:
-    """Writes a decoder.
-
-    Args:
-      decoder: the decoder.
-      directory: an empty directory.
-      progress: is told each stage, and how much of it is done.
+    """Writes a decoder into an empty directory.
 
     Raises:
       UserError: the model has no text tokenizer.

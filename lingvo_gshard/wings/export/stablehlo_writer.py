@@ -34,6 +34,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.export.decoder import PortableDecoder
 from lingvo_gshard.wings.export.safetensors_writer import save
 from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
+from lingvo_gshard.wings.preparation.cleaning.scripts import ranges_of
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary
 
 
@@ -90,29 +91,15 @@ class VocabularyInGraph:
 
 def _pattern(codes: list[int]) -> str:
     """Returns a regular expression in RE2's syntax that matches one of some characters."""
-    ranges: list[list[int]] = []
-    for code in sorted(codes):
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    return "[" + "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in ranges) + "]"
+    ranges = (f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in ranges_of(sorted(codes)))
+    return f"[{''.join(ranges)}]"
 
 
 WEIGHTS = "weights.safetensors"
 
 
 def write(decoder: PortableDecoder, directory: pathlib.Path, progress: Progress = SILENT) -> None:
-    """Writes a decoder.
-
-    Args:
-      decoder: the decoder.
-      directory: an empty directory.
-      progress: is told each stage, and how much of it is done.
-
-    Raises:
-      OSError: a file cannot be written.
-    """
+    """Writes a decoder into an empty directory; OSError if a file cannot be written."""
     model = decoder.model
     weights = dict(decoder.weights.flatten_items())
     save(directory / WEIGHTS, weights, {"experiment": model.params.name, "step": str(model.step)})

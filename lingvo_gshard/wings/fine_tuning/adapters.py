@@ -52,11 +52,9 @@ class Adapters(Layer):
         self.create_child("dropout", Dropout.params().set(rate=self.p.dropout_rate))
 
     def add(self, name: str, spec: VariableSpec) -> None:
-        """Declares the factors of a weight.
+        """Declares the factors of a weight by its name in its layer.
 
-        Args:
-          name: name of the weight in its layer.
-          spec: the weight, with the letters that its products sum over.
+        `spec` has the letters that products with the weight sum over.
         """
         sizes = {**dict(zip(spec.layout, spec.shape, strict=True)), RANK: self.p.rank}
         batch = "".join(letter for letter in spec.layout if letter in letters.WEIGHT_BATCH)
@@ -68,17 +66,8 @@ class Adapters(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
-        """Returns what the adapter of a weight adds to a product.
-
-        Args:
-          theta: weights of this layer.
-          name: name of the adapted weight.
-          equation: the einsum equation of the product with the weight.
-          x: the activations that the weight is multiplied with.
-        """
-        inputs, _, output = equation.partition("->")
-        left, right = inputs.split(",")
-        batch = "".join(letter for letter in right if letter in left and letter in output)
+        """Returns what the adapter of a weight adds to a product; see `reduce`."""
+        left, right, output, batch = _letters(equation)
         rest = "".join(letter for letter in right if letter not in left)
         x_low, low = self.reduce(theta, name, equation, x)
         with context.override(saved_products=None), unrounded():
@@ -96,9 +85,7 @@ class Adapters(Layer):
           equation: the einsum equation of the product with the weight.
           x: the activations that the weight is multiplied with.
         """
-        inputs, _, output = equation.partition("->")
-        left, right = inputs.split(",")
-        batch = "".join(letter for letter in right if letter in left and letter in output)
+        left, right, output, batch = _letters(equation)
         summed = "".join(letter for letter in right if letter in left and letter not in output)
         low = "".join(letter for letter in left if letter not in summed) + RANK
         # These products are cheap to repeat, so that remat policies need not know them.
@@ -106,6 +93,13 @@ class Adapters(Layer):
             x = self.dropout.fprop(theta.dropout, x)
             x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
             return x_low * tf.constant(self.p.scale, x_low.dtype), low
+
+
+def _letters(equation: str) -> tuple[str, str, str, str]:
+    """Returns the letters of both factors of a product, of the result, and of all three."""
+    inputs, _, output = equation.partition("->")
+    left, right = inputs.split(",")
+    return left, right, output, "".join(x for x in right if x in left and x in output)
 
 
 class _Rule(ProductRule):
@@ -169,9 +163,6 @@ def switched_off(theta: NestedMap) -> NestedMap:
     """Returns the weights of a model whose adapters add nothing to its products.
 
     The tree stays as it is, since layers compare it with their declarations.
-
-    Args:
-      theta: the weights of the model.
     """
     return theta.transform_with_path(
         lambda path, w: tf.zeros_like(w) if is_factor(path) and path.endswith("_b") else w
@@ -183,13 +174,7 @@ Merge = Callable[[VariableSpec, str, Any, Any, Any], Any]
 
 
 def merged(specs: Any, theta: Any, merge: Merge) -> Any:
-    """Returns a tree of weights without adapters, each adapted weight merged with its adapter.
-
-    Args:
-      specs: the tree of VariableSpec.
-      theta: the weights.
-      merge: computes a merged weight.
-    """
+    """Returns a tree of weights without adapters, each adapted weight merged with its adapter."""
     if isinstance(specs, (list, tuple)):
         return [merged(s, t, merge) for s, t in zip(specs, theta, strict=True)]
     if not isinstance(specs, dict):

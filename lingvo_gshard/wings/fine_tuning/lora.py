@@ -90,12 +90,7 @@ TASK_FEATURES.register("lora")(LoRA)
 
 
 def adapt(model: Layer, params: Params, where: str) -> None:
-    """Adds adapters to the layers of a model.
-
-    Args:
-      model: the model.
-      params: Params of `LoRA`, with a positive rank.
-      where: path of these Params, for messages.
+    """Adds adapters to the layers of a model. `where` is the path of the Params, for messages.
 
     Raises:
       UserError: a pattern matches no weight that can have an adapter.

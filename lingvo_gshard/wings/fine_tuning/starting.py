@@ -55,15 +55,7 @@ class StartingPoint:
     """
 
     def __init__(self, directory: str | os.PathLike, say: Callable[[str], None]):
-        """Finds the checkpoint.
-
-        Args:
-          directory: the run's directory.
-          say: shows a line to the user.
-
-        Raises:
-          UserError: the directory holds no checkpoint.
-        """
+        """Finds the checkpoint of a run's directory; UserError if it has none."""
         self._directory = os.fspath(directory)
         logdir = Logdir(directory)
         if not logdir.has_checkpoints():
@@ -83,17 +75,10 @@ class StartingPoint:
         return self._first.extras
 
     def checkpoint(self, trainer: Trainer, abstract_state: NestedMap | None) -> Checkpoint:
-        """Returns a checkpoint of step 0 with the run's weights.
+        """Returns a checkpoint of step 0 with the run's weights; see `FirstWeights`.
 
         Factors of adapters that the run has not get their initial values. The reference of
         preferences gets a copy of the weights.
-
-        Args:
-          trainer: the trainer of the new run.
-          abstract_state: the state of its runtime. Each process reads its own shards.
-
-        Raises:
-          UserError: the weights do not fit the model of the new run.
         """
         stored = self._first.record.digests[PART]
         specs = dict(trainer.theta_specs.flatten_items())
@@ -136,12 +121,7 @@ _REFERENCE = f"{REFERENCE}."
 
 
 def references(paths: Iterable[str], arrays: Arrays) -> Arrays:
-    """Returns the weights of the reference of preferences: copies of the model's.
-
-    Args:
-      paths: the paths of all weights of the new run.
-      arrays: the model's weights by path.
-    """
+    """Returns the weights of the reference of preferences: copies of the model's."""
     wanted = [path for path in paths if path.startswith(_REFERENCE)]
     return {path: arrays[path.removeprefix(_REFERENCE)].copy() for path in wanted}
 

@@ -104,11 +104,6 @@ def prepared_weights(
 
 
 def mesh_of(partitioning: Partitioning | None, devices: Sequence[Device]) -> jax.sharding.Mesh:
-    """Returns the mesh of devices that decoding programs run on.
-
-    Args:
-      partitioning: the mesh and what is split over it; None for one device.
-      devices: the devices of the mesh, in its order.
-    """
+    """Returns the mesh of devices that decoding programs run on."""
     mesh = partitioning.mesh if partitioning else Mesh.parse(ONE_DEVICE)
     return jax.sharding.Mesh(mesh.arrange(devices), mesh.names)

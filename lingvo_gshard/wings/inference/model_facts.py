@@ -35,11 +35,7 @@ class ModelFacts:
 
 
 def usual_tokens(source):
-    """Returns the largest number of new tokens of a translation, unless a request says otherwise.
-
-    Args:
-      source: the number of source tokens, an int or an integer tensor.
-    """
+    """Returns the usual limit of new tokens for a number of source tokens, an int or a tensor."""
     return 2 * source + 10
 
 

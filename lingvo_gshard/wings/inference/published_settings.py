@@ -70,11 +70,7 @@ class PublishedSettings:
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> PublishedSettings:
-        """Returns the settings in a directory; empty settings if the directory has no file.
-
-        Raises:
-          UserError: the file is damaged, or a value is wrong.
-        """
+        """Returns the settings in a directory, if any. Raises UserError if the file is wrong."""
         path = directory / SETTINGS_FILE
         try:
             found = atomic.loads(objects.read_text(path))
@@ -91,11 +87,7 @@ class PublishedSettings:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PublishedSettings:
-        """Returns settings from their published names and values.
-
-        Raises:
-          UserError: a value is wrong.
-        """
+        """Returns settings of published names and values. Raises UserError if a value is wrong."""
         fields = {ours: _checked(name, found) for name, ours in _FIELDS.items() if name in found}
         left_out = {
             name: "it is unknown here"
@@ -129,9 +121,6 @@ class PublishedSettings:
 
         A published field is left out if a given field makes it meaningless. For example, no tokens
         are drawn with a given beam or a given temperature of 0.
-
-        Args:
-          given: fields that a user asks for.
         """
         fields = dict(self.fields)
         if given.get("beam_size", 1) > 1 and "temperature" not in given and "temperature" in fields:

@@ -61,13 +61,7 @@ def routed_experts(
 
 
 def routed_experts_program(facts: ModelFacts, tokens: int, source: int) -> ProgramKey:
-    """Returns the key of the program that `routed_experts` runs.
-
-    Args:
-      facts: what the host knows of the model.
-      tokens: the number of tokens of the text.
-      source: the number of tokens of the source; 0 for a model without sources.
-    """
+    """Returns the key of the program that `routed_experts` runs."""
     length = shapes.fitting(shapes.LENGTHS, tokens)
     memory = shapes.fitting(shapes.LENGTHS, source, facts.most_source) if source else 0
     return ProgramKey(GATES, shape=StateShape(1, length, memory))

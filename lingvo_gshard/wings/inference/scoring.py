@@ -32,9 +32,7 @@ class TokenScores:
 def score(engine: Engine, tokens: Sequence[int]) -> TokenScores:
     """Returns the scores of a text, computed in one pass. The program is compiled on first use.
 
-    Args:
-      engine: has the model, a language model.
-      tokens: the tokens of the text; at most one more than the model has positions.
+    A text has at most one token more than the model has positions.
     """
     key = scoring_program(engine.facts, len(tokens))
     assert key.shape is not None

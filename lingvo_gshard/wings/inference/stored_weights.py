@@ -35,11 +35,7 @@ SMALL = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class StoredPrecision:
-    """The extension of the context that says how weights are stored.
-
-    Attributes:
-      name: INT8, INT8_WEIGHTS, or empty to leave them as they are.
-    """
+    """The extension of the context that says how weights are stored; empty for as they are."""
 
     name: str = ""
 

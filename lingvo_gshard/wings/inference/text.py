@@ -22,10 +22,7 @@ _CONTEXT = 16
 def stop_check(
     vocabulary: Vocabulary, given: Sequence[int], options: DecodingOptions
 ) -> Callable[[Sequence[int]], bool] | None:
-    """Returns a function that says whether the text of tokens contains a stop string.
-
-    It is None if there are no stop strings.
-    """
+    """Returns what says whether the text of tokens contains a stop string; None without any."""
     if not options.stop:
         return None
     text_of = _text_after(vocabulary, given)
@@ -89,12 +86,7 @@ class GrowingText:
         return [self._first + len(self._settled(part)) for part in parts]
 
     def add(self, tokens: Sequence[int], is_last: bool = False) -> str:
-        """Returns the text that tokens add.
-
-        Args:
-          tokens: the next ids.
-          is_last: whether no token follows.
-        """
+        """Returns the text that the next tokens add."""
         self._tokens += tokens
         text = self._text_of(self._tokens)
         cut = cut_at_stop(text, self._stop)

@@ -32,11 +32,7 @@ _REQUESTS = 16
 
 
 def path_of(path: str) -> pathlib.Path:
-    """Returns a URL as etils' epath.Path, which has the methods of pathlib.Path.
-
-    Raises:
-      UserError: the URL names no bucket, or a package is missing.
-    """
+    """Returns a URL as etils' epath.Path, which has the methods of pathlib.Path; or UserError."""
     split(path)
     prepare(path)
     from etils import epath
@@ -82,30 +78,30 @@ def size_of(path: GivenPath) -> int | None:
 
 def children(path: GivenPath) -> dict[str, Entry | None]:
     """Returns name -> Entry for the files in a folder, and name -> None for its folders."""
-    try:
-        rows = _call(path, lambda fs, url: fs.ls(url, detail=True))
-    except FileNotFoundError:
-        return {}
-    prefix = _prefix(path)
+    rows = _listed(path, lambda fs, url: {row["name"]: row for row in fs.ls(url, detail=True)})
     return {
-        row["name"].removeprefix(prefix).strip("/"): _entry(row) if row["type"] == "file" else None
-        for row in rows
-        if row["name"].startswith(prefix) and row["name"] != prefix
+        name.strip("/"): _entry(row) if row["type"] == "file" else None
+        for name, row in rows.items()
+        if name
     }
 
 
 def find(path: GivenPath) -> dict[str, Entry]:
     """Returns the path below a folder -> Entry, for all files below it; empty if there are none."""
+    rows = _listed(path, lambda fs, url: fs.find(url, detail=True))
+    return {name: _entry(row) for name, row in sorted(rows.items()) if name and name[-1] != "/"}
+
+
+def _listed(
+    path: GivenPath, request: Callable[[Any, str], dict[str, dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Returns what fsspec tells of names below a folder; empty without such a folder."""
     try:
-        rows = _call(path, lambda fs, url: fs.find(url, detail=True))
+        rows = _call(path, request)
     except FileNotFoundError:
         return {}
     prefix = _prefix(path)
-    return {
-        name.removeprefix(prefix): _entry(row)
-        for name, row in sorted(rows.items())
-        if name.startswith(prefix) and not name.endswith("/")
-    }
+    return {n.removeprefix(prefix): row for n, row in rows.items() if n.startswith(prefix)}
 
 
 def glob(pattern: GivenPath) -> list[str]:
@@ -142,11 +138,7 @@ def copy_tree(source: GivenPath, target: GivenPath) -> None:
 
 
 def download(path: GivenPath, local: GivenPath) -> None:
-    """Copies a file of a bucket to a new local file, whose folder must exist.
-
-    Raises:
-      OSError: it cannot be read or written.
-    """
+    """Copies a file of a bucket to a new local file, whose folder must exist; or OSError."""
     target = os.fspath(local)
     partial = f"{target}.partial-{os.getpid()}"
     try:
@@ -158,11 +150,7 @@ def download(path: GivenPath, local: GivenPath) -> None:
 
 
 def upload(local: GivenPath, path: GivenPath) -> None:
-    """Copies a local file to a bucket, where it appears when it is complete.
-
-    Raises:
-      OSError: it cannot be read or written.
-    """
+    """Copies a local file to a bucket, where it appears when it is complete; or OSError."""
     source = os.fspath(local)
     # A local file that is missing is no trouble of the bucket.
     os.stat(source)
@@ -170,11 +158,7 @@ def upload(local: GivenPath, path: GivenPath) -> None:
 
 
 def local_file(path: GivenPath) -> pathlib.Path:
-    """Returns a local copy of a file, which this process removes.
-
-    Raises:
-      OSError: it cannot be read, or the disk is full.
-    """
+    """Returns a local copy of a file, which this process removes; or OSError."""
     name = os.fspath(path).rpartition("/")[2]
     target = scratch.new_folder("file") / name
     download(path, target)
@@ -189,25 +173,14 @@ def local_folder(path: GivenPath) -> pathlib.Path:
 
 
 def download_all(path: GivenPath, target: pathlib.Path, names: list[str]) -> None:
-    """Copies files below a folder of a bucket to a local folder, several at a time.
-
-    Args:
-      path: the folder in the bucket.
-      target: the local folder.
-      names: the files, as paths below the folder.
-    """
+    """Copies named files below a folder of a bucket to a local folder, several at a time."""
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
     _several(lambda name: download(f"{os.fspath(path)}/{name}", target / name), names)
 
 
 def upload_folder(source: pathlib.Path, path: GivenPath) -> None:
-    """Copies all files below a local folder to a folder of a bucket, several at a time.
-
-    Args:
-      source: the local folder.
-      path: the folder in the bucket.
-    """
+    """Copies all files below a local folder to a folder of a bucket, several at a time."""
     files = (one for one in sorted(source.rglob("*")) if one.is_file())
     names = [one.relative_to(source).as_posix() for one in files]
     _several(lambda name: upload(source / name, f"{os.fspath(path)}/{name}"), names)
@@ -262,13 +235,7 @@ class _ObjectReader(io.RawIOBase):
 
 
 def _call(path: GivenPath, request: Callable[[Any, str], _Result], writes: bool = False) -> _Result:
-    """Returns what a request to a file system returns; repeats it while the bucket is in trouble.
-
-    Args:
-      path: the file or folder.
-      request: takes the file system and the path as text.
-      writes: whether the request writes.
-    """
+    """Returns what a request returns; repeats it while the bucket is in trouble."""
     url = os.fspath(path).rstrip("/")
     return attempt(url, lambda: request(file_system(url), url), writes)
 

@@ -40,11 +40,7 @@ _SETTINGS = {
 
 
 def prepare(path: str) -> None:
-    """Sets what the libraries read when they are imported.
-
-    Raises:
-      UserError: a package is missing.
-    """
+    """Sets what the libraries read when they are imported; UserError without a package."""
     _prepare(path.partition("://")[0])
 
 
@@ -60,8 +56,7 @@ def file_system(path: str) -> fsspec.AbstractFileSystem:
 def key_value_store(path: str) -> dict[str, Any]:
     """Returns TensorStore's specification of the store below a path in a bucket.
 
-    Args:
-      path: a URL. Keys are appended to the URL, so the URL of a folder ends with "/".
+    Keys are appended to the URL, so the URL of a folder ends with "/".
     """
     prepare(path)
     scheme, _, rest = path.partition("://")
@@ -125,11 +120,7 @@ def _arguments(scheme: str) -> dict[str, Any]:
 
 
 def split(path: GivenPath) -> tuple[str, str, str]:
-    """Returns the scheme ("gs" or "s3"), the bucket and the key of a path in a bucket.
-
-    Raises:
-      UserError: the path names no bucket.
-    """
+    """Returns scheme ("gs" or "s3"), bucket and key of a path; UserError if it names no bucket."""
     text = os.fspath(path)
     scheme, _, rest = text.partition("://")
     bucket, _, key = rest.partition("/")

@@ -57,10 +57,7 @@ _LOGIN = {
 def problem_of(error: Exception, path: str, writes: bool = False) -> OSError:
     """Returns the error that callers see.
 
-    Args:
-      error: what a library raised.
-      path: the file or folder in a bucket that was asked for.
-      writes: whether it was to be written. A missing file then means a missing bucket.
+    A missing file means a missing bucket if it was to be written.
     """
     if isinstance(error, BucketError):
         return error
@@ -127,11 +124,6 @@ def attempt(path: str, request: Callable[[], _Result], writes: bool = False) -> 
     A request that fails because the service does not answer, or answers that it is busy, is
     repeated. The user is told once per bucket.
 
-    Args:
-      path: the file or folder of the request.
-      request: makes it.
-      writes: whether it writes.
-
     Raises:
       FileNotFoundError: there is no such file.
       BucketError: the bucket is missing, refuses access, or did not answer in time.
@@ -152,11 +144,7 @@ def attempt(path: str, request: Callable[[], _Result], writes: bool = False) -> 
 
 
 def limit_seconds() -> float:
-    """Returns for how long a request is repeated.
-
-    Raises:
-      UserError: the setting is no number.
-    """
+    """Returns for how long a request is repeated; UserError if the setting is no number."""
     given = os.environ.get(LIMIT, "")
     try:
         return float(given or _DEFAULT_SECONDS)
@@ -164,14 +152,12 @@ def limit_seconds() -> float:
         raise UserError(f"{LIMIT}={given}: expected a number of seconds, such as 120") from None
 
 
-class _Told:
-    """The buckets that the user was told of."""
-
-    buckets: set[str] = set()
+# The buckets that the user was told of.
+_told: set[str] = set()
 
 
 def _tell_once(bucket: str, words: str) -> None:
-    if bucket not in _Told.buckets:
-        _Told.buckets.add(bucket)
+    if bucket not in _told:
+        _told.add(bucket)
         what = words.partition(";")[0]
         print(f"Warning: {what}; trying again for up to {limit_seconds():.0f} s", file=sys.stderr)

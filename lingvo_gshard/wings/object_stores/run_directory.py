@@ -35,12 +35,7 @@ _RELEASE_SECONDS = 10.0
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """The content of the file.
-
-    Attributes:
-      holder: the process that holds the lock.
-      count: number of refreshes, so that no two contents are equal.
-    """
+    """The content of the file. `count` refreshes make each one different."""
 
     holder: Holder
     count: int
@@ -53,11 +48,7 @@ class BucketLock:
     """Holds a lock in a bucket from construction to `release`."""
 
     def __init__(self, path: pathlib.Path, say: Callable[[str], None]):
-        """Takes the lock; takes it over if it is stale.
-
-        Args:
-          path: the file.
-          say: shows a line to the user.
+        """Takes the lock; takes it over if it is stale, and says so.
 
         Raises:
           LockedError: another process holds it; the message names the process.

@@ -28,11 +28,7 @@ class _Scratch:
 
 
 def new_folder(name: str) -> pathlib.Path:
-    """Returns a new local folder that is removed when the process ends.
-
-    Args:
-      name: ends the name of the folder, for people who look at the disk.
-    """
+    """Returns a new local folder whose name ends so; it is removed when the process ends."""
     place = _scratch()
     _Scratch.count += 1
     folder = place / f"{_Scratch.count}-{name}"

@@ -35,11 +35,9 @@ class SyncedFolder:
     """
 
     def __init__(self, place: GivenPath, left_out: Callable[[str], bool]):
-        """Makes an empty local folder.
+        """Makes an empty local folder for one of a bucket.
 
-        Args:
-          place: the folder in the bucket.
-          left_out: whether a file or folder at the top, by name, stays in the bucket alone.
+        `left_out` says whether a file or folder at the top, by name, stays in the bucket alone.
         """
         self._place, self._left_out = os.fspath(place), left_out
         self.folder = scratch.new_folder("synced") / (self._place.rpartition("/")[2] or "run")
@@ -75,24 +73,16 @@ class SyncedFolder:
             self._copied[name] = _state(self.folder / name)
 
     def start(self, say: Callable[[str], None]) -> None:
-        """Begins to copy what changes to the bucket.
-
-        Args:
-          say: shows a line to the user if that fails.
-        """
+        """Begins to copy what changes to the bucket; says if that fails."""
         self._thread = threading.Thread(
             target=self._keep, args=(say,), name="copies to the bucket", daemon=True
         )
         self._thread.start()
 
     def push(self, names: Collection[str] | None = None) -> None:
-        """Copies what changed locally to the bucket, and deletes there what was deleted here.
+        """Copies what changed locally to the bucket: files of some names, or all.
 
-        Args:
-          names: only these files; None copies all.
-
-        Raises:
-          OSError: a file cannot be copied.
+        Files that were deleted here are deleted there with all. Raises OSError if that fails.
         """
         with self._copying:
             local = self._local()
@@ -111,11 +101,7 @@ class SyncedFolder:
                 del self._copied[name]
 
     def stop(self, say: Callable[[str], None]) -> None:
-        """Copies what is left and ends. Keeps the local folder if that fails, and says where.
-
-        Args:
-          say: shows a line to the user.
-        """
+        """Copies what is left and ends. Keeps the local folder if that fails, and says where."""
         if self._ended.is_set():
             return
         self._ended.set()

@@ -105,12 +105,6 @@ class Pipeline(Execution):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        chunks = p.stages * p.circulations
-        if p.times % chunks:
-            raise UserError(
-                f"{path}: {p.times} times a body of {len(p.body)} layers, in {p.stages} stages and "
-                f"{p.circulations} circulations"
-            )
         self.schedule = Schedule(p.stages, p.micro_batches or p.stages, p.circulations)
         iterations = np.arange(p.times).reshape(p.circulations, p.stages, -1)
         # The iterations of the body that each stage runs, in order.
@@ -162,10 +156,6 @@ class Pipeline(Execution):
     def check_batch(self, rows: int, path: str) -> None:
         """Checks that a batch and its stages divide as the pipeline needs it.
 
-        Args:
-          rows: rows of the batch.
-          path: path of the Params, for error messages.
-
         Raises:
           UserError: the micro-batches do not divide the rows of a training batch, or the stages do
             not divide over the devices that they are split over.
@@ -192,14 +182,7 @@ class Pipeline(Execution):
         *inputs: tf.Tensor,
         structure: PartInputs,
     ) -> tf.Tensor:
-        """Runs all micro-batches through the compiled pipeline.
-
-        Args:
-          theta: weights of all layers.
-          x_mBLM: the micro-batches.
-          *inputs: the other inputs of the layers, flattened and split into micro-batches.
-          structure: the structure of these inputs, for `tf.nest`.
-        """
+        """Runs all micro-batches through the compiled pipeline; `inputs` are flattened."""
         specs = super().variable_specs()
 
         def run_body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
@@ -255,12 +238,7 @@ class Pipeline(Execution):
         return tf.stack(micro_batches)
 
     def _report(self, reports: Reports, values: Sequence[tf.Tensor]) -> None:
-        """Reports the means and sums over all micro-batches.
-
-        Args:
-          reports: names of the losses, metrics and sums.
-          values: ordered as in `Reports`, each [times, micro_batches, ...].
-        """
+        """Reports means and sums over all micro-batches of values [times, micro_batches, ...]."""
         add_reports(context.current(), reports.stacked(self.repetition), values, 1)
 
 

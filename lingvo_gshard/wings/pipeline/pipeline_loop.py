@@ -49,15 +49,7 @@ _STATE, _STORE = "PBLM", "mPBLM"
 
 @dataclasses.dataclass(frozen=True)
 class _TracedBody:
-    """The traced graph of one run of the body by one stage.
-
-    Attributes:
-      reports: names of the values that the body reported.
-      values: specs of the values of the reports.
-      saved: specs of the products that the policy saves.
-      saved_layouts: letters of these products.
-      with_gradient: indices of the arguments of the loop that have a gradient.
-    """
+    """Specs of the reports, saved products and gradients of one run of the body by one stage."""
 
     reports: Reports
     values: list[tf.TensorSpec]
@@ -91,11 +83,6 @@ class PipelineLoop:
 
         For the gradient, each run of the body saves its input and the products that the policy
         names. The others are recomputed.
-
-        Args:
-          x: micro-batches [m,B,L,M].
-          inputs: other inputs of the body, each [m,B,...].
-          weights: weights, each [P,R,...].
 
         Returns:
           The output [m,B,L,M], the names of the reported values, and the reported values,
@@ -316,12 +303,7 @@ class _Passes:
         return tf.math.floormod(t + 1, self._schedule.micro_batches)
 
     def _store_of(self, x: tf.Tensor, at_all_stages: bool) -> tf.TensorArray:
-        """Returns a store that holds x at the first stage.
-
-        Args:
-          x: micro-batches [m,B,L,M].
-          at_all_stages: whether the store also holds x, and not zeros, at the other stages.
-        """
+        """Returns a store that holds x [m,B,L,M] at the first stage, and else x or zeros."""
         count, *shape = x.shape
         shape = [self._schedule.stages, *shape]
         stored = tf.broadcast_to(x[:, None], [count, *shape])

@@ -62,10 +62,7 @@ class Schedule:
         return tick - tf.range(self.stages)
 
     def busy_ticks(self) -> np.ndarray:
-        """Returns the tick of each stage for each micro-batch.
-
-        The result is int [circulations, P, micro_batches].
-        """
+        """Returns the tick of each stage for each micro-batch, [circulations, P, micro_batches]."""
         entry = np.arange(self.circulations * self.micro_batches)
         entry = entry.reshape(self.circulations, 1, self.micro_batches)
         return entry + np.arange(self.stages)[None, :, None]
@@ -105,6 +102,11 @@ class Operand(abc.ABC):
         """Returns the gradient of the operand."""
 
 
+def _array_of(zeros: tf.Tensor) -> tf.TensorArray:
+    array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
+    return array.unstack(zeros)
+
+
 @dataclasses.dataclass(frozen=True)
 class MicroBatchOperand(Operand):
     """A tensor [m,B,...] of all micro-batches. A stage reads its current part.
@@ -118,27 +120,22 @@ class MicroBatchOperand(Operand):
     schedule: Schedule
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of each stage's micro-batch, [P,B,...]."""
         del r
         return tf.gather(self.tensor, self.schedule.micro_batch(t))
 
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,B,...], one for each micro-batch."""
         count, *shape = self.tensor.shape
-        zeros = tf.zeros([count, self.schedule.stages, *shape])
-        array = tf.TensorArray(tf.float32, count, element_shape=zeros.shape[1:])
-        return array.unstack(zeros)
+        return _array_of(tf.zeros([count, self.schedule.stages, *shape]))
 
     def add(
         self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
     ) -> tf.TensorArray:
-        """Returns the sums with the gradients d [P,B,...] of one read added."""
         del r
         index = tf.math.floormod(t, self.schedule.micro_batches)
         return total.write(index, total.read(index) + tf.cast(d, tf.float32))
 
     def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
-        """Returns the gradient [m,B,...] of the tensor."""
         micro_batches, stages = np.ogrid[: self.schedule.micro_batches, : self.schedule.stages]
         indices = (micro_batches + stages) % self.schedule.micro_batches
         order = [1, 0, *range(2, self.tensor.shape.rank + 1)]
@@ -163,7 +160,6 @@ class WeightOperand(Operand):
     per_tick: int
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-        """Returns the weight that each stage uses, [P,...]."""
         (index, _), *alternatives = self._candidates(t, r)
         selected = self._at(index)
         for index, is_selected in alternatives:
@@ -172,34 +168,28 @@ class WeightOperand(Operand):
 
     def zero_sums(self) -> tf.TensorArray:
         """Returns an array of float32 sums [P,...], one for each layer of a stage."""
-        zeros = self._zeros()
-        array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
-        return array.unstack(zeros)
+        return _array_of(self._zeros())
 
     def add(
         self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
     ) -> tf.TensorArray:
-        """Returns the sums with the gradients d [P,...] of one read added."""
         d = tf.cast(annotate_like(d, self._spec_with("P")), tf.float32)
         for index, is_selected in self._candidates(t, r):
             total = total.write(index, total.read(index) + tf.where(is_selected, d, 0.0))
         return total
 
-    def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
-        """Returns the gradient [P,R,...] of the weight."""
-        return self._gradient(sums.stack())
+    def gradient(self, sums: Sums) -> tf.Tensor:
+        """Returns the gradient [P,R,...] of the weight, from the sums [R,P,...]."""
+        by_layer = sums if isinstance(sums, tf.Tensor) else sums.stack()
+        by_layer = annotate_like(by_layer, self._spec_with("RP"))
+        order = [1, 0, *range(2, by_layer.shape.rank)]
+        gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
+        return annotate_like(gradient, self._spec_with("PR"))
 
     def _zeros(self) -> tf.Tensor:
         """Returns float32 zeros [R,P,...], split as the weights are."""
         stages, layers, *shape = self.weight.shape
         return annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
-
-    def _gradient(self, by_layer: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient [P,R,...] of the weight, from the sums [R,P,...]."""
-        by_layer = annotate_like(by_layer, self._spec_with("RP"))
-        order = [1, 0, *range(2, by_layer.shape.rank)]
-        gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
-        return annotate_like(gradient, self._spec_with("PR"))
 
     def _candidates(self, t: tf.Tensor, r: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Returns indices along R, each with the stages [P,1,...] that run this layer now."""
@@ -251,7 +241,3 @@ class WeightOnce(WeightOperand):
         """Returns the sums [R,P,...] with the gradients of a tick added."""
         by_layer = total[tf.newaxis] if self.per_tick == 1 else total.stack()
         return sums + tf.cast(annotate_like(by_layer, self._spec_with("RP")), tf.float32)
-
-    def gradient(self, sums: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient [P,R,...] of the weight."""
-        return self._gradient(sums)

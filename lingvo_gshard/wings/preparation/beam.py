@@ -31,15 +31,7 @@ class BeamPool(contextlib.AbstractContextManager["BeamPool"]):
     """
 
     def __init__(self, job: Job, options: Sequence[str]):
-        """Prepares to run pipelines.
-
-        Args:
-          job: what workers know.
-          options: Beam's pipeline options, such as "--runner=FlinkRunner".
-
-        Raises:
-          UserError: Apache Beam is not installed.
-        """
+        """Prepares to run pipelines with Beam's options; UserError without Apache Beam."""
         try:
             import apache_beam  # noqa: F401
         except ImportError:
@@ -53,16 +45,7 @@ class BeamPool(contextlib.AbstractContextManager["BeamPool"]):
         """Does nothing, since a pipeline ends with its stage."""
 
     def run(self, tasks: Sequence[Task], kind: type, report: Report) -> Iterator[tuple[Task, Any]]:
-        """Yields each task with its record, once all are done.
-
-        Args:
-          tasks: the tasks.
-          kind: type of the records.
-          report: is told of progress.
-
-        Raises:
-          UserError: a task refuses its input.
-        """
+        """Yields each task with its record, once all are done; UserError if one is refused."""
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
 

@@ -18,7 +18,7 @@ from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation import read_rows, row_files
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
-from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE, are_in, runs
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import are_in, runs
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.part_readers import Part
 from lingvo_gshard.wings.preparation.row_files import (
@@ -34,12 +34,7 @@ from lingvo_gshard.wings.preparation.row_files import (
 
 
 class BucketRecord(msgspec.Struct):
-    """Counts of the rows of a bucket, by their fate.
-
-    Attributes:
-      tally: the duplicates.
-      groups: the rows kept.
-    """
+    """The groups of rows of a bucket that were kept, and counts of its duplicates."""
 
     tally: Tally
     groups: list[Group]
@@ -127,12 +122,7 @@ _KEYS, _COMMON, _CANDIDATES, _COPIES = (
 
 
 def near_copies_tasks(job: Job, buckets: Groups) -> list[list[Task]]:
-    """Returns the tasks that find near duplicates among training rows, step by step.
-
-    Args:
-      job: the job.
-      buckets: the groups of training rows of each bucket.
-    """
+    """Returns the tasks that find near duplicates among training rows, step by step."""
     ranges = _ranges_of(job, len(buckets))
     rows = sum(map(row_files.rows_in, buckets)) // ranges + 1
 
@@ -153,14 +143,7 @@ def near_copies_tasks(job: Job, buckets: Groups) -> list[list[Task]]:
 def tasks_by_bucket(
     files: str, function: Callable[..., Any], buckets: Groups, *rest: Any
 ) -> list[Task]:
-    """Returns a task for each bucket, whose function takes the bucket's number and its groups.
-
-    Args:
-      files: the tasks' name without the number of the bucket.
-      function: does the work.
-      buckets: the groups of each bucket.
-      *rest: what else the function takes.
-    """
+    """Returns a task for each bucket; the function takes its number, its groups and the rest."""
     return [
         Task(f"{files}{bucket:06d}", row_files.rows_in(groups), function, (bucket, groups, *rest))
         for bucket, groups in enumerate(buckets)
@@ -225,67 +208,43 @@ def _collect_candidates(
 def _compare_candidates(
     task: Task, job: Job, progress: Progress, number: int, ranges: int, buckets: int
 ) -> None:
-    """Compares candidates that share a key of a range.
-
-    Writes which rows are copies, as columns of bucket and number.
-    """
+    """Compares candidates that share a key of a range; writes bucket and number of the copies."""
     candidates = np.sort(_load(job, _CANDIDATES, number, ranges, buckets), order=_ORDER)
-    texts, copies = _Texts(job, buckets), [np.zeros((0, 2), np.uint64)]
+    texts = [_texts_of(job, bucket) for bucket in range(buckets)]
+    copies = [np.zeros((0, 2), np.uint64)]
     for begin, end in runs(candidates["key"]):
         rows = candidates[begin:end]
-        near = job.cleaner.near_duplicates.copies(map(texts.row, rows))
+        near = job.cleaner.near_duplicates.copies(_row(texts, row) for row in rows)
         copies.append(np.stack([rows["bucket"][near], rows["number"][near]], axis=1))
     job.work.save_array(task.name, np.unique(np.concatenate(copies).astype(np.uint64), axis=0))
     progress.update(task.rows, 1.0)
 
 
-class NearCopies:
-    """The near duplicates of a bucket."""
-
-    def __init__(self, job: Job, bucket: int, buckets: int):
-        """Loads what was found in all ranges.
-
-        Args:
-          job: the job.
-          bucket: number of the bucket.
-          buckets: number of buckets.
-        """
-        found = set()
-        for number in range(_ranges_of(job, buckets)):
-            copies = job.work.shared_array(f"{_COPIES}{number:06d}")
-            found.update(copies[copies[:, 0] == bucket, 1].tolist())
-        self._numbers, self._next = found, 0
-
-    def reasons(self, rows: Sequence[KeptRow]) -> list[str]:
-        """Returns why each of the next training rows is left out; "" if it is not."""
-        numbers = range(self._next, self._next + len(rows))
-        self._next = numbers.stop
-        return [NEAR_DUPLICATE if number in self._numbers else "" for number in numbers]
+def near_copies(job: Job, bucket: int, buckets: int) -> set[int]:
+    """Returns the numbers of the near duplicates among the training rows of a bucket."""
+    found = set()
+    for number in range(_ranges_of(job, buckets)):
+        copies = job.work.shared_array(f"{_COPIES}{number:06d}")
+        found.update(copies[copies[:, 0] == bucket, 1].tolist())
+    return found
 
 
 def _ranges_of(job: Job, buckets: int) -> int:
-    """Returns the number of ranges of keys.
-
-    A range has as many candidates as a bucket has rows, if all rows are candidates.
-    """
+    """Returns the number of ranges of keys: one for each bucket if all rows are candidates."""
     return buckets * job.cleaner.near_duplicates.bands_of_row
 
 
-class _Texts:
-    """The texts of candidates, each read when it is compared."""
+def _texts_of(job: Job, bucket: int) -> np.ndarray:
+    """Returns the bytes of all texts of candidates of a bucket, read when they are needed."""
+    path = job.work.file(f"{_CANDIDATES}{bucket:06d}.texts")
+    # An empty file cannot be mapped into memory.
+    return np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
 
-    def __init__(self, job: Job, buckets: int):
-        names = (f"{_CANDIDATES}{bucket:06d}.texts" for bucket in range(buckets))
-        paths = [job.work.file(name) for name in names]
-        empty = np.zeros(0, np.uint8)
-        # An empty file cannot be mapped into memory.
-        self._texts = [np.memmap(p, mode="r") if p.stat().st_size else empty for p in paths]
 
-    def row(self, candidate: np.void) -> Row:
-        """Returns the row of a candidate."""
-        begin, size = int(candidate["begin"]), int(candidate["size"])
-        content = self._texts[int(candidate["bucket"])][begin : begin + size].tobytes()
-        return Row(*msgspec.msgpack.decode(content))
+def _row(texts: Sequence[np.ndarray], candidate: np.void) -> Row:
+    begin, size = int(candidate["begin"]), int(candidate["size"])
+    content = texts[int(candidate["bucket"])][begin : begin + size].tobytes()
+    return Row(*msgspec.msgpack.decode(content))
 
 
 def _limits(ranges: int) -> np.ndarray:
@@ -302,11 +261,7 @@ def search_tasks(
 ) -> list[list[Task]]:
     """Returns the tasks that look for hashes of rows held out in training, step by step.
 
-    Args:
-      stage: names the tasks; `found_in_train` takes it.
-      hashes_of: returns hashes of rows, uint64 of any shape.
-      held_out: the groups of rows held out of each bucket.
-      train: the groups of training rows of each bucket.
+    `stage` names them for `found_in_train`. `hashes_of` returns hashes of rows, uint64.
     """
     rows = sum(map(row_files.rows_in, held_out))
     return [

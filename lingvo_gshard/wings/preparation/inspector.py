@@ -27,12 +27,7 @@ class Inspector:
     """Refuses files that are bad as a whole. With on_bad_row="skip", counts and skips them."""
 
     def __init__(self, job: Job, tally: Tally):
-        """Prepares to inspect.
-
-        Args:
-          job: the job.
-          tally: counts what is left out.
-        """
+        """Prepares to inspect. The tally counts what is left out."""
         self._job, self._tally = job, tally
         self._skips = job.on_bad_row == "skip"
 

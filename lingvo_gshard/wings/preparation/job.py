@@ -97,11 +97,7 @@ class WorkDirectory:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the directory and keeps other processes from working in it.
-
-        Raises:
-          UserError: another process works in it.
-        """
+        """Makes the directory; UserError if another process works in it."""
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / "lock", "wb") as lock:
             try:
@@ -161,15 +157,7 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The job that every worker of a preparation knows.
-
-    Attributes:
-      params: Params of the `Preparation`.
-      sources: the sources.
-      output: directory of prepared data, local or in a bucket.
-      work: directory of unfinished work.
-      on_bad_row: "refuse" or "skip".
-    """
+    """The job that every worker of a preparation knows; `params` are Params of `Preparation`."""
 
     params: Params
     sources: tuple[Source, ...]

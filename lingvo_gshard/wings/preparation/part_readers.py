@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Bytes of a file.
-
-    Attributes:
-      path: the file.
-      begin: the first byte.
-      end: the byte after the last one; None for the file's end.
-    """
+    """Bytes of a file from `begin` to before `end`; None for the file's end."""
 
     path: str
     begin: int = 0
@@ -52,7 +46,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work for one reader. Parts are numbered in the order of the sources.
 
     Attributes:
-      number: number of the part, from 0.
       source: number of the source.
       spans: what is read: of one file, or of the source and the target file of a pair.
       first_line: number of the first line.
@@ -83,14 +76,7 @@ class PartReader(readers.FileReader):
     skip_setting = "`on_bad_row=skip`"
 
     def __init__(self, params: Params, part: Part, of: source.Source, longest_line: int):
-        """Prepares to read.
-
-        Args:
-          params: Params of the format's reader.
-          part: what to read.
-          of: the part's source.
-          longest_line: largest number of bytes of a line.
-        """
+        """Prepares to read a part of a source; longer lines, in bytes, are bad."""
         super().__init__(params.copy().set(train=(part.spans[0].path,)))
         self._piece, self._of, self._longest = part, of, longest_line
         self._spans: Mapping[str, Span] = {span.path: span for span in part.spans}
@@ -187,14 +173,7 @@ def fields_of(of: source.Source) -> fields.Fields:
 
 
 def make_reader(part: Part, of: source.Source, on_bad_row: str, longest_line: int) -> PartReader:
-    """Returns the reader of a part.
-
-    Args:
-      part: what to read.
-      of: the part's source.
-      on_bad_row: "refuse" or "skip".
-      longest_line: largest number of bytes of a line.
-    """
+    """Returns the reader of a part of a source."""
     cls = _part_class(of.format)
     settings = {} if of.format in source.OBJECTS else languages_of(of)
     if of.format == source.TEXT:
@@ -286,13 +265,7 @@ class _ColumnsPart(PartReader):
             self._bad(f"{path}:{self.first_line}", "the file cannot be read", str(error))
 
     def _columns(self, path: str, schema: pyarrow.Schema, rows: int) -> list[str]:
-        """Returns the columns to read; none for a file without texts, which is bad.
-
-        Args:
-          path: the file.
-          schema: its columns.
-          rows: number of its rows.
-        """
+        """Returns the columns to read of a file of some rows; none without texts, which is bad."""
         names = fields_of(self._of)
         if names.needed_columns.intersection(schema.names):
             return [name for name in schema.names if name in names.columns]

@@ -18,7 +18,6 @@ from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.sources import text, tsv
 from lingvo_gshard.wings.preparation import sources as formats
-from lingvo_gshard.wings.preparation import sources as survey
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.part_readers import (
@@ -31,31 +30,15 @@ from lingvo_gshard.wings.preparation.part_readers import (
 from lingvo_gshard.wings.preparation.sources import Cut, Source, Survey
 
 STAGE = "0-files"
-# Formats whose files are not cut at ends of lines.
-_WHOLE = (
-    formats.CSV,
-    formats.GETTEXT,
-    formats.PARQUET,
-    formats.ARROW,
-    formats.TMX,
-    formats.XLIFF,
-    formats.QT,
-    formats.WMT,
-    *formats.KEYED,
-)
+# Formats whose files are cut at any end of a line.
+_CUT = (formats.TSV, formats.MOSES, formats.JSON_LINES)
 # Formats whose readers look for files themselves. Others have paths and globs only.
 _FINDING = (formats.MOSES, formats.GETTEXT, formats.QT, *formats.KEYED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Files of a source that are read together.
-
-    Attributes:
-      source: number of the source.
-      paths: one file, or the source and the target file of a pair.
-      language: language of a pair.
-    """
+    """One file of a source, or the source and the target file of a pair in a language."""
 
     source: int
     paths: tuple[str, ...]
@@ -65,13 +48,11 @@ class Files:
 def survey_file(task: Task, job: Job, progress: Progress, path: str, source: Source) -> Survey:
     """Returns the survey of a file of a source."""
     del task, job, progress
-    kind = survey.LINES
-    if source.format in _WHOLE:
-        kind = survey.NOWHERE
-    elif source.format == formats.TEXT:
-        kinds = {text.LINE: survey.LINES, text.PARAGRAPH: survey.PARAGRAPHS}
-        kind = kinds.get(source.document, survey.NOWHERE)
-    found = survey.survey(path, kind, source.format == formats.MOSES)
+    cut = formats.LINES if source.format in _CUT else formats.NOWHERE
+    if source.format == formats.TEXT:
+        cuts = {text.LINE: formats.LINES, text.PARAGRAPH: formats.PARAGRAPHS}
+        cut = cuts.get(source.document, formats.NOWHERE)
+    found = formats.survey(path, cut, source.format == formats.MOSES)
     return _with_row_groups(found) if source.format == formats.PARQUET else found
 
 
@@ -97,13 +78,7 @@ def find_files(sources: Sequence[Source]) -> tuple[list[Files], list[str]]:
 def parts_of(
     files: Sequence[Files], surveys: dict[str, Survey], sources: Sequence[Source]
 ) -> Iterator[Part]:
-    """Yields the parts of files, numbered in the order of the files.
-
-    Args:
-      files: the files.
-      surveys: path -> survey.
-      sources: the sources.
-    """
+    """Yields the parts of files, numbered in the order of the files."""
     numbers = itertools.count()
     for entry in files:
         surveyed = [surveys[path] for path in entry.paths]
@@ -185,11 +160,7 @@ def _keyed(
 def _find_in_archive(
     number: int, source: Source, setting: str, archive: str, pattern: str
 ) -> Iterator[Files]:
-    """Yields the files of a source in an archive.
-
-    Raises:
-      UserError: there is none, or a format is not read from archives.
-    """
+    """Yields the files of a source in an archive; UserError if there is none."""
     if source.format == formats.GETTEXT:
         raise UserError(f"{setting}: catalogs are not read from archives; unpack it")
     if source.format in formats.KEYED:

@@ -104,12 +104,10 @@ def prepare(
         raise UserError(
             f"`source={text}` is text and `source={pairs}` sentence pairs; prepare them one by one"
         )
-    if options.on_bad_row not in ON_BAD_ROW:
-        hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
-        raise UserError(f"`on_bad_row={options.on_bad_row}` is unknown. {hint}")
-    if options.on_copies not in ON_COPIES:
-        hint = names.nearest(options.on_copies, ON_COPIES)
-        raise UserError(f"`on_copies={options.on_copies}` is unknown. {hint}")
+    for name, known in (("on_bad_row", ON_BAD_ROW), ("on_copies", ON_COPIES)):
+        given = getattr(options, name)
+        if given not in known:
+            raise UserError(f"`{name}={given}` is unknown. {names.nearest(given, known)}")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(
@@ -146,12 +144,7 @@ class _Run:
         self._inspector = Inspector(job, self._tally)
 
     def run(self, files: Sequence[parts.Files], file_notes: list[str]) -> Manifest:
-        """Does what is left to do.
-
-        Args:
-          files: the files of all sources.
-          file_notes: lines about files that are not read.
-        """
+        """Does what is left to do."""
         settings = preparation.to_settings(self._job.params, self._job.sources)
         surveys = self._survey(files)
         if objects.exists(f"{self._job.output}/{manifests.FILE}"):
@@ -332,12 +325,7 @@ def _digests(surveys: dict[str, Survey]) -> dict[str, str]:
 
 
 def _ranges(sizes: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Returns (begin, end) of the ranges of digests of each bucket.
-
-    Args:
-      sizes: bytes of each range.
-      most: bytes of a bucket, unless a single range has more.
-    """
+    """Returns (begin, end) of the digests of each bucket, which has `most` bytes or one range."""
     buckets, begin, held = [], 0, 0
     for index, size in enumerate(np.asarray(sizes).tolist()):
         if held and held + size > most:

@@ -28,12 +28,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
     """Runs tasks. The results do not depend on the number of workers. A context manager."""
 
     def __init__(self, job: Job, workers: int):
-        """Starts the workers.
-
-        Args:
-          job: what workers know.
-          workers: number of processes; 1: all tasks are done in this process.
-        """
+        """Starts processes; with one worker, all tasks are done in this process."""
         self._job = job
         self._workers = [_Worker(job) for _ in range(workers)] if workers > 1 else []
 
@@ -43,11 +38,6 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 
     def run(self, tasks: Sequence[Task], kind: type, report: Report) -> Iterator[tuple[Task, Any]]:
         """Yields each task with its record, in the order of completion.
-
-        Args:
-          tasks: the tasks.
-          kind: type of the records.
-          report: is told of progress.
 
         Raises:
           UserError: a task refuses its input, or a worker was killed.

@@ -71,17 +71,7 @@ def describe(
     shards: Sequence[manifest.Shard],
     vocabulary: VocabularyRecord,
 ) -> manifest.Manifest:
-    """Returns the manifest.
-
-    Args:
-      job: the job.
-      tally: what became of the rows.
-      settings: all settings by name.
-      files: the files of all sources.
-      surveys: path -> survey.
-      shards: the shards, in the order of their files.
-      vocabulary: the vocabularies.
-    """
+    """Returns the manifest. The shards are in the order of their files."""
     sources = collections.defaultdict(dict)
     for entry in files:
         for path in entry.paths:

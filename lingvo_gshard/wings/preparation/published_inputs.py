@@ -30,11 +30,7 @@ class PublishedTextInput(LanguageModelInput):
 
     @property
     def vocabulary(self) -> PublishedVocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The tokenizer of the published model.
-
-        Raises:
-          UserError: no checkpoint was loaded that has it.
-        """
+        """The tokenizer of the published model; UserError if no checkpoint was loaded with it."""
         return loaded(self.__dict__.get("_published"))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
@@ -58,18 +54,10 @@ class PublishedSide(PublishedVocabulary):
 
     M2M-100 and NLLB begin each text with the token of its language. Marian's models for several
     target languages begin the source with the token of the target language.
-
-    Attributes:
-      languages: side -> language code; empty for the published settings' languages.
     """
 
     def __init__(self, directory: pathlib.Path, side: str, languages: dict[str, str]):
         """Reads the files of a published model.
-
-        Args:
-          directory: has a tokenizer and config.json.
-          side: "source" or "target".
-          languages: side -> language code; empty for the published settings' languages.
 
         Raises:
           UserError: a file is missing or damaged, no id begins or ends a text, or a language is
@@ -88,11 +76,7 @@ class PublishedSide(PublishedVocabulary):
         return tokenizer_of(self.directory, self._side)
 
     def _language(self, side: str) -> tuple[int, ...]:
-        """Returns the id of the token of a side's language; none if the model has no such tokens.
-
-        Raises:
-          UserError: the language is unknown.
-        """
+        """Returns the id of a side's language, none without such tokens; UserError if unknown."""
         known, given = self._tokenizer.languages, self.languages[side]
         if not given:
             return self._published_language(side)
@@ -111,11 +95,7 @@ class PublishedSide(PublishedVocabulary):
         return (known[found[0]],) if found else ()
 
     def _start(self, forced: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the ids that a translation begins with.
-
-        Raises:
-          UserError: no setting says which one is first.
-        """
+        """Returns the ids before a translation; UserError if no setting says the first one."""
         settings = self.settings
         first = ids_of(settings.get("decoder_start_token_id", settings.get("bos_token_id")))
         if not first:
@@ -126,11 +106,7 @@ class PublishedSide(PublishedVocabulary):
         return (*first[:1], *forced)
 
     def _forbidden(self) -> tuple[int, ...]:
-        """Returns the ids that the published settings forbid.
-
-        Raises:
-          UserError: they forbid sequences of ids.
-        """
+        """Returns the ids that the settings forbid; UserError if they forbid sequences of ids."""
         words = self.settings.get("bad_words_ids", [])
         if any(len(word) != 1 for word in words):
             raise UserError(
@@ -178,11 +154,7 @@ class PublishedTranslationInput(TranslationInput):
 
     @property
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The tokenizers of both sides.
-
-        Raises:
-          UserError: no checkpoint was loaded that has them.
-        """
+        """The tokenizers of both sides; UserError if no checkpoint was loaded that has them."""
         return loaded(self.__dict__.get("_published"))
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
@@ -197,12 +169,7 @@ class PublishedTranslationInput(TranslationInput):
     def use_languages(self, source: str = "", target: str = "") -> None:
         """Changes the languages of texts; the tokenizers must be loaded.
 
-        Args:
-          source: code of the language of all sources; empty: as it is.
-          target: code of the language of all translations; empty: as it is.
-
-        Raises:
-          UserError: the model has no such language.
+        An empty code keeps a language. UserError if the model does not have one.
         """
         now = self._vocabularies[0]
         assert isinstance(now, PublishedSide)

@@ -27,14 +27,7 @@ _DIGEST_BYTES = 16
 
 
 class PartRecord(msgspec.Struct):
-    """Counts of the rows of a part, by their fate.
-
-    Attributes:
-      tally: its rows.
-      chunks: number of files of rows.
-      rows: number of rows in them.
-      range_bytes: bytes of each range of digests, over all files.
-    """
+    """Counts of the rows of a part, of their files, and the bytes of each range of digests."""
 
     tally: Tally
     chunks: int
@@ -104,12 +97,7 @@ class _ChunkWriter:
         self.record = PartRecord(Tally(), 0, 0, [])
 
     def add(self, rows: Sequence[Row], split: str) -> None:
-        """Adds rows that were cleaned.
-
-        Args:
-          rows: the rows.
-          split: their split; "": by a hash of their targets.
-        """
+        """Adds rows that were cleaned. A hash of their targets chooses their split if it is ""."""
         key = self._job.digest_key
         for row in rows:
             language, source, target, file, line = row

@@ -22,15 +22,9 @@ _BITS_LEFT = 4
 
 
 class KeyedRow(NamedTuple):
-    """A row with its digest.
+    """A row with its digest: rows are equal if and only if their digests are.
 
-    Attributes:
-      digest: rows are equal if and only if their digests are.
-      language: language of the row.
-      source: the sentence, or "".
-      target: its translation, or a text.
-      split: "train", "dev" or "test".
-      line: number of the row in its part, which orders equal rows.
+    `source` is "" for a text. `line` orders equal rows.
     """
 
     digest: bytes
@@ -84,7 +78,7 @@ def batches(
 ) -> Iterator[tuple[int, list[KeptRow], list[Row]]]:
     """Yields the rows of groups of a bucket in batches, and reports progress after each.
 
-    Each batch has the number of its first row among all of them, its rows, and these rows as
+    A batch is a tuple: the number of the first row, the rows as they are stored, and the rows as
     cleaning takes them.
     """
     done, total = 0, rows_in(groups)
@@ -108,10 +102,8 @@ _EXAMPLES = 3
 class Example(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A row that was left out.
 
-    Attributes:
-      part: number of the part it is in.
-      line: its line, or another number that orders the rows of a part.
-      text: where it is and what is wrong with it.
+    `line` may be another number that orders the rows of a part. `text` says where it is and what is
+    wrong with it.
     """
 
     part: int
@@ -120,14 +112,7 @@ class Example(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @classmethod
     def of_row(cls, part: int, file: str, line: int, text: str) -> Example:
-        """Returns the example of a row: where it is, and the beginning of its text.
-
-        Args:
-          part: number of the part it is in.
-          file: the raw file.
-          line: its line.
-          text: one of its texts.
-        """
+        """Returns the example of a row: where it is, and the beginning of one of its texts."""
         return cls(part, line, f"{file}:{line}: {excerpt(text)}")
 
 
@@ -190,14 +175,7 @@ class Tally(msgspec.Struct):
 
 
 class KeptRow(msgspec.Struct, array_like=True, gc=False):
-    """A row that is kept.
-
-    Attributes:
-      source: the sentence, or "".
-      target: its translation, or a text.
-      part: number of the part it was read from.
-      line: number of its line.
-    """
+    """A row that is kept, and where it was read: number of the part, and line."""
 
     source: str
     target: str
@@ -206,15 +184,7 @@ class KeptRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class GroupPlace(msgspec.Struct, kw_only=True):
-    """Names the place of rows of a bucket with the same split, language and source.
-
-    Attributes:
-      split: the split.
-      language: language of the rows.
-      source: name of the source.
-      rows: number of rows.
-      begin: first byte in the bucket's file.
-    """
+    """The place of rows of a bucket with the same split, language and source in its file."""
 
     split: str
     language: str
@@ -226,10 +196,7 @@ class GroupPlace(msgspec.Struct, kw_only=True):
 class Group(GroupPlace, kw_only=True):
     """Rows of a bucket with the same split, language and source, in the order of their digests.
 
-    Attributes:
-      is_divided: whether the split was chosen by a hash.
-      characters: number of characters.
-      size: number of bytes.
+    `is_divided` says whether the split was chosen by a hash. `size` counts bytes.
     """
 
     is_divided: bool

@@ -16,6 +16,7 @@ from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation import duplicates
 from lingvo_gshard.wings.preparation.cleaning.leaks import reasons_against
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.prepared.manifest import Shard
 from lingvo_gshard.wings.preparation.prepared.shard_writer import (
@@ -37,12 +38,7 @@ _ROWS_AT_A_TIME = 4096
 
 
 class TokensRecord(msgspec.Struct):
-    """The tokenized rows of a bucket.
-
-    Attributes:
-      groups: the rows.
-      tally: the near duplicates, and the rows that were held out and leak.
-    """
+    """The places of the tokenized rows of a bucket, and counts of rows that were left out."""
 
     groups: list[GroupPlace]
     tally: Tally
@@ -69,18 +65,20 @@ def tokenize(
     """
     sides = load_pair(job.local_output)
     record, done = TokensRecord([], Tally()), 0
-    in_train = copies = None
+    in_train, copies, trained = None, set(), 0
     if any(map(duplicates.can_leak, groups)):
         in_train = duplicates.found_in_train(job, duplicates.LEAK_STAGE)
     if job.cleaner.near_duplicates.is_on:
-        copies = duplicates.NearCopies(job, bucket, buckets)
+        copies = duplicates.near_copies(job, bucket, buckets)
     with job.work.writing(tokens_file(bucket)) as file:
         for group in groups:
             rows, reasons = read_group(job, bucket, group), None
             if in_train is not None and duplicates.can_leak(group):
                 reasons = reasons_against(list(map(group.to_row, rows)), in_train)
             elif copies and group.split == "train":
-                reasons = copies.reasons(rows)
+                numbers = range(trained, trained + len(rows))
+                reasons = [NEAR_DUPLICATE if number in copies else "" for number in numbers]
+                trained += len(rows)
             if reasons:
                 rows = _kept(group, rows, reasons, paths, record.tally)
             record.groups.append(
@@ -158,14 +156,7 @@ _ROWS_BETWEEN_UPDATES = 4096
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Rows of a shard that are in one bucket.
-
-    Attributes:
-      bucket: number of the bucket.
-      group: the group that they belong to.
-      first: number of the first row within the group.
-      rows: number of rows.
-    """
+    """Rows of a shard that are in one bucket: `rows` rows of a group, from its row `first` on."""
 
     bucket: int
     group: GroupPlace

@@ -216,12 +216,7 @@ LINES, PARAGRAPHS, NOWHERE = "lines", "paragraphs", "nowhere"
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A place where a part begins.
-
-    Attributes:
-      offset: its first byte.
-      line: number of its first line, from 1.
-    """
+    """A place where a part begins: first byte, and number of the first line, from 1."""
 
     offset: int
     line: int
@@ -231,8 +226,6 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Facts on a file before its rows are read.
 
     Attributes:
-      path: the file.
-      bytes: its size.
       modified: time of its last change, in nanoseconds; 0 for a file in a bucket.
       sha256: digest of its bytes, as stored.
       lines: number of its lines; -1 if they were not counted.
@@ -302,11 +295,7 @@ def _state(path: str) -> tuple[int, int]:
 
 
 class _Cuts:
-    """Counts the lines of a file, given in blocks, and finds where it can be cut.
-
-    Attributes:
-      found: the cuts.
-    """
+    """Counts the lines of a file, given in blocks, and finds where it can be cut."""
 
     def __init__(self, kind: str):
         self._kind = kind

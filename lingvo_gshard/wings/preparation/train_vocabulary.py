@@ -30,13 +30,7 @@ _SPARE = 4
 
 
 class VocabularyRecord(msgspec.Struct):
-    """The vocabularies that were trained.
-
-    Attributes:
-      files: the vocabularies, saved in the directory of prepared data.
-      id_bytes: bytes of an integer of a record.
-      notes: lines about vocabularies that are not as they were asked for.
-    """
+    """The vocabularies, the bytes of an id in a record, and lines for users."""
 
     files: list[VocabularyFile]
     id_bytes: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable, Mapping
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.planning.calibration import Calibration, WorkKindRatio
@@ -11,6 +12,9 @@ from lingvo_gshard.wings.planning.operation_rows import KINDS
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.profiling.profile import HOST, PAUSES, Profile, Record
 from lingvo_gshard.wings.profiling.timeline import StepRange
+
+# A kind of work, or a layer, and the phase.
+_Part = tuple[str, str]
 
 
 class PartComparison(Record, frozen=True, kw_only=True):
@@ -46,15 +50,7 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 def check_comparable(plan: Plan | None, path: str) -> None:
-    """Checks that a plan has the times that a profile is compared with.
-
-    Args:
-      plan: the plan of a file; None if the file is of a search that compiled nothing.
-      path: the file.
-
-    Raises:
-      UserError: names `plan` if the plan lacks times by kind of work.
-    """
+    """Checks that a plan has times to compare a profile with. Raises UserError if it has none."""
     if plan is None:
         raise UserError(
             f"`plan={path}` has no times to compare a profile with, since the search compiled "
@@ -88,43 +84,37 @@ def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> Non
 
 def compare(profile: Profile, plan: Plan) -> Comparison:
     """Compares predicted with measured times. A part that is only in one has 0 s in the other."""
-    predicted = {row.kind: row.seconds for row in plan.kinds}
+    kinds = {(row.kind, ""): row.seconds for row in plan.kinds}
+    measured_kinds = {(kind, ""): profile.seconds_of(kind) for kind in KINDS}
     layers: dict[tuple[str, str], float] = collections.defaultdict(float)
     for row in plan.layers:
         layers[row.layer, row.phase] += row.seconds
     measured = {(row.layer, row.phase): row.seconds for row in profile.layers}
-    rows = [
-        PartComparison(
-            part=layer,
-            phase=phase,
-            predicted=layers[layer, phase],
-            measured=measured.get((layer, phase), 0.0),
-        )
-        for layer, phase in dict.fromkeys([*measured, *layers])
-    ]
+    shown = [key for key, seconds in measured_kinds.items() if key in kinds or seconds]
     return Comparison(
         predicted=plan.seconds_per_step,
         measured=profile.seconds_per_step,
-        kinds=[
-            PartComparison(
-                part=kind,
-                phase="",
-                predicted=predicted.get(kind, 0.0),
-                measured=profile.seconds_of(kind),
-            )
-            for kind in KINDS
-            if kind in predicted or profile.seconds_of(kind)
-        ],
-        layers=rows,
+        kinds=_rows(shown, kinds, measured_kinds),
+        layers=_rows(dict.fromkeys([*measured, *layers]), layers, measured),
     )
 
 
-def calibrate(profile: Profile, plan: Plan) -> Calibration | None:
-    """Returns the calibration that makes the plan's estimates equal to the measured times.
+def _rows(
+    parts: Iterable[_Part], predicted: Mapping[_Part, float], measured: Mapping[_Part, float]
+) -> list[PartComparison]:
+    return [
+        PartComparison(
+            part=part[0],
+            phase=part[1],
+            predicted=predicted.get(part, 0.0),
+            measured=measured.get(part, 0.0),
+        )
+        for part in parts
+    ]
 
-    Returns:
-      None if a calibration corrected the plan already: its ratios say nothing about the chip.
-    """
+
+def calibrate(profile: Profile, plan: Plan) -> Calibration | None:
+    """Returns the calibration to measured times; None if the plan is calibrated already."""
     if plan.is_calibrated:
         return None
     rows = compare(profile, plan).kinds

@@ -1,17 +1,10 @@
 """The files of a profile, in the folders where XProf and TensorBoard look for them.
 
-For the steps 20:23, the files are in LOGDIR/profile/plugins/profile/steps_20-23/:
+docs/profiling.md lists them.
 
-    HOST.xplane.pb      the trace, for XProf
-    HOST.trace.json.gz  the trace, for Perfetto
-    profile.json        the summary
-    comparison.json     predicted and measured time, if there was a plan
-    calibration.json    ratios of measured to predicted time, for gshard-plan --calibration
-
-The format is Chrome's JSON trace, which https://ui.perfetto.dev opens. Each device is a process
-there. Rows of a process stand for the device's threads. An operation that another thread finishes
-overlaps with the thread's next operation. A row cannot show overlaps, so such a thread has several
-rows.
+HOST.trace.json.gz is Chrome's JSON trace, which https://ui.perfetto.dev opens. Each device is a
+process there. Rows of a process stand for the device's threads. An operation that another thread
+finishes overlaps with the thread's next operation, so such a thread has several rows.
 """
 
 from __future__ import annotations
@@ -154,12 +147,7 @@ class ProfileFiles:
         """Writes the trace with the layer of each operation."""
         self.perfetto.write_bytes(encode(trace, program))
 
-    def write_summary(self, profile: Profile) -> None:
-        """Writes the summary."""
-        (self.path / SUMMARY).write_text(profile.to_json(), encoding="utf-8")
-
-    def write_comparison(self, comparison: Comparison, calibration: Calibration | None) -> None:
-        """Writes the comparison with a plan, and the calibration if there is one."""
-        (self.path / COMPARISON).write_text(comparison.to_json(), encoding="utf-8")
-        if calibration is not None:
-            (self.path / CALIBRATION).write_text(calibration.to_json(), encoding="utf-8")
+    def write(self, name: str, record: Profile | Comparison | Calibration | None) -> None:
+        """Writes a record to SUMMARY, COMPARISON or CALIBRATION, unless there is none."""
+        if record is not None:
+            (self.path / name).write_text(record.to_json(), encoding="utf-8")

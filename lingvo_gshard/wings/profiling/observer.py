@@ -44,7 +44,7 @@ from lingvo_gshard.wings.planning.planned_program import layer_scopes
 from lingvo_gshard.wings.profiling import timeline as steps_lib
 from lingvo_gshard.wings.profiling import xspace
 from lingvo_gshard.wings.profiling.comparison import Comparison, calibrate, check_plan, compare
-from lingvo_gshard.wings.profiling.files import ProfileFiles
+from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY, ProfileFiles
 from lingvo_gshard.wings.profiling.profile import Profile, Rate
 from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
@@ -58,14 +58,10 @@ _CPU = "cpu"
 
 
 def attainable(tracer: Tracer, devices: int) -> Rate | None:
-    """Returns the rate that large products reach on the devices of this process together.
+    """Returns the rate that large products reach on all devices of this process together.
 
     It is the published rate in bfloat16 if the chip is known. Otherwise a large float32 product is
     timed on one device. CPU devices share the machine's cores: one product uses them all.
-
-    Args:
-      tracer: the tracer of the library that runs the steps, which computes the product.
-      devices: number of devices of this process.
 
     Returns:
       None if the chip is unknown and no product can be timed.
@@ -140,8 +136,6 @@ class SourceLines:
             return [*new_state.flatten(), *metrics.flatten()]
 
         traced = tf.function(step, jit_compile=True, autograph=False)
-        if self._partitioning is None:
-            return traced.get_concrete_function(flat, self._batch).graph
         with use_partitioning(self._partitioning):
             return traced.get_concrete_function(flat, self._batch).graph
 
@@ -174,15 +168,7 @@ def _line_of_class(cls: type) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileResult:
-    """A finished profile.
-
-    Attributes:
-      profile: where the time went.
-      files: the folder with the trace and the summary.
-      comparison: predicted and measured time; None without a plan.
-      calibration: ratios of measured to predicted time; None without a plan, or if the plan was
-        calibrated itself.
-    """
+    """A finished profile, compared with a plan. One that is calibrated gives no calibration."""
 
     profile: Profile
     files: ProfileFiles
@@ -374,9 +360,9 @@ def write_profile(
     if plan is not None:
         result = ProfileResult(profile, files, compare(profile, plan), calibrate(profile, plan))
     if processes.is_main():
-        files.write_summary(profile)
-        if result.comparison is not None:
-            files.write_comparison(result.comparison, result.calibration)
+        files.write(SUMMARY, profile)
+        files.write(COMPARISON, result.comparison)
+        files.write(CALIBRATION, result.calibration)
     return result
 
 

@@ -200,11 +200,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
 
 def load(path: pathlib.Path) -> Profile:
-    """Returns the profile of a file.
-
-    Raises:
-      UserError: names the file if it cannot be read or is no profile.
-    """
+    """Returns the profile of a file. Raises UserError if it cannot be read or is no profile."""
     try:
         return atomic.decode(objects.read_bytes(path), Profile)
     except OSError as error:

@@ -48,22 +48,12 @@ _BACKGROUND = "Async XLA Ops"
 
 @dataclasses.dataclass(frozen=True)
 class StepFacts:
-    """Facts on the profiled steps that a trace does not tell.
+    """Facts on the profiled steps that a trace does not tell. `Profile` lists the others.
 
     Attributes:
-      name: the experiment.
-      steps: the profiled steps.
-      device_summary: the devices in words.
-      chip: key of the devices' chip; "" if unknown.
-      mesh: the mesh of the step.
       layers: name scopes of all layers.
       kinds: kinds of layers, as `planning.kinds.kinds_of_layers` returns them.
-      seconds_per_step: time of a step by the host's clock.
-      busy_cores: cores that the process kept busy, on average.
-      cores: cores that it may use.
-      useful_flops: useful operations of all devices in a step.
-      tokens_per_step: target positions of a batch; None if unknown.
-      attainable: the rate that large products reach; None if unknown.
+      useful_flops: useful operations of all devices in a step, also of other processes.
       source_of: returns file and line of an operation's TensorFlow name, or "".
     """
 
@@ -84,18 +74,10 @@ class StepFacts:
 
 
 class Summary:
-    """Sums up the time of a training step: means over the devices and steps of a trace.
-
-    Attributes:
-      program: the compiled training step.
-    """
+    """Sums up the time of a training step: means over the devices and steps of a trace."""
 
     def __init__(self, trace: Trace, facts: StepFacts):
-        """Divides the time of each device among its operations.
-
-        Raises:
-          UserError: the trace has no training steps, or no operations of devices.
-        """
+        """Divides the time of each device. Raises UserError if no step or operation is there."""
         if not any(trace.devices.values()):
             raise UserError("the trace has no operations of devices")
         self._facts = facts

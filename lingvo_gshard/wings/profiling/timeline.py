@@ -53,11 +53,7 @@ class StepRange(NamedTuple):
 
 
 def parse(text: str) -> StepRange:
-    """Returns the steps of a text such as `20:23`, or `20` for one step.
-
-    Raises:
-      UserError: names `profile_steps` if the text is something else.
-    """
+    """Returns the steps of `20:23`, or of `20` for one step. Raises UserError for other texts."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if not match:
         raise UserError(
@@ -98,11 +94,7 @@ _NUMBER = re.compile(r"[.\d]+$")
 
 
 class StepProgram:
-    """Finds the operation, layer and kind of an executed instruction.
-
-    Attributes:
-      operations: the operations of one device in one step.
-    """
+    """Finds the operation, layer and kind of an executed instruction."""
 
     def __init__(
         self,
@@ -111,14 +103,7 @@ class StepProgram:
         layers: frozenset[str],
         kinds: Mapping[str, str | None],
     ):
-        """Reads a compiled program.
-
-        Args:
-          module: the program; None if it is unknown, which leaves operations without a layer.
-          mesh: the mesh that it was partitioned for.
-          layers: name scopes of all layers.
-          kinds: kinds of layers, as `planning.kinds.kinds_of_layers` returns them.
-        """
+        """Reads a compiled program."""
         self._layers, self._kinds = layers, kinds
         self._instructions: dict[str, Instruction] = {}
         self.operations: list[hlo.Operation] = []
@@ -204,12 +189,7 @@ class Division:
 
 
 def divide(intervals: Iterable[Interval], window: tuple[int, int]) -> Division:
-    """Divides a window of a device's time among intervals.
-
-    Args:
-      intervals: what the device does, in any order; parts outside of the window are cut off.
-      window: start and end.
-    """
+    """Divides a window of a device's time among intervals."""
     inside = [cut for each in intervals if (cut := _cut(each, window)) is not None]
     boundaries = sorted(
         [(each.start, 1, index) for index, each in enumerate(inside)]

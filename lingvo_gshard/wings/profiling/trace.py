@@ -41,14 +41,7 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A piece of work of the host's main thread.
-
-    Attributes:
-      name: `STEP` or `INPUT`; libraries give other names.
-      start: when it started.
-      end: when it ended.
-      step: number of the training step; None for spans of libraries.
-    """
+    """A piece of work of the host's main thread; only `STEP` and `INPUT` have a step."""
 
     name: str
     start: int
@@ -86,11 +79,7 @@ class Trace:
 
     @functools.cached_property
     def window(self) -> tuple[int, int]:
-        """Start of the first step and end of the last one.
-
-        Raises:
-          UserError: the trace has no steps.
-        """
+        """Start of the first step and end of the last one. Raises UserError if there is no step."""
         steps = self.spans(STEP)
         if not steps:
             raise UserError("the trace has no training steps")
@@ -159,11 +148,7 @@ class Tracer(abc.ABC):
 
     @abc.abstractmethod
     def product(self, size: int) -> Callable[[], object] | None:
-        """Returns a call that computes a float32 product of square matrices on one device.
-
-        Returns:
-          None if the library cannot compute on a single device.
-        """
+        """Returns a call that computes a float32 product on one device; None without any."""
 
     @abc.abstractmethod
     def _start(self, directory: str) -> None:
@@ -222,11 +207,7 @@ class Recorder:
     """
 
     def __init__(self, tracer: Tracer):
-        """Makes a recorder that is not recording.
-
-        Args:
-          tracer: the tracer of the library that runs the steps.
-        """
+        """Makes a recorder that is not recording."""
         self._tracer = tracer
         self._step, self._input = contextlib.ExitStack(), contextlib.ExitStack()
         self.seconds = self.core_seconds = 0.0

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import types
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -88,14 +87,7 @@ class AdmissionQueue:
     """
 
     def __init__(self, engine: Engine, capacity: int, kinds: int, metrics: Metrics):
-        """Prepares to take requests.
-
-        Args:
-          engine: answers the requests.
-          capacity: the largest number of texts under way.
-          kinds: the largest number of kinds of search whose programs are kept in memory.
-          metrics: count tokens.
-        """
+        """Prepares to take so many texts, of so many kinds of search kept in memory."""
         self.under_way = 0
         self._most_kinds = kinds
         # The texts under way of each kind of search; the kind used last is at the end.
@@ -156,11 +148,7 @@ class AdmissionQueue:
             )
 
     def _make_room_for(self, kinds: Iterable[SearchKind]) -> None:
-        """Has the engine forget kinds of search that were not used for long.
-
-        Raises:
-          RequestError: too many are in use, and one of these must be compiled.
-        """
+        """Has the engine forget unused kinds of search. Raises RequestError if all are in use."""
         new = set(kinds) - set(self._kinds)
         unused = [kind for kind, texts in self._kinds.items() if not texts and kind not in kinds]
         for kind in unused[: max(len(self._kinds) + len(new) - self._most_kinds, 0)]:
@@ -179,10 +167,7 @@ class AdmissionQueue:
 
 
 class Answers:
-    """The answers to the texts of one HTTP request, as their events reach the event loop.
-
-    A context manager: leaving the context cancels the answers that are not complete.
-    """
+    """The answers to the texts of one HTTP request. Leaving the context cancels the rest."""
 
     def __init__(self, answers: Sequence[Answer], receive: Receive):
         self.answers = answers
@@ -195,12 +180,7 @@ class Answers:
         self._watcher = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._watcher:
             self._watcher.cancel()
         # Has no effect on those that are complete.

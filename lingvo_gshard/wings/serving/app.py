@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,56 +12,31 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Send
 
 from lingvo_gshard.wings.serving import border, openapi, page
-from lingvo_gshard.wings.serving.endpoints import chat, completions, generate, state, translate
 from lingvo_gshard.wings.serving.errors import RequestError
 from lingvo_gshard.wings.serving.origins import Origins
 from lingvo_gshard.wings.serving.service import Service
 
-Respond: TypeAlias = "Callable[[Service, Request], Awaitable[Response]]"
-
-# Path -> (method, function that answers).
-_PROTECTED: dict[str, tuple[str, Respond]] = {
-    translate.PATH: ("POST", translate.respond),
-    generate.PATH: ("POST", generate.respond),
-    completions.PATH: ("POST", completions.respond),
-    chat.PATH: ("POST", chat.respond),
-    "/v1/models": ("GET", state.models),
-    "/metrics": ("GET", state.metrics),
-}
-_OPEN: dict[str, Respond] = {
-    "/healthz": state.health,
-    "/healthz/live": state.live,
-    openapi.PATH: openapi.respond,
-}
-# The name of a model may have slashes.
-_MODEL = "/v1/models/{model:path}"
-
 
 def make_app(service: Service, origins: Origins | None = None) -> ASGIApp:
-    """Returns the application that serves a model.
-
-    Args:
-      service: the model being served.
-      origins: who may use it from a browser; None if only this process uses it.
-    """
+    """Returns the application of a model. `origins` is None if only this process uses it."""
+    # The name of a model may have slashes.
     routes = [
-        Route(path, _answering(service, respond, is_protected=True), methods=[method])
-        for path, (method, respond) in _PROTECTED.items()
+        Route(
+            path.replace("}", ":path}"),
+            _answering(service, each.respond, is_protected=not each.is_open),
+            methods=[each.method.upper()],
+        )
+        for path, each in openapi.OPERATIONS.items()
     ]
-    routes += [
-        Route(path, _answering(service, respond), methods=["GET"])
-        for path, respond in _OPEN.items()
-    ]
-    routes.append(Route(_MODEL, _answering(service, state.one_model, is_protected=True)))
     routes.append(Route("/", _answering(service, _page), methods=["GET"]))
     paths = f"{openapi.PATH} describes {', '.join(openapi.OPERATIONS)}"
     app = border.make_app(routes, paths, origins)
     app = _stopping(service, app)
-    return service.metrics.measured(app, frozenset((*_PROTECTED, *_OPEN, "/")))
+    return service.metrics.measured(app, frozenset((*openapi.OPERATIONS, "/")))
 
 
 def _answering(
-    service: Service, respond: Respond, is_protected: bool = False
+    service: Service, respond: openapi.Respond, is_protected: bool = False
 ) -> Callable[[Request], Awaitable[Response]]:
     """Returns the endpoint of a route; a protected one needs the bearer token."""
 

@@ -71,11 +71,7 @@ class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def with_options(usual: DecodingOptions) -> Callable[[type[_SearchBody]], type[_SearchBody]]:
-    """Returns a decorator of a body that adds a field for each option.
-
-    Args:
-      usual: the options of a request that does not give them.
-    """
+    """Returns a decorator of a body that adds a field for each option, with its usual value."""
     fields = [
         (name, _field_type(option), getattr(usual, name))
         for name, option in declared(type(usual)).items()
@@ -204,13 +200,7 @@ def _too_large(most: int) -> RequestError:
 
 
 def _sentence(said: str, value: Any, kind: type[msgspec.Struct]) -> tuple[str | None, str, str]:
-    """Returns the field that msgspec complains of, a sentence, and a code as OpenAI's API has it.
-
-    Args:
-      said: the message of msgspec, such as "Expected `int`, got `str` - at `$.beam_size`".
-      value: the decoded body.
-      kind: the type that was expected.
-    """
+    """Returns the field that a message of msgspec is about, a sentence, and OpenAI's code."""
     about = re.fullmatch(r"Object (missing required|contains unknown) field `(.*?)`.*", said)
     if about:
         name, known = about[2], kind.__struct_fields__

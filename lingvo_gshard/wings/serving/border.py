@@ -27,13 +27,7 @@ _log = logging.getLogger("uvicorn.error")
 
 
 def make_app(routes: Sequence[Route], paths: str, origins: Origins | None) -> ASGIApp:
-    """Returns an application that answers every request, whatever its parts raise.
-
-    Args:
-      routes: the paths and what answers them.
-      paths: the paths in words, for clients that ask for another one.
-      origins: who may use it from a browser; None if only this process uses it.
-    """
+    """Returns an application that answers every request, whatever its parts raise."""
     handlers: dict[Any, Any] = {
         RequestError: _on_request_error,
         ClientGoneError: _on_client_gone,
@@ -47,12 +41,7 @@ def make_app(routes: Sequence[Route], paths: str, origins: Origins | None) -> AS
 
 
 def told(error: Exception, doing: str) -> RequestError:
-    """Returns what a client is told of an exception after its answer has begun.
-
-    Args:
-      error: the exception. The log gets it unless it is a RequestError.
-      doing: what failed, for the log.
-    """
+    """Returns what a client is told of an exception after its answer has begun."""
     if isinstance(error, RequestError):
         return error
     _log.error("%s failed", doing, exc_info=error)

@@ -14,45 +14,37 @@ from lingvo_gshard.wings.serving.errors import CLIENT_GONE
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _OTHER = "other"
+_LABELS = ("path", "status")
 
 
 class Metrics:
-    """Counts requests, errors and tokens, and measures latency.
-
-    Attributes:
-      registry: all metrics of one server.
-      tokens: generated tokens that were returned.
-      errors: requests that failed, by path and HTTP status; not those whose client has left.
-      gone: requests whose client has left before the end of the answer, by path.
-      refused: requests that were refused before their path was known, by HTTP status.
-    """
+    """Counts requests, errors and tokens, and measures latency."""
 
     def __init__(self, waiting: Callable[[], float]):
         """Makes the metrics of a server; `waiting` returns how many texts or plans wait."""
         self.registry = CollectorRegistry()
         made: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter(
-            "gshard_requests", "Requests answered, by path and status.", ("path", "status"), **made
-        )
-        self.errors = Counter(
-            "gshard_errors",
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"gshard_{name}", about, labels, **made)
+
+        self._requests = counter("requests", "Requests answered, by path and status.", *_LABELS)
+        self.errors = counter(
+            "errors",
             "Requests that failed, also after their answer had begun, by path and status.",
-            ("path", "status"),
-            **made,
+            *_LABELS,
         )
-        self.gone = Counter(
-            "gshard_clients_gone",
+        self.gone = counter(
+            "clients_gone",
             "Requests whose client left before it had the answer, also during the upload, by path.",
-            ("path",),
-            **made,
+            "path",
         )
-        self.refused = Counter(
-            "gshard_refused",
+        self.refused = counter(
+            "refused",
             "Requests refused before their path was known: too large, too slow, not HTTP.",
-            ("status",),
-            **made,
+            "status",
         )
-        self.tokens = Counter("gshard_tokens", "Generated tokens that were returned.", **made)
+        self.tokens = counter("tokens", "Generated tokens that were returned.")
         self._seconds = Histogram(
             "gshard_request_seconds",
             "Seconds from a request to the end of its answer, by path.",

@@ -65,26 +65,16 @@ class ServedModel:
         decoder, name = run.decoder, run.params.name
         engine: Engine = decoder.engine
         input_: Any = decoder.input
-        if not engine.facts.has_source:
-            return cls(
-                name,
-                decoder.step,
-                engine,
-                input_.vocabulary,
-                published=run.published_settings,
-                template=_template_of(input_),
-            )
-        languages = listed(input_.p.get("languages")) if "languages" in input_.p else ()
-        return cls(
-            name,
-            decoder.step,
-            engine,
-            input_.target_vocabulary,
-            run.translator(),
-            input_.source_vocabulary,
-            languages,
-            run.published_settings,
-        )
+        made: dict[str, Any] = {"published": run.published_settings}
+        if engine.facts.has_source:
+            made["vocabulary"] = input_.target_vocabulary
+            made["source_vocabulary"] = input_.source_vocabulary
+            made["translator"] = run.translator()
+            if "languages" in input_.p:
+                made["languages"] = listed(input_.p.get("languages"))
+        else:
+            made |= {"vocabulary": input_.vocabulary, "template": _template_of(input_)}
+        return cls(name, decoder.step, engine, **made)
 
     def check_name(self, name: str | None) -> None:
         """Raises RequestError if a request names another model than this one."""

@@ -6,17 +6,20 @@ The bodies are described from the same types that read them. https://spec.openap
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lingvo_gshard.core.version import VERSION
-from lingvo_gshard.wings.serving.endpoints import chat, completions, generate, translate
+from lingvo_gshard.wings.serving.endpoints import chat, completions, generate, state, translate
 from lingvo_gshard.wings.serving.errors import json_response
 from lingvo_gshard.wings.serving.service import Service
+
+Respond: TypeAlias = "Callable[[Service, Request], Awaitable[Response]]"
 
 PATH = "/openapi.json"
 _REFERENCE = "#/components/schemas/{name}"
@@ -57,32 +60,26 @@ _ERROR = {
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Describes one path."""
+    """Answers the requests for one path, and describes them.
 
+    Attributes:
+      respond: answers a request.
+      summary: a sentence.
+      body: the type of the body of POST; None for GET.
+      streams: whether the answer may be server-sent events.
+      is_open: whether requests need no bearer token.
+    """
+
+    respond: Respond
     summary: str
-    method: str = "get"
     body: type[msgspec.Struct] | None = None
     streams: bool = False
-    parameters: tuple[str, ...] = ()
+    is_open: bool = False
 
-
-OPERATIONS: Mapping[str, Operation] = {
-    chat.PATH: Operation("Answers a conversation.", "post", chat.ChatBody, True),
-    completions.PATH: Operation(
-        "Continues texts, or scores them with echo and logprobs.",
-        "post",
-        completions.CompletionsBody,
-        True,
-    ),
-    generate.PATH: Operation("Continues a text.", "post", generate.GenerateBody, True),
-    translate.PATH: Operation("Translates sentences.", "post", translate.TranslateBody),
-    "/v1/models": Operation("Describes the model."),
-    "/v1/models/{model}": Operation("Describes the model.", parameters=("model",)),
-    "/healthz": Operation("Says whether requests are accepted."),
-    "/healthz/live": Operation("Says whether only a new process would help."),
-    "/metrics": Operation("Returns metrics for Prometheus."),
-    PATH: Operation("Returns this description."),
-}
+    @property
+    def method(self) -> str:
+        """The method of HTTP, in lower case."""
+        return "post" if self.body else "get"
 
 
 async def respond(service: Service, request: Request) -> Response:
@@ -98,7 +95,7 @@ def describe(name: str, version: str, has_token: bool) -> dict[str, Any]:
     references, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
     of_body = dict(zip(bodies, references, strict=True))
     paths = {
-        path: {each.method: _operation(each, of_body[each.body] if each.body else None)}
+        path: {each.method: _operation(path, each, of_body[each.body] if each.body else None)}
         for path, each in OPERATIONS.items()
     }
     components: dict[str, Any] = {"schemas": {**schemas, "Error": _ERROR}}
@@ -114,7 +111,7 @@ def describe(name: str, version: str, has_token: bool) -> dict[str, Any]:
     return found
 
 
-def _operation(operation: Operation, schema: Any) -> dict[str, Any]:
+def _operation(path: str, operation: Operation, schema: Any) -> dict[str, Any]:
     error = {"schema": {"$ref": _REFERENCE.format(name="Error")}}
     kinds = ["application/json", *(["text/event-stream"] if operation.streams else [])]
     answers: dict[str, Any] = {
@@ -128,9 +125,32 @@ def _operation(operation: Operation, schema: Any) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
-    if operation.parameters:
+    if names := re.findall(r"{(\w+)}", path):
         found["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in operation.parameters
+            for name in names
         ]
     return found
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    chat.PATH: Operation(chat.respond, "Answers a conversation.", chat.ChatBody, streams=True),
+    completions.PATH: Operation(
+        completions.respond,
+        "Continues texts, or scores them with echo and logprobs.",
+        completions.CompletionsBody,
+        streams=True,
+    ),
+    generate.PATH: Operation(
+        generate.respond, "Continues a text.", generate.GenerateBody, streams=True
+    ),
+    translate.PATH: Operation(translate.respond, "Translates sentences.", translate.TranslateBody),
+    "/v1/models": Operation(state.models, "Describes the model."),
+    "/v1/models/{model}": Operation(state.one_model, "Describes the model."),
+    "/healthz": Operation(state.health, "Says whether requests are accepted.", is_open=True),
+    "/healthz/live": Operation(
+        state.live, "Says whether only a new process would help.", is_open=True
+    ),
+    "/metrics": Operation(state.metrics, "Returns metrics for Prometheus."),
+    PATH: Operation(respond, "Returns this description.", is_open=True),
+}

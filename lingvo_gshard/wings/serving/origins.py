@@ -107,7 +107,11 @@ class Origins:
     def _knows(self, name: str) -> bool:
         if name in self.hosts or ANY in self.hosts:
             return True
-        return self.takes_addresses and _is_address(name)
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return self.takes_addresses
 
     def guarding(self, app: ASGIApp) -> ASGIApp:
         """Returns an application that answers only requests that these rules let pass."""
@@ -137,11 +141,3 @@ def _place(origin: str) -> str:
         return urllib.parse.urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

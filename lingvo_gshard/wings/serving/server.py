@@ -204,11 +204,7 @@ def run(
     say: Callable[[str], None],
     on_ready: Callable[[], None],
 ) -> int:
-    """Serves until a signal arrives, and then until all requests are answered.
-
-    Returns:
-      The number of requests that were cut off.
-    """
+    """Serves until a signal, then answers requests; returns how many were cut off."""
     server = Server(service, options, say, on_ready)
     asyncio.run(server.serve(sockets=[listening]))
     return server.cut_off

@@ -117,11 +117,7 @@ class Service:
             )
 
     def checked_search(self, body: SearchBody) -> DecodingOptions:
-        """Returns the options of a request.
-
-        Raises:
-          RequestError: an option is wrong, or asks for more than the limits or the vocabulary have.
-        """
+        """Returns the options of a request. Raises RequestError if one is wrong or too large."""
         options = body.options()
         for name in ("beam_size", "best"):
             if getattr(options, name) > self.limits.beam_size:
@@ -159,11 +155,7 @@ class Service:
             )
 
     def deadline(self, seconds: float | None) -> float:
-        """Returns when a request that began now must be answered, in the event loop's time.
-
-        Raises:
-          RequestError: it asks for more time than the server gives.
-        """
+        """Returns the event loop's time to answer by. Raises RequestError if it is too late."""
         most = self.limits.seconds
         if seconds is not None and seconds > most:
             raise RequestError(
@@ -189,11 +181,7 @@ class Service:
         request: Request,
         status: int = UNPROCESSABLE,
     ) -> Answers:
-        """Returns the answers to texts, or `status` for a UserError; see `AdmissionQueue.submit`.
-
-        Raises:
-          RequestError: there is no room, or a text does not fit.
-        """
+        """Returns the answers to texts. Raises RequestError with `status` if one does not fit."""
         try:
             client = request.client.host if request.client else ""
             return self.queue.submit(requests, request.receive, client)

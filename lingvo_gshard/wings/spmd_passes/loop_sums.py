@@ -70,15 +70,7 @@ def reduce_after_loops(module: ir.Module, mesh: Mesh) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Carried:
-    """A tensor that a loop carries, starts at zero and is changed by one operation.
-
-    Attributes:
-      loop: the loop.
-      index: number of the tensor among those that the loop carries.
-      update: adds a term, or writes a term into a slice.
-      term: what it adds or writes.
-      movers: the operations that only annotate or reshape the result of the update.
-    """
+    """A tensor that a loop carries, starts at zero, and changes by adding or writing one term."""
 
     loop: ir.Operation
     index: int

@@ -99,11 +99,7 @@ def moved(
 ) -> ir.Value:
     """Returns a value after slices, and operations that only move or annotate (see `passes`).
 
-    Args:
-      value: the value.
-      movers: the operations, first one first.
-      axes: the mesh axes that split the first dimension of partial sums; () for other values.
-      mesh: the mesh, of partial sums.
+    `axes` split the first dimension of partial sums; other values have none.
     """
     first = 1 if axes else 0
     for mover in movers:
@@ -141,11 +137,7 @@ class _Source:
     claimed: frozenset[str] = frozenset()
 
     def shared_axes(self, places: Sequence[tuple[int, int]]) -> list[Axes]:
-        """Returns the mesh axes of dimensions that several operands have.
-
-        Args:
-          places: operand and dimension, one for each operand that has the dimension.
-        """
+        """Returns the mesh axes of dimensions that several operands have."""
         found = set()
         for operand, dimension in places:
             split = self.splits.of(self.operation.operands[operand])
@@ -154,11 +146,7 @@ class _Source:
         return list(found)
 
     def agreed(self, dimensions: Sequence[Sequence[tuple[int, int]]]) -> list[Axes] | None:
-        """Returns the mesh axes of each summed dimension; None if nothing is summed over devices.
-
-        Args:
-          dimensions: for each summed dimension, operand and dimension of all that have it.
-        """
+        """Returns the mesh axes of each summed dimension; None if none is summed over devices."""
         agreed: list[Axes] = []
         for places in dimensions:
             found = self.shared_axes(places)
@@ -227,13 +215,7 @@ class _Source:
         )
 
     def merged(self, value: ir.Value, agreed: Sequence[Axes], split: Split | None) -> ir.Value:
-        """Returns partial sums with one first dimension.
-
-        Args:
-          value: the partial sums, with a first dimension for each cut one.
-          agreed: mesh axes of the summed dimensions.
-          split: the split of the other dimensions, if it is known.
-        """
+        """Returns partial sums with one first dimension."""
         axes = _flat(agreed)
         count = sum(map(bool, agreed))
         if split is not None and count > 1:
@@ -403,13 +385,7 @@ _ADD = "stablehlo.add"
 
 @dataclasses.dataclass(frozen=True)
 class _Term:
-    """A term of a sum.
-
-    Attributes:
-      value: what is added, before `movers`.
-      movers: the operations that bring it into the shape of the sum, first one first.
-      partial: how it can be computed as partial sums, or None.
-    """
+    """A term of a sum: a value, the movers before it is added, and perhaps its partial sums."""
 
     value: ir.Value
     movers: tuple[ir.Operation, ...]

@@ -53,16 +53,7 @@ def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _UnevenSum:
-    """A sum over devices and its annotation.
-
-    Attributes:
-      annotation: splits the sum.
-      movers: the operations between the summed product and the annotation, first one first.
-      product: the operation whose terms are summed.
-      partial: how it is computed as partial sums.
-      dimension: the uneven dimension of the annotated value.
-      split: the annotated split.
-    """
+    """A product that is summed over devices, moved, and split along an uneven dimension."""
 
     annotation: ir.Operation
     movers: tuple[ir.Operation, ...]
@@ -88,9 +79,13 @@ class _UnevenSum:
 def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _UnevenSum | None:
     result = annotation.results[0]
     split = splits.of(result) if isinstance(result.type, ir.RankedTensorType) else None
-    uneven = _uneven_dimension(shape_of(result), split, mesh) if split else None
-    if uneven is None or split is None:
+    if split is None:
         return None
+    sizes = zip(shape_of(result), split, strict=True)
+    dimensions = [i for i, (size, axes) in enumerate(sizes) if size % mesh.parts(axes)]
+    if len(dimensions) != 1:
+        return None
+    (uneven,) = dimensions
     movers: list[ir.Operation] = []
     maker = maker_of(annotation.operands[0])
     while maker and (passes(maker) or maker.name == SLICE):
@@ -103,12 +98,6 @@ def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _U
     if partial is None or partial.axes != split[uneven]:
         return None
     return _UnevenSum(annotation, tuple(movers), maker, partial, uneven, split)
-
-
-def _uneven_dimension(shape: Sequence[int], split: Split, mesh: Mesh) -> int | None:
-    """Returns the only dimension that does not divide by its devices; None if there is not one."""
-    uneven = [i for i, axes in enumerate(split) if shape[i] % mesh.parts(axes)]
-    return uneven[0] if len(uneven) == 1 else None
 
 
 def _padded(value: ir.Value, shape: Sequence[int]) -> ir.Value:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
@@ -32,7 +33,6 @@ from lingvo_gshard.wings.verification.causes import describe, find_first
 from lingvo_gshard.wings.verification.findings import (
     Compared,
     Finding,
-    TensorDifference,
     Verification,
     compare,
     compare_update,
@@ -43,6 +43,7 @@ from lingvo_gshard.wings.verification.steps import (
     ObservedStep,
     TensorDifferences,
     in_float64,
+    judged,
     notes,
     output_differences,
     run_on_arrays,
@@ -51,39 +52,6 @@ from lingvo_gshard.wings.verification.steps import (
 
 # Workers' weights and outer moments differ by noise of this scale.
 _UPDATE_NOISE = 0.05
-
-
-class OuterStep:
-    """The outer step over all workers, after it ran."""
-
-    def __init__(self, trainer: Trainer, workers: Workers, partitioner: str, state: NestedMap):
-        self._mesh = workers.together
-        one = Mesh(tuple((name, 1) for name in self._mesh.names))
-        alone = dataclasses.replace(workers.everywhere, mesh=one)
-        program, whole = (
-            in_float64(outer_step_program(trainer, workers.count, each, partitioner))
-            for each in (workers.everywhere, alone)
-        )
-        self._before = _inputs(program, trainer, workers.count, state)
-        self.executable = Executable(program, workers.all_devices)
-        self._partitioned = run_on_arrays(self.executable, self._before, workers.all_devices)
-        devices = workers.all_devices[:1]
-        self._whole = run_on_arrays(Executable(whole, devices), self._before, devices)
-
-    def differences(self) -> Iterator[tuple[str, TensorDifference]]:
-        """Yields the name and the difference of each array that the outer step changes."""
-        weights = len([a for a in self.executable.program.outputs if a.path.startswith("theta.")])
-        rows = zip(
-            self.executable.program.outputs,
-            self._partitioned,
-            self._whole,
-            self._before,
-            strict=False,
-        )
-        for index, (array, partitioned, whole, before) in enumerate(rows):
-            of_workers = index < weights // 2
-            name = f"workers.{array.path}" if of_workers else array.path
-            yield name, compare_update(partitioned, whole, before, self._mesh)
 
 
 def _inputs(program: Program, trainer: Trainer, count: int, state: NestedMap) -> list[np.ndarray]:
@@ -106,6 +74,10 @@ _LEAST_SHARE = 1e-3
 # Scale of the noise that is added to weights that are initially constant.
 _NOISE = 0.05
 
+_BY_DROPOUT = (
+    "without dropout all is equal: dropout's random numbers differ. A manual region must draw the "
+    "mask of the whole tensor and pass it in, or draw it outside"
+)
 # The parts of a state whose arrays are compared relative to how far the step moved them.
 _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
 
@@ -139,19 +111,20 @@ def verify_experiment(
     compared = _compare(partitioned, whole, case)
     mesh = case.partitioning.mesh
 
-    def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
+    def along(axes: tuple[str, ...]) -> list[Compared]:
         progress.begin(f"They differ. Trying {' and '.join(axes)} alone")
-        rows = _compare(case.run_partitioned(mesh.along(axes)), whole, case)
-        return next((row for row in rows if (row.kind, row.name) == (kind, name)), None)
+        return _compare(case.run_partitioned(mesh.along(axes)), whole, case)
 
     is_wrong = not all(row.is_equal for row in compared)
     by_dropout = False
-    if is_wrong and options.dropout and shrinking.has_dropout(small.params):
-        without = shrinking.without_dropout(small.params)[0]
-        by_dropout = _is_equal(_Case(without, partitioning, options, scales_loss), progress)
+    without, off = shrinking.without_dropout(small.params)
+    if is_wrong and options.dropout and off:
+        plain = _Case(without, partitioning, options, scales_loss)
+        progress.begin("They differ. Trying without dropout")
+        by_dropout = all(each.is_equal for each in _compare(*plain.run(progress), plain))
     layers, runs_again = case.trainer.task.layer_paths(), None if by_dropout else along
     first = find_first(compared, partitioned, whole, layers, mesh, runs_again)
-    first = first.caused_by_dropout() if first and by_dropout else first
+    first = msgspec.structs.replace(first, likely=_BY_DROPOUT) if first and by_dropout else first
     if case.workers:
         rows, wrong = _compare_outer_step(case, case.workers, progress)
         compared, first = [*compared, *rows], first or wrong
@@ -195,7 +168,7 @@ class _Case:
             self.partitioning = self.workers.partitioning
             self.batch = self.workers.rows_of(self.batch, 0)
         middle = max(self.trainer.steps // 2, 1)
-        self.state = noisy_state(self.trainer, options.seed, middle)
+        self.state = _noisy_state(self.trainer, options.seed, middle)
 
     def run_partitioned(self, mesh: Mesh) -> ObservedStep:
         """Returns the step over a mesh with the axes of the partitioning."""
@@ -210,11 +183,14 @@ class _Case:
         partitioned = self.run_partitioned(mesh)
         progress.begin("Compiling and running the step on one device")
         made_of = self.state, self.batch, self.partitioner
-        one = Mesh(tuple((name, 1) for name in mesh.names))
-        alone = dataclasses.replace(self.partitioning, mesh=one)
+        alone = dataclasses.replace(self.partitioning, mesh=_one_device(mesh))
         gradients = [np.asarray(value) for _, value in partitioned.gradients.values()]
         whole = run_step(self.trainer, alone, devices_for(1), *made_of, gradients)
         return partitioned, whole
+
+
+def _one_device(mesh: Mesh) -> Mesh:
+    return Mesh(tuple((name, 1) for name in mesh.names))
 
 
 def _batch(params: Params, trainer: Trainer) -> Batch:
@@ -238,7 +214,7 @@ def _batch(params: Params, trainer: Trainer) -> Batch:
     return batch
 
 
-def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
+def _noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
     """Returns the state of a trainer before a step, NumPy arrays.
 
     Weights that are initially constant get noise, since a weight of zeros hides what is wrong
@@ -267,16 +243,13 @@ def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
 def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> list[Compared]:
     """Returns the comparisons of all tensors of a step, in the order of their computation."""
     mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
-    found = [
-        *output_differences(partitioned, whole, mesh),
-        *_metric_differences(partitioned, whole, mesh),
-        *_gradient_differences(partitioned, whole, mesh),
-        *_state_differences(partitioned, whole, case),
-    ]
-    return [
-        Compared(kind, name, difference, difference.relative <= tolerance)
-        for kind, name, difference in found
-    ]
+    found = (
+        output_differences(partitioned, whole, mesh),
+        _metric_differences(partitioned, whole, mesh),
+        _gradient_differences(partitioned, whole, mesh),
+        _state_differences(partitioned, whole, case),
+    )
+    return judged(itertools.chain(*found), tolerance)
 
 
 def _metric_differences(
@@ -312,24 +285,32 @@ def _state_differences(
             yield "counter", path, compare(value, whole.state[path], mesh)
 
 
-def _is_equal(case: _Case, progress: Progress) -> bool:
-    """Returns whether an experiment without dropout is equal, whose difference dropout makes."""
-    progress.begin("They differ. Trying without dropout")
-    return all(each.is_equal for each in _compare(*case.run(progress), case))
-
-
 def _compare_outer_step(
     case: _Case, workers: Workers, progress: Progress
 ) -> tuple[list[Compared], Finding | None]:
     """Returns what the outer step of local updates changes, compared, and the first difference."""
     progress.begin(f"Compiling and running the outer step of {workers.count} workers")
-    step = OuterStep(case.trainer, workers, case.partitioner, case.state)
-    rows = [
-        Compared("outer weight", name, found, found.relative <= case.options.tolerance)
-        for name, found in step.differences()
-    ]
+    mesh, devices = workers.together, workers.all_devices
+    alone = dataclasses.replace(workers.everywhere, mesh=_one_device(mesh))
+    program, whole = (
+        in_float64(outer_step_program(case.trainer, workers.count, each, case.partitioner))
+        for each in (workers.everywhere, alone)
+    )
+    before = _inputs(program, case.trainer, workers.count, case.state)
+    executable = Executable(program, devices)
+    partitioned = run_on_arrays(executable, before, devices)
+    expected = run_on_arrays(Executable(whole, devices[:1]), before, devices[:1])
+    paths = [array.path for array in program.outputs]
+    weights = sum(path.startswith("theta.") for path in paths)
+    # The first half are the workers' weights.
+    names = [f"workers.{x}" if i < weights // 2 else x for i, x in enumerate(paths)]
+    found = (
+        ("outer weight", name, compare_update(mine, its, old, mesh))
+        for name, mine, its, old in zip(names, partitioned, expected, before, strict=False)
+    )
+    rows = judged(found, case.options.tolerance)
     first = next((row for row in rows if not row.is_equal), None)
     if first is None:
         return rows, None
     layers = case.trainer.task.layer_paths()
-    return rows, describe(Evidence(first, workers.together), "", step.executable, layers)
+    return rows, describe(Evidence(first, mesh), "", executable, layers)

@@ -64,7 +64,6 @@ _KINDS = {
     REGION_END: "end of a manual region",
     "XlaSpmdFullToShardShape": "start of a manual region",
 }
-_ATTRIBUTES = {"XlaSharding": "sharding"}
 # Begins the name scopes of gradients.
 _GRADIENT = "gradient_tape/"
 
@@ -97,17 +96,16 @@ class Annotation(msgspec.Struct, frozen=True):
 
 
 def nearest_annotation(tensor: tf.Tensor, mesh: Mesh) -> Annotation | None:
-    """Returns the annotation with the fewest operations between it and the tensor.
-
-    Only operations that the tensor is computed from are looked at.
-    """
+    """Returns the nearest annotation among the operations that a tensor is computed from."""
     found = (operation for operation in sources(tensor.op) if operation.type in _KINDS)
     nearest = next(found, None)
     return _describe(nearest, mesh) if nearest is not None else None
 
 
 def _describe(operation: tf.Operation, mesh: Mesh) -> Annotation:
-    sharding = operation.get_attr(_ATTRIBUTES.get(operation.type, "manual_sharding"))
+    sharding = operation.get_attr(
+        "sharding" if operation.type == "XlaSharding" else "manual_sharding"
+    )
     shape = operation.inputs[0].shape
     if operation.type == REGION_END:
         shape = operation.outputs[0].shape
@@ -278,16 +276,7 @@ def _unequal_copies(array: np.ndarray | jax.Array, mesh: Mesh) -> tuple[str, ...
 def copies_along(
     array: np.ndarray | jax.Array, mesh: Mesh, axes: Collection[str]
 ) -> list[tuple[np.ndarray, tuple[slice, ...]]]:
-    """Returns the copies of each shard that devices along mesh axes hold, [devices, ...].
-
-    Args:
-      array: the array, with unequal copies.
-      mesh: the mesh.
-      axes: the axes. Of devices along other axes, the first ones are taken.
-
-    Returns:
-      for each shard, its copies in the order of the devices, and its place in the array.
-    """
+    """Returns copies [devices, ...] of each shard along mesh axes, and its place in the array."""
     found = []
     for copies in _copies(array).values():
         by_place = {_place(shard, mesh, array): shard for shard in copies}
@@ -402,14 +391,6 @@ class Finding(msgspec.Struct, frozen=True):
     collectives: tuple[NearCollective, ...]
     source: str = ""
     axes: tuple[tuple[str, ...], ...] = ()
-
-    def caused_by_dropout(self) -> Finding:
-        """Returns the finding of a difference that disappears without dropout."""
-        likely = (
-            "without dropout all is equal: dropout's random numbers differ. A manual region must "
-            "draw the mask of the whole tensor and pass it in, or draw it outside"
-        )
-        return msgspec.structs.replace(self, likely=likely)
 
     def lines(self) -> list[str]:
         """Returns the finding for a person, line by line."""

@@ -28,6 +28,7 @@ from lingvo_gshard.wings.verification.observation import Observation, Observed
 from lingvo_gshard.wings.verification.steps import (
     ObservedStep,
     in_float64,
+    judged,
     notes,
     output_differences,
     run_on_arrays,
@@ -68,7 +69,9 @@ def verify_function(
       UserError: an axis, letter or strategy is unknown, or a layout does not fit an argument.
     """
     started = time.monotonic()
-    partitioning = Partitioning.make(mesh, strategy, overrides).on(_interpreted(kernels))
+    if kernels not in ("", *HARDWARE):
+        raise UserError(f"`kernels={kernels}` is unknown. {names.nearest(kernels, HARDWARE)}")
+    partitioning = Partitioning.make(mesh, strategy, overrides).on(interpreted(kernels))
     full = partitioning.mesh
 
     def run(over: Mesh) -> ObservedStep:
@@ -80,9 +83,8 @@ def verify_function(
     compared = _compare(partitioned, whole, full, tolerance)
     layers = [each.layer for each, _ in partitioned.outputs]
 
-    def along(axes: tuple[str, ...], kind: str, name: str) -> Compared | None:
-        rows = _compare(run(full.along(axes)), whole, full.along(axes), tolerance)
-        return next((row for row in rows if (row.kind, row.name) == (kind, name)), None)
+    def along(axes: tuple[str, ...]) -> list[Compared]:
+        return _compare(run(full.along(axes)), whole, full.along(axes), tolerance)
 
     return Verification(
         subject=getattr(function, "__name__", "function").strip("<>"),
@@ -96,13 +98,6 @@ def verify_function(
     )
 
 
-def _interpreted(kernels: str) -> str:
-    """Returns the platform that computes the kernels step by step. Raises UserError."""
-    if kernels not in ("", *HARDWARE):
-        raise UserError(f"`kernels={kernels}` is unknown. {names.nearest(kernels, HARDWARE)}")
-    return interpreted(kernels)
-
-
 def _compare(
     partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh, tolerance: float
 ) -> list[Compared]:
@@ -110,7 +105,7 @@ def _compare(
     rows = [*output_differences(partitioned, whole, mesh)]
     for name, (_, value) in partitioned.results.items():
         rows.append(("result", name, compare(value, whole.results[name][1], mesh)))
-    return [Compared(*row, row[2].relative <= tolerance) for row in rows]
+    return judged(rows, tolerance)
 
 
 def _run(

@@ -96,11 +96,7 @@ class Observation:
         return {name: pair for name, pair in metrics.items() if name not in digests}, digests
 
     def digests(self, values: dict[str, float]) -> list[tuple[Observed, np.ndarray]]:
-        """Returns the digest of each result in loops: its projections and its mean square.
-
-        Args:
-          values: values of the digests, their names unstacked.
-        """
+        """Returns the digest of each result in loops: its projections and its mean square."""
         found: dict[str, list[float]] = {}
         for name, value in values.items():
             match = _DIGEST.match(name)
@@ -162,10 +158,6 @@ def _digest(tensor: tf.Tensor, groups: token_context.GroupOrder | None) -> list[
     """Returns random projections of a tensor and its mean square, float32 scalars.
 
     The difference of two projections has the expected square of the difference of the tensors.
-
-    Args:
-      tensor: the tensor.
-      groups: the order of its groups. A group has the same signs in any order.
     """
     x = tf.stop_gradient(tf.cast(tensor, tf.float32))
     size = x.shape.num_elements()

@@ -30,13 +30,7 @@ _KEYS = ("StatelessRandomGetAlg", "StatelessRandomGetKeyCounter", "StatelessRand
 
 
 class RandomOperation(msgspec.Struct, frozen=True):
-    """A random operation that ignores the keys of the step.
-
-    Attributes:
-      kind: TensorFlow's type of the operation, such as "RandomUniform".
-      is_stateless: whether it draws from a seed of its own; otherwise from a hidden generator.
-      source: the line that draws; empty if it is unknown.
-    """
+    """A random operation that ignores the keys of the step."""
 
     kind: str
     is_stateless: bool
@@ -55,10 +49,6 @@ def nearest_random_operation(
 
     A key of the step is computed from one of its inputs. A fixed seed gives equal numbers on all
     meshes, except in a manual region, where each device draws numbers for its own shard.
-
-    Args:
-      tensor: tensor of a traced graph.
-      equal: operations whose results are equal. The search ends at these operations.
     """
     in_region = False
     for operation in sources(tensor.op, equal):
@@ -237,12 +227,7 @@ _ROUNDINGS = 8
 
 
 def rounding(operations: Iterable[tf.Operation], relative: float) -> str:
-    """Returns a sentence if a difference can be the rounding of a narrow type; otherwise "".
-
-    Args:
-      operations: the operations that a tensor is computed from, the nearest first.
-      relative: the difference, relative to the tensor's scale.
-    """
+    """Returns a sentence if a difference can be the rounding of a narrow type; otherwise ""."""
     for operation in operations:
         name = operation.outputs[0].dtype.name if operation.outputs else ""
         if relative <= _ROUNDINGS * _ROUNDING.get(name, 0.0):

@@ -67,13 +67,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A wrong tensor and the right one, of one shape with at least two elements.
-
-    Attributes:
-      wrong: the partitioned result, float64.
-      right: the whole result, float64.
-      cuts: how devices may cut the tensor, the known cuts first.
-    """
+    """A wrong tensor and the right one, float64, of one shape with at least two elements."""
 
     wrong: np.ndarray
     right: np.ndarray
@@ -124,10 +118,7 @@ class Pair:
 
 
 def _origins(pair: Pair, wrong: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each row of a wrong tensor the index of the right row that equals it.
-
-    Returns None if a row equals none, or if not all right rows are unequal.
-    """
+    """Returns for each wrong row the index of the only right row that equals it; or else None."""
     by = np.random.default_rng(0).uniform(1, 2, right.shape[1])
     mine, its = wrong @ by, right @ by
     order = np.argsort(its)
@@ -213,14 +204,11 @@ def other_places(pair: Pair) -> str:
     if not pair.close(np.sort(wrong.ravel()), values).all():
         return ""
     text = "all its values are right and stand at other places"
-    for order in itertools.permutations(range(right.ndim)):
-        moved = np.transpose(right, order)
-        if (
-            list(order) == list(range(right.ndim))
-            or not pair.close(wrong, moved.reshape(right.shape)).all()
-        ):
-            continue
-        return f"{text}, as after a transpose to {list(order)}: its dimensions are swapped"
+    # The first order moves nothing.
+    for order in itertools.islice(itertools.permutations(range(right.ndim)), 1, None):
+        moved = np.transpose(right, order).reshape(right.shape)
+        if pair.close(wrong, moved).all():
+            return f"{text}, as after a transpose to {list(order)}: its dimensions are swapped"
     for dimension in range(right.ndim):
         mine, its = (np.sort(x, dimension) for x in (wrong, right))
         if right.ndim > 1 and pair.close(mine, its).all():
@@ -231,12 +219,17 @@ def other_places(pair: Pair) -> str:
     return f"{text}: dimensions are swapped, joined in another order, or gathered along another"
 
 
+def _multiple(wrong: np.ndarray, right: np.ndarray, over: int | tuple[int, ...]) -> np.ndarray:
+    """Returns the numbers whose products with the right elements are nearest to the wrong ones."""
+    square = np.sum(right * right, over, keepdims=True)
+    return np.sum(wrong * right, over, keepdims=True) / np.where(square, square, 1.0)
+
+
 def scaled_shards(pair: Pair) -> str:
     """Names shards that are multiples of the right ones, each by a number of its own."""
     for cut, wrong, right in pair.long_cuts():
         for over in ((1, 2), (1,)):
-            square = np.sum(right * right, over, keepdims=True)
-            by = np.sum(wrong * right, over, keepdims=True) / np.where(square, square, 1.0)
+            by = _multiple(wrong, right, over)
             is_apart = np.ptp(by, axis=0).max() > _EQUAL * np.abs(by).max(initial=1.0)
             if not is_apart or not pair.close(wrong, by * right).all():
                 continue
@@ -260,8 +253,7 @@ def normalized_shards(pair: Pair) -> str:
         if right.shape[1] < _FEWEST_VALUES:
             continue
         mine, its = (x - x.mean(1, keepdims=True) for x in (wrong, right))
-        square = np.sum(its * its, 1, keepdims=True)
-        by = np.sum(mine * its, 1, keepdims=True) / np.where(square, square, 1.0)
+        by = _multiple(mine, its, 1)
         offset = wrong - by * right
         is_apart = not (np.allclose(by, by[:1]) and np.allclose(offset, offset[:1]))
         if is_apart and pair.close(mine, by * its).all():
@@ -345,8 +337,7 @@ def added_again(pair: Pair) -> str:
                 "not depend on this dimension, such as a bias or a mean, is wrong. A bias that is "
                 "added before a sum over devices (psum) counts once for each device"
             )
-        square = np.sum(right * right, 0)
-        by = np.sum(wrong * right, 0) / np.where(square, square, 1.0)
+        by = _multiple(wrong, right, 0)
         if by.size > 1 and pair.close(wrong, by * right).all() and not np.allclose(right, right[0]):
             return (
                 f"it is a multiple of the whole one all along dimension {dimension}, by other "

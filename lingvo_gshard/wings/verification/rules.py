@@ -32,9 +32,8 @@ from lingvo_gshard.wings.verification.operations import (
 )
 from lingvo_gshard.wings.verification.patterns import Axes, Pair, groups_of, named
 
-# (axes, kind, name) -> the tensor of this kind and name, compared with the devices along these axes
-# alone; None if it is not computed there.
-Along: TypeAlias = Callable[[Axes, str, str], Compared | None]
+# Axes -> all tensors, compared with the devices along these axes alone.
+Along: TypeAlias = Callable[[Axes], list[Compared]]
 
 # A factor may differ by this much from a power of a number of devices.
 _SAME_FACTOR = 1e-6
@@ -47,16 +46,7 @@ _BACKWARD = ("gradient_tape/", "gradients/")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """The knowledge of a tensor that differs.
-
-    Attributes:
-      compared: the tensor, compared.
-      mesh: the mesh.
-      tensor: the traced tensor; None if it is not known.
-      equal: operations whose results are equal.
-      values: the partitioned result and the whole one; None if they are not known.
-      along: runs the computation over fewer devices; None if it cannot run again.
-    """
+    """The knowledge of a tensor that differs; None or empty where nothing is known."""
 
     compared: Compared
     mesh: Mesh
@@ -115,26 +105,18 @@ class Evidence:
         """Returns whether the devices along axes alone show something, as far as is known."""
         if self.along is None or self.mesh.along(axes) == self.mesh:
             return True
-        row = self.along(axes, self.compared.kind, self.compared.name)
+        own = self.compared.kind, self.compared.name
+        row = next((row for row in self.along(axes) if (row.kind, row.name) == own), None)
         return row is not None and shows(row)
 
     def facts(self, names: Collection[str]) -> str:
-        """Returns the end of a sentence: operations of manual regions that can be wrong, or "".
-
-        Args:
-          names: the mesh axes that the difference can come from.
-        """
+        """Returns the end of a sentence: operations of manual regions that can be wrong, or ""."""
         found = facts_of_region(self.operations, names, self.mesh)
         return f". In the manual region, {', and '.join(found)}" if found else ""
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """The likely cause of a difference.
-
-    Attributes:
-      text: a sentence.
-      axes: candidate groups of mesh axes for the origin of the difference; empty if unknown.
-    """
+    """The likely cause of a difference, and groups of mesh axes that it may come from."""
 
     text: str
     axes: tuple[Axes, ...] = ()

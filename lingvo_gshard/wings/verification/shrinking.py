@@ -82,14 +82,7 @@ class VerifyOptions(PartitioningOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
-    """A small experiment.
-
-    Attributes:
-      params: its Params.
-      mesh: the mesh to run it on.
-      notes: what differs from the experiment that was asked for, line by line.
-      not_verified: what was switched off because one device cannot compute it, line by line.
-    """
+    """A small experiment, with notes on what differs in it, and on what was switched off."""
 
     params: Params
     mesh: Mesh
@@ -145,33 +138,18 @@ def smaller_mesh(mesh: Mesh, most: int) -> Mesh:
     return Mesh(tuple(sizes.items()), mesh.device_order)
 
 
-def has_dropout(params: Params) -> bool:
-    """Returns whether an experiment drops anything at random."""
-    return any(True for _ in _dropout_rates(params))
-
-
 def without_dropout(params: Params) -> tuple[Params, list[str]]:
     """Returns Params without dropout, and a note that says so."""
     params = params.copy()
-    paths = list(_dropout_rates(params))
+    rates = {path: value for path, value in params.leaves() if "dropout" in path}
+    paths = [path for path, value in rates.items() if isinstance(value, float) and value]
     for path in paths:
         params.set_path(path, 0.0)
     return params, [f"dropout off: {', '.join(paths)}"] if paths else []
 
 
-def _dropout_rates(params: Params) -> Iterator[str]:
-    """Yields the paths of all rates of dropout that are not zero."""
-    for path, value in params.leaves():
-        if "dropout" in path and isinstance(value, float) and value:
-            yield path
-
-
 def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
-    """Returns Params without options that make two computations differ on purpose.
-
-    Returns:
-      The Params, notes on changes of rounding alone, and notes on what is not verified.
-    """
+    """Returns Params that compare, notes on rounding, and notes on what is not verified."""
     params, notes, not_verified = experiment.copy(), [], []
 
     def change(path: str, value: object, why: str, told: list[str] = notes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.metric_vectors import metric_vector
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.verification.findings import (
+    Compared,
     TensorDifference,
     compare,
     compare_digests,
@@ -33,7 +34,7 @@ from lingvo_gshard.wings.verification.findings import (
 from lingvo_gshard.wings.verification.observation import Observation, Observed
 
 # (kind, name, difference) of tensors.
-TensorDifferences: TypeAlias = "Iterator[tuple[str, str, TensorDifference]]"
+TensorDifferences: TypeAlias = "Iterable[tuple[str, str, TensorDifference]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,11 @@ class ObservedStep:
     gradients: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
     state: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
     results: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
+
+
+def judged(differences: TensorDifferences, tolerance: float) -> list[Compared]:
+    """Returns the comparisons of tensors, which are equal if no further apart than a tolerance."""
+    return [Compared(*each, each[2].relative <= tolerance) for each in differences]
 
 
 def output_differences(
@@ -103,15 +109,8 @@ def run_step(
 ) -> ObservedStep:
     """Compiles and runs one training step, in float64 wherever it computes in float32.
 
-    Args:
-      trainer: defines the step.
-      partitioning: the mesh, and what is split over it.
-      devices: the devices of the mesh.
-      state: the state before the step, NumPy arrays.
-      batch: the batch.
-      partitioner: "gspmd" or "shardy".
-      gradients: the gradients that the optimizer gets; None for the gradients of this step. Two
-        optimizers can only be compared on equal gradients: some divide by values close to 0.
+    The optimizer gets `gradients` if they are given. Two optimizers can only be compared on equal
+    gradients: some divide by values close to 0.
     """
     lowered = _Lowered(trainer, partitioning, batch, partitioner, gradients is not None)
     executable = Executable(lowered.program, devices)

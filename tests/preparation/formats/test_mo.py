@@ -36,14 +36,16 @@ def catalog(order="<", revision=0):
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_reads_what_the_standard_library_reads(order):
     content = catalog(order)
-    found = parse(content)
-    assert found.headers["Language"] == "de"
-    assert [message[:4] for message in found.messages] == [
-        (1, "Open", "", ["Öffnen"]),
-        (2, "Save", "", [""]),
-        (3, "file", "files", ["Datei", "Dateien"]),
-        (4, "May", "", ["Mai"]),
+    headers, entries = parse(content)
+    assert headers["Language"] == "de"
+    assert [(one.linenum, one.msgid, one.msgid_plural, one.msgstr) for one in entries] == [
+        (1, "Open", "", "Öffnen"),
+        (2, "Save", "", ""),
+        (3, "file", "files", "Datei\0Dateien"),
+        (4, "May", "", "Mai"),
     ]
+    forms = [one.msgstr_plural for one in entries]
+    assert forms == [{}, {}, {0: "Datei", 1: "Dateien"}, {}]
     known = gettext.GNUTranslations(io.BytesIO(content))
     assert known.gettext("Open") == "Öffnen" and known.pgettext("month", "May") == "Mai"
 

@@ -33,20 +33,10 @@ _OUTLINED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 
 
 class Tokenized:
-    """A text that a template wrote, as tokens.
-
-    Attributes:
-      text: the text.
-      ids: its ids, with special tokens where the text names them.
-    """
+    """A text that a template wrote, as ids, with special tokens where the text names them."""
 
     def __init__(self, vocabulary: Vocabulary, text: str):
-        """Encodes a text.
-
-        Args:
-          vocabulary: encodes it.
-          text: the text.
-        """
+        """Encodes a text."""
         self.text, self.ids = text, encode_marked(vocabulary, text)
         self._vocabulary = vocabulary
 
@@ -85,26 +75,16 @@ class Answers:
     """Finds the tokens of answers."""
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate):
-        """Takes over a vocabulary and a template.
-
-        Args:
-          vocabulary: encodes texts.
-          template: writes conversations.
-        """
+        """Takes over a vocabulary and the template that writes conversations."""
         self._vocabulary, self._template = vocabulary, template
 
     def find(
         self, example: Example, written: Tokenized, turns: Sequence[int]
     ) -> tuple[list[int], list[Span]]:
-        """Returns the ids of a conversation and the places of its answers in them.
+        """Returns the ids of a conversation, and where the answers of some turns are in them.
 
         An answer ends with the token that ends generation. Where the template writes none after
         the last turn, the ids have one more.
-
-        Args:
-          example: the conversation.
-          written: what the template writes for it.
-          turns: numbers of the turns whose answers are wanted.
 
         Raises:
           UserError: the text of the first turns is no beginning of the whole text.
@@ -291,10 +271,6 @@ def end_of_turn(vocabulary: Vocabulary, template: ChatTemplate) -> tuple[int, ..
 
     A model that was not told all ids that end its texts goes on after this one, with a turn of the
     user.
-
-    Args:
-      vocabulary: the model's vocabulary.
-      template: writes conversations.
     """
     last, before_user, _ = _tails(vocabulary, template)
     return last[:1] if before_user is None or before_user[:1] == last[:1] else ()
@@ -344,12 +320,7 @@ def shared(a: Sequence[int] | str, b: Sequence[int] | str) -> int:
 
 
 def encode_marked(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Returns the ids of a text that a template wrote, with special tokens where it names them.
-
-    Args:
-      vocabulary: encodes the text.
-      text: a text with all special tokens that the model is to see.
-    """
+    """Returns the ids of a text that a template wrote, with special tokens where it names them."""
     ids: list[int] = []
     for _, part, special in _parts(vocabulary, text):
         ids += vocabulary.encode(part) if special is None else [special]

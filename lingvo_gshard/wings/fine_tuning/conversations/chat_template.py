@@ -24,16 +24,6 @@ Message = Mapping[str, Any]
 
 TEMPLATE_FILE = "chat_template.jinja"
 _OLD_TEMPLATE_FILE = "chat_template.json"
-# Names of the special tokens that templates may use, as tokenizer_config.json has them.
-_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 # Levels of lists and objects in a conversation. Schemas of functions have about ten.
 _DEEPEST = 100
 # Names of a message's reasoning; the first is the one that templates read.
@@ -44,9 +34,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class Rendered:
     """A conversation as text.
 
-    Attributes:
-      text: the text.
-      spans: begin and end of each part of the text within `{% generation %}`, in characters.
+    `spans` has begin and end of each part within `{% generation %}`, in characters.
     """
 
     text: str
@@ -54,14 +42,7 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A template with the special tokens that it may name.
-
-    Attributes:
-      source: the program.
-      tokens: name of a special token, such as "eos_token" -> its text.
-      where: where the program is from, for messages.
-      date: the time that the program is told; None for the present.
-    """
+    """A template with the special tokens that it may name."""
 
     def __init__(
         self,
@@ -88,14 +69,7 @@ class ChatTemplate:
         self._program = TemplateProgram(source, where)
 
     def at(self, date: str) -> ChatTemplate:
-        """Returns the template with a fixed date.
-
-        Args:
-          date: such as "2025-01-01"; "" for the present.
-
-        Raises:
-          UserError: it is no date.
-        """
+        """Returns the template with a fixed date such as "2025-01-01"; with "", the present."""
         try:
             found = datetime.datetime.fromisoformat(date) if date else None
         except ValueError:
@@ -138,9 +112,7 @@ class ChatTemplate:
     def of_model(cls, directory: pathlib.Path, name: str = "default") -> ChatTemplate | None:
         """Returns the template of a published model; None if it has none.
 
-        Args:
-          directory: the model's files.
-          name: which template, where tokenizer_config.json has several.
+        A name chooses one where tokenizer_config.json has several.
 
         Raises:
           UserError: a file is damaged, or the model has templates but none of this name.
@@ -157,15 +129,7 @@ class ChatTemplate:
 
 
 def read_template(path: pathlib.Path, where: str) -> str:
-    """Returns the program in a file.
-
-    Args:
-      path: the file.
-      where: the file, for messages.
-
-    Raises:
-      UserError: it cannot be read.
-    """
+    """Returns the program in a file; UserError if it cannot be read."""
     try:
         return objects.read_text(path)
     except (OSError, UserError) as error:
@@ -173,11 +137,7 @@ def read_template(path: pathlib.Path, where: str) -> str:
 
 
 def _chosen(found: Any, name: str, where: str) -> str:
-    """Returns the template of a name, of a setting that has one or several.
-
-    Raises:
-      UserError: there is none of this name, or the setting has another form.
-    """
+    """Returns the template of a name in a setting that has one or several; UserError if none."""
     if isinstance(found, str):
         return found
     try:
@@ -198,14 +158,11 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
     """Returns the special tokens of a published model by name, such as "eos_token".
 
     tokenizer_config.json comes before special_tokens_map.json.
-
-    Raises:
-      UserError: a file is damaged.
     """
     found: dict[str, str] = {}
     for file in (SPECIAL_TOKENS, SETTINGS):
         values = read_json(directory / file)
-        for name in (key for key in values if key in _TOKENS or key.endswith("_token")):
+        for name in (key for key in values if key.endswith("_token")):
             token = values[name]
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
@@ -214,11 +171,7 @@ def tokens_of(directory: pathlib.Path) -> dict[str, str]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Returns JSON values. An object of another type becomes its name.
-
-    Raises:
-      UserError: the value is nested deeply.
-    """
+    """Returns JSON values; UserError if nested deeply. Objects of other types become names."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth == _DEEPEST:

@@ -95,11 +95,7 @@ class ConversationInput(TextInput, CorpusInput):
 
     @property
     def vocabulary(self) -> Vocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The vocabulary of the model.
-
-        Raises:
-          UserError: no checkpoint was loaded that has it.
-        """
+        """The vocabulary of the model; UserError if no checkpoint was loaded that has it."""
         if self._loaded is None:
             raise UserError(
                 "conversations need the vocabulary of a trained model: start the run with "
@@ -212,11 +208,7 @@ class ConversationInput(TextInput, CorpusInput):
 
 
 def chat_template_of(input_: TextInput) -> ChatTemplate | None:
-    """Returns the chat template of an input whose vocabulary is loaded; None without any.
-
-    Raises:
-      UserError: a file is damaged.
-    """
+    """Returns the chat template of an input whose vocabulary is loaded; None without any."""
     if isinstance(input_, ConversationInput):
         return input_.template
     vocabulary = input_.vocabulary
@@ -225,11 +217,7 @@ def chat_template_of(input_: TextInput) -> ChatTemplate | None:
 
 
 def template_of(vocabulary: Vocabulary, directory: pathlib.Path) -> ChatTemplate | None:
-    """Returns the chat template in the directory of a checkpoint; None without any.
-
-    Args:
-      vocabulary: the vocabulary that the directory has.
-      directory: files of a published model, or of a run.
+    """Returns the chat template in the directory of a published model or of a run; None without.
 
     Raises:
       UserError: a file is damaged.
@@ -243,11 +231,7 @@ def template_of(vocabulary: Vocabulary, directory: pathlib.Path) -> ChatTemplate
 def _template_in(
     path: pathlib.Path, vocabulary: Vocabulary, directory: pathlib.Path | None
 ) -> ChatTemplate:
-    """Returns the chat template in a file, with the special tokens of a vocabulary.
-
-    Raises:
-      UserError: the file is missing, or is no template.
-    """
+    """Returns the chat template in a file, with the special tokens of a vocabulary."""
     source = read_template(path.expanduser(), f"input.template: {path}")
     if isinstance(vocabulary, PublishedVocabulary) and directory:
         return ChatTemplate(source, tokens_of(directory), str(path))

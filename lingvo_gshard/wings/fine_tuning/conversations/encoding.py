@@ -34,13 +34,7 @@ class Encoder:
     """Turns examples into ids."""
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None, learned: str):
-        """Takes over a vocabulary.
-
-        Args:
-          vocabulary: encodes texts.
-          template: writes conversations; None if there are none.
-          learned: one of LEARNED.
-        """
+        """Takes over a vocabulary, and a template unless there are no conversations."""
         self._vocabulary, self._template, self._learned = vocabulary, template, learned
         self._answers = Answers(vocabulary, template) if template else None
 

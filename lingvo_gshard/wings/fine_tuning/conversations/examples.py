@@ -127,11 +127,7 @@ def _same_kind(fields: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 
 def _turns(name: str, value: Any) -> tuple[Message, ...]:
-    """Returns the turns in a field.
-
-    Raises:
-      UserError: it is no list of turns.
-    """
+    """Returns the turns in a field; UserError if it is no list of turns."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise UserError(f"{name!r} is {_shown(value)}; a list of turns was expected")
     for number, turn in enumerate(value):

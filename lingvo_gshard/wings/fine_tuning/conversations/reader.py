@@ -105,11 +105,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class ExampleCleaner(Configurable):
-    """Drops repeated examples. Texts stay as they are, byte for byte.
-
-    Attributes:
-      unicode_form: Unicode's normal form of the rows that are kept: as they were.
-    """
+    """Drops repeated examples. Texts stay as they are, byte for byte."""
 
     unicode_form = normalization.NFC
 

@@ -46,15 +46,7 @@ class TemplateProgram:
     """A compiled template."""
 
     def __init__(self, source: str, where: str):
-        """Compiles a template.
-
-        Args:
-          source: the program.
-          where: where the program is from, for messages.
-
-        Raises:
-          UserError: it is no program in Jinja.
-        """
+        """Compiles a template; UserError, which says where it is from, if it is none."""
         self._where = where
         if len(source) > _LARGEST_SOURCE:
             raise UserError(
@@ -72,9 +64,6 @@ class TemplateProgram:
 
     def run(self, variables: Mapping[str, Any]) -> tuple[str, tuple[tuple[int, int], ...]]:
         """Returns what the template writes, and the parts of it within `{% generation %}`.
-
-        Args:
-          variables: plain values by the names that the template reads.
 
         Raises:
           UserError: the template refuses the values, fails, runs for long or writes much.
@@ -108,12 +97,7 @@ class _LimitError(Exception):
 
 
 class _State(threading.local):
-    """The limits of one run, and what it has written so far. Threads render at the same time.
-
-    Attributes:
-      length: characters written.
-      spans: begin and end of the parts within `{% generation %}`.
-    """
+    """The limits of one run, and what it has written so far. Threads render at the same time."""
 
     def __init__(self) -> None:
         self.end()
@@ -145,11 +129,7 @@ def _filtered(node: Any, name: str, environment: Any) -> jinja2.nodes.Filter:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of templates.
-
-    Attributes:
-      state: the run of the current thread.
-    """
+    """The environment of templates."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 

@@ -3,9 +3,6 @@
 Arrays are matched by the names of their layers. Each slice of the stacked weights of a compiled
 loop has the name that it would have without the loop. The arrays therefore match whether or not
 either model compiles its layers as loops.
-
-Devices have equal parts of the experts, in their order. A router's weights are put into the same
-order, so that the model computes the same function.
 """
 
 from __future__ import annotations
@@ -26,12 +23,7 @@ Find = Callable[[str, str, tuple[int, ...]], np.ndarray | None]
 
 
 def by_name(specs: NestedMap, arrays: Arrays) -> Arrays:
-    """Returns arrays by the names of their layers.
-
-    Args:
-      specs: the tree of VariableSpec.
-      arrays: the arrays by their dotted paths in `specs`.
-    """
+    """Returns arrays, given by their dotted paths in `specs`, by the names of their layers."""
     found: Arrays = {}
     for path, spec in specs.flatten_items():
         if spec.slices:
@@ -43,13 +35,7 @@ def by_name(specs: NestedMap, arrays: Arrays) -> Arrays:
 
 
 def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
-    """Returns NumPy arrays in the structure of `specs`.
-
-    Args:
-      specs: the tree of VariableSpec.
-      find: returns each array by name.
-      seed: seeds the weights that `find` answers with None.
-    """
+    """Returns NumPy arrays in the structure of `specs`. The seed is for weights not found."""
     key = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
 
     def make_array(path: str, spec: VariableSpec) -> np.ndarray:
@@ -68,16 +54,9 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
 
 
 def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
-    """Returns the state that a run of this trainer starts with.
+    """Returns the state that a run of the trainer of a new model starts with.
 
-    Args:
-      trainer: the trainer of the new model.
-      find: returns each weight by name.
-      find_moment: returns each optimizer moment by name.
-
-    Returns:
-      The weights, the moments and the trainer's other state. Averages of the weights start at the
-      weights.
+    Averages of the weights start at the weights.
     """
     specs, seed = trainer.state_specs(), trainer.p.seed
     theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)

@@ -12,22 +12,13 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.training.run.checkpoint.arrays import Arrays
-from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.wings.fine_tuning.surgery import pruning
 
 
 def order_of(
     path: str, placement: Sequence[Sequence[int]], layers: Mapping[str, MixtureOfExperts]
 ) -> np.ndarray:
-    """Returns the order of a layer's experts under a placement.
-
-    Args:
-      path: path of the layer.
-      placement: the experts of each device.
-      layers: the model's layers with experts by path.
+    """Returns the order of the experts of a layer, by its path, under a placement on devices.
 
     Raises:
       UserError: the model has no such layer, devices have different numbers of experts, an expert
@@ -62,17 +53,3 @@ def order_of(
             "neighboring experts, so that another order of experts would be another model"
         )
     return order
-
-
-def placed_state(
-    trainer: Trainer, theta: Arrays, moments: Arrays, orders: Mapping[str, np.ndarray]
-) -> NestedMap:
-    """Returns a training state with the experts in another order, to continue training with.
-
-    Args:
-      trainer: the run's trainer.
-      theta: its weights by path.
-      moments: its optimizer moments by path.
-      orders: the experts of each layer in their new order, by its path.
-    """
-    return pruning.pruned_state(trainer, trainer, theta, moments, orders)

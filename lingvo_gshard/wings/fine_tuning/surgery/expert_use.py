@@ -88,13 +88,7 @@ def measure(
     """Returns the use of the experts by the path of their layer, in evaluation.
 
     Layers of a compiled loop have the paths that they have without the loop. The result is empty if
-    the task has no experts.
-
-    Args:
-      task: the task.
-      theta: its weights.
-      batches: the batches to evaluate.
-      on_batch: called with each batch after it was evaluated.
+    the task has no experts. `on_batch` is called with each batch after it was evaluated.
     """
     found: dict[str, ExpertUse] = {}
     theta = theta.transform(tf.convert_to_tensor)

@@ -96,10 +96,10 @@ def pruned_state(
 
     Args:
       whole: the trainer of the model with all experts.
-      pruned: the trainer of the pruned model.
+      pruned: the trainer of the pruned model, or the same if experts only change their order.
       theta: the weights of the whole model by path.
       moments: its optimizer moments by path. Moments whose shape no longer fits are new.
-      kept: the experts to keep by the path of their layer, from `chosen`.
+      kept: the experts to keep, in their new order, by the path of their layer.
     """
     specs = whole.state_specs()
     weights = conversion.by_name(specs.theta, theta)
@@ -120,11 +120,9 @@ def pruned_state(
         return array
 
     def find_moment(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        if name not in moments:
+        if name not in moments or len(layout) != moments[name].ndim:
             return None
-        array = (
-            keep_experts(moments[name], name, layout) if len(layout) == moments[name].ndim else None
-        )
-        return array if array is not None and tuple(array.shape) == tuple(shape) else None
+        array = keep_experts(moments[name], name, layout)
+        return array if tuple(array.shape) == tuple(shape) else None
 
     return conversion.of_trainer(pruned, find, find_moment)

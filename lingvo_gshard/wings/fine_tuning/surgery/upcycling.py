@@ -133,8 +133,7 @@ def upcycled_state(
       dense: the trainer of the dense model.
       sparse: the trainer of the sparse model.
       theta: the weights of the dense model by path.
-      moments: its optimizer moments by path; None to start all moments at 0. Moments of
-        weights that the dense model does not have are always new.
+      moments: its optimizer moments by path; None to start all at 0. New weights have new moments.
 
     Raises:
       UserError: the sparse model has other weights than the dense model, experts and routers. The
@@ -181,14 +180,7 @@ def _difference(
     """Returns why a layer with experts computes another function than the dense layer; '' if not.
 
     Both run in evaluation on one token, on a group of equal tokens, which all choose the same
-    experts, and on a group of random tokens.
-
-    Args:
-      dense: the dense layer.
-      dense_theta: its weights.
-      sparse: the layer with experts.
-      sparse_theta: its weights.
-      moe: Params path of the mixture, for the message.
+    experts, and on a group of random tokens. `moe` is the Params path of the mixture.
     """
     rng = np.random.default_rng(1)
     size = min(sparse.p.group_size, _MOST_PROBED)
@@ -222,12 +214,6 @@ def check_same_function(
     dense: Layer, dense_theta: NestedMap, sparse: Layer, sparse_theta: NestedMap
 ) -> None:
     """Checks that every upcycled layer computes the same function as the dense layer.
-
-    Args:
-      dense: the dense task.
-      dense_theta: its weights.
-      sparse: the sparse task.
-      sparse_theta: its weights.
 
     Raises:
       UserError: a layer computes another function. The message says which and why.

@@ -34,11 +34,7 @@ def normalizer_of_choice(
 ) -> tf.Tensor:
     """Returns the `log_normalizer` of each hypothesis, [B,W], if its best token is known.
 
-    Args:
-      logits_BWV: the model's logits.
-      value_BW: the largest logit of the tokens that `only_allowed` leaves, `end_ids` excluded.
-      state: the state before the step.
-      end_ids: ids that end a text.
+    `value_BW` is the largest logit that `only_allowed` leaves, `end_ids` excluded.
     """
     if "allowed_BV" in state:
         return log_normalizer(logits_BWV)
@@ -47,10 +43,7 @@ def normalizer_of_choice(
 
 
 def only_allowed(logits_BWV: tf.Tensor, state: NestedMap) -> tf.Tensor:
-    """Returns logits with impossible values at tokens that are not in `allowed_BV`.
-
-    They are returned as they are if that is not in the state.
-    """
+    """Returns logits with impossible values at tokens that are not in `allowed_BV`, if given."""
     if "allowed_BV" not in state:
         return logits_BWV
     return tf.where(tf.equal(state.allowed_BV, 0)[:, None, :], IMPOSSIBLE, logits_BWV)

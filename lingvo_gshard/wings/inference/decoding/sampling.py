@@ -114,12 +114,6 @@ def _fewest(
     Of equal logits the first ones are taken, as in greedy decoding. The search for the least logit
     to take halves an interval of floats, whose bits are ordered like integers. This needs a few
     vectorized passes over the logits; sorting the logits would take milliseconds.
-
-    Args:
-      logits_BV: float32 logits.
-      weight_BV: weight of each logit.
-      wanted_B: the sum of weights to reach.
-      is_limited_B: whether the row is limited; else all of its tokens are taken.
     """
     rows, size = known_sizes(logits_BV.shape)
     # -0.0 and 0.0 are equal but have different bits, so every zero becomes 0.0 first.
@@ -149,16 +143,13 @@ def _fewest(
             )
             return is_tie_BV & (tf.range(size) <= end_B[:, None])
 
-        has_ties = tf.reduce_any(is_limited_B & (_count(is_tie_BV) > 1))
+        ties_B = tf.reduce_sum(tf.cast(is_tie_BV, tf.int32), 1)
+        has_ties = tf.reduce_any(is_limited_B & (ties_B > 1))
         is_taken_BV = is_better_BV | tf.cond(has_ties, first_ties, lambda: is_tie_BV)
         return is_taken_BV | ~is_limited_B[:, None]
 
     everything = lambda: tf.fill([rows, size], True)  # noqa: E731
     return tf.cond(tf.reduce_any(is_limited_B), search, everything)
-
-
-def _count(is_taken_BV: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.cast(is_taken_BV, tf.int32), 1)
 
 
 def _largest(

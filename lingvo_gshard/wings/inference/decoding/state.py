@@ -1,11 +1,7 @@
 """The kind of a decoding program: how it chooses tokens, and the sizes of its state.
 
-A state has B rows, each with one text and its W hypotheses. Keys and values are in a ring of T
-positions: a step writes position `time` modulo T, for all rows. A row's own positions are the
-`position_B` positions written last. So rows start at any time, and every write is one slice, in
-place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which slot belongs to
-a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row are in blocks; a
-step reads only the blocks that it needs (wings/inference/layers/cached.py).
+docs/architecture.md describes the state: B rows, each with a text and its W hypotheses, share a
+ring of T positions with W slots each. A row has the `position_B` positions written last.
 
 Lists of blocks are slots. Layers such as GatedDeltaNet keep single arrays, with what all tokens of
 a row's text so far have left. Such layers need a beam of 1.
@@ -14,12 +10,12 @@ a row's text so far have left. Such layers need a beam of 1.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.wings.inference.layers import transformer
 from lingvo_gshard.wings.inference.layers.cached import CacheView, block_count
@@ -80,8 +76,8 @@ def record_names(kind: SearchKind) -> tuple[str, ...]:
 
 LOCAL_LETTERS = {"w": "the two words of a random key, or the slots of a position"}
 
-# (rows, slots) -> the shapes of each layer's arrays by name.
-Shapes: TypeAlias = "Callable[[int, int], list[dict[str, tuple[int, ...]]]]"
+# (stack, rows, slots) -> the shapes of each layer's arrays by name.
+Shapes: TypeAlias = "Callable[[TransformerStack, int, int], list[dict[str, tuple[int, ...]]]]"
 
 # Larger than any score of a hypothesis that does not exist.
 IMPOSSIBLE = -1e9
@@ -95,19 +91,8 @@ def state_specs(
     dtype: tf.DType,
     in_blocks: bool = True,
 ) -> NestedMap:
-    """Returns the tree of tf.TensorSpec of a state.
-
-    Args:
-      model: the model.
-      kind: how tokens are chosen.
-      shape: the sizes of the state.
-      vocabulary_size: number of ids.
-      dtype: type of keys and values.
-      in_blocks: whether the slots of a row may be in several blocks.
-    """
+    """Returns the tree of tf.TensorSpec of a state; the slots of a row may be `in_blocks`."""
     rows, beam = shape.rows, kind.beam
-    cache_shapes = functools.partial(transformer.stack_cache_shapes, model.decoder)
-    memory_shapes = functools.partial(transformer.stack_memory_shapes, model.decoder)
 
     def spec(*sizes: int, of: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec((rows, *sizes), of)
@@ -116,12 +101,12 @@ def state_specs(
         count = block_count(rows, positions, width) if in_blocks else 1
         return [
             NestedMap({name: [tf.TensorSpec(s, dtype)] * count for name, s in layer.items()})
-            for layer in shapes(rows, positions * width // count)
+            for layer in shapes(model.decoder, rows, positions * width // count)
         ]
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=_with_states(slots(cache_shapes, shape.length, beam), model, rows),
+        caches=_with_states(slots(transformer.stack_cache_shapes, shape.length, beam), model, rows),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -131,7 +116,7 @@ def state_specs(
     )
     if shape.memory_length:
         state.memory = NestedMap(
-            layers=slots(memory_shapes, shape.memory_length),
+            layers=slots(transformer.stack_memory_shapes, shape.memory_length),
             bias_BK=spec(shape.memory_length, of=tf.float32),
         )
     if beam > 1:
@@ -185,10 +170,7 @@ def slot_count(state: NestedMap) -> int:
 
 
 def ages(time: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns int32 [T]: how many positions before `time` each position of a ring was written.
-
-    The position that `time` itself stands for has the age 0.
-    """
+    """Returns int32 [T]: how many positions before `time`, 0 or more, each one was written."""
     return tf.math.floormod(time - tf.range(length), length)
 
 

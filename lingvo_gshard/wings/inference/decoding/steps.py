@@ -265,11 +265,6 @@ def _with_rows(
 
     XLA for CPU would copy the caches into the loop. Devices that each have some of the rows would
     have to agree on one that is written.
-
-    Args:
-      caches: keys and values of each layer, blocks [B,N,K,D].
-      entering: the same of the new texts, blocks [a,N,K,D].
-      text_of_row_B: int32, the text that enters each row; -1 where the row stays.
     """
     old, new = (tf.nest.flatten(list(each)) for each in (caches, entering))
     count = new[0].shape[0]
@@ -312,15 +307,7 @@ def _blocks_of(
     targets: Sequence[NestedMap],
     change: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[NestedMap]:
-    """Returns the arrays of each layer, changed and in as many blocks as `targets` have.
-
-    Arrays without slots stay as they are.
-
-    Args:
-      layers: lists of one block for each layer.
-      targets: lists of blocks for each layer.
-      change: what is done with a block first.
-    """
+    """Returns each layer's arrays with slots, changed and in as many blocks as `targets` have."""
 
     def fitted(array: Any, target: Any) -> Any:
         if not isinstance(target, list):

@@ -37,13 +37,9 @@ def moved(
     beam: int,
     rows: Sequence[int],
 ) -> list[np.ndarray]:
-    """Returns the arrays of a state of another shape, with some rows of a state.
+    """Returns the arrays of a state of another shape, with some rows of a state first.
 
-    Args:
-      state: path -> array. Positions that the new shape lacks must not be needed any more.
-      targets: the arrays of the new state, in order.
-      beam: W.
-      rows: the rows to take; they become the first ones. The others are empty.
+    Positions that the new shape does not have must not be needed any more.
     """
     blocks: dict[str, list[Array]] = {}
     for array in targets:
@@ -183,16 +179,18 @@ class DecodeBatch:
         """Lets texts into free rows. There must be enough of them."""
         program = self._executables.get(admission.key)
         if not self.active:
-            self._rewind()
+            # The ring restarts, so that steps read its first positions only.
+            index = [array.path for array in self._arrays].index(_TIME)
+            zero: Any = np.zeros((), np.int32)
+            self._state[index] = zero
         rows = admission.rows
         places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
-        new = _NewTexts(program, self._facts, rows)
-        new.arrays["new.text_of_row_B"][:] = -1
+        new = _new_texts(program, self._facts, rows)
+        new["text_of_row_B"][:] = -1
         for text, place in enumerate(places):
-            new.arrays["new.text_of_row_B"][place] = text
+            new["text_of_row_B"][place] = text
             self.rows[place] = rows[text]
-        extra = [new.arrays[array.path] for array in program.inputs_of("new")]
-        self._state = list(program.call(*self._weights, *self._state, *extra))
+        self._state = list(program.call(*self._weights, *self._state, *new.values()))
 
     def split(self, rows: Collection[DecodedText]) -> DecodeBatch:
         """Returns a new batch that has some of the texts, which leave this one.
@@ -214,12 +212,6 @@ class DecodeBatch:
             self.rows[self.rows.index(row)] = None
         return canceled
 
-    def _rewind(self) -> None:
-        """Restarts the ring of a state without texts: steps read its first positions only."""
-        (index,) = (i for i, array in enumerate(self._arrays) if array.path == "state.time")
-        zero: Any = np.zeros((), np.int32)
-        self._state[index] = zero
-
     def step(self, most_steps: int, enough: int) -> list[DecodedText]:
         """Decodes until `most_steps` tokens more, or until `enough` texts have ended.
 
@@ -227,8 +219,9 @@ class DecodeBatch:
           The rows that are done. Their places are free afterwards.
         """
         program = self._executables.get(ProgramKey(STEPS, self.kind, self.shape))
+        is_alive_B = np.array([row is not None for row in self.rows], np.int32)
         outputs = program.call(
-            *self._weights, *self._state, self._alive(), np.int32(most_steps), np.int32(enough)
+            *self._weights, *self._state, is_alive_B, np.int32(most_steps), np.int32(enough)
         )
         count = len(self._state)
         self._state = list(outputs[:count])
@@ -245,49 +238,40 @@ class DecodeBatch:
                 self.rows[index] = None
         return done
 
-    def _alive(self) -> np.ndarray:
-        """Returns int32 [B]: 0 for rows that the host has ended or that are empty."""
-        return np.array([row is not None for row in self.rows], np.int32)
 
-
-class _NewTexts:
-    """The arrays of texts that enter a state, filled in from their requests."""
-
-    def __init__(self, program: DecodingExecutable, facts: ModelFacts, rows: Sequence[DecodedText]):
-        self.arrays = {a.path: np.zeros(a.shape, a.dtype) for a in program.inputs_of("new")}
-        for name in ("new.given_ap", "new.source_aK"):
-            if name in self.arrays:
-                self.arrays[name][:] = NO_TOKEN
-        self._facts = facts
-        for text, row in enumerate(rows):
-            self._fill(text, row)
-
-    def _fill(self, text: int, row: DecodedText) -> None:
+def _new_texts(
+    program: DecodingExecutable, facts: ModelFacts, rows: Sequence[DecodedText]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of texts that enter a state, filled in from their requests."""
+    inputs = {array.path.removeprefix("new."): array for array in program.inputs_of("new")}
+    new = {name: np.zeros(array.shape, array.dtype) for name, array in inputs.items()}
+    for name in ("given_ap", "source_aK"):
+        if name in new:
+            new[name][:] = NO_TOKEN
+    for text, row in enumerate(rows):
         request, options = row.answer.request, row.answer.request.options
-        self._set("last_a", text, request.given[-1])
-        if "new.source_aK" in self.arrays:
-            self.arrays["new.source_aK"][text, : len(request.source)] = request.source
+        new["last_a"][text] = request.given[-1]
+        if "source_aK" in new:
+            new["source_aK"][text, : len(request.source)] = request.source
         before = request.given[:-1]
-        if before and "new.given_ap" in self.arrays:
-            self.arrays["new.given_ap"][text, -len(before) :] = before
+        if before and "given_ap" in new:
+            new["given_ap"][text, -len(before) :] = before
         values = options.row_values() | {
             "limit_B": row.limit,
             "word_B": _word(request.given, row.text),
             "key_Bw": (options.seed, 0),
         }
         for leaf, value in values.items():
-            self._set(f"options.{leaf}", text, value)
-        if "new.options.seen_BV" in self.arrays:
-            self.arrays["new.options.seen_BV"][text, list(request.given)] = 1
-        if "new.options.allowed_BV" in self.arrays:
-            allowed_V = self.arrays["new.options.allowed_BV"][text]
+            if f"options.{leaf}" in new:
+                new[f"options.{leaf}"][text] = value
+        if "options.seen_BV" in new:
+            new["options.seen_BV"][text, list(request.given)] = 1
+        if "options.allowed_BV" in new:
+            allowed_V = new["options.allowed_BV"][text]
             allowed_V[list(options.allowed_tokens) or slice(None)] = 1
-            allowed_V[list(self._facts.end_ids)] = 1
+            allowed_V[list(facts.end_ids)] = 1
             allowed_V[list(options.forbidden_tokens)] = 0
-
-    def _set(self, name: str, text: int, value: object) -> None:
-        if f"new.{name}" in self.arrays:
-            self.arrays[f"new.{name}"][text] = value
+    return new
 
 
 def _word(given: Sequence[int], text: int) -> int:

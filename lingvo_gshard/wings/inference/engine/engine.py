@@ -1,9 +1,7 @@
 """Engine: answers requests with continuous batching, on one or several threads.
 
 A worker is a thread with decode batches of its own, one for each kind of search under way. When
-texts of a batch end, waiting requests take their places. XLA for CPU computes the small products of
-a decoding step on one core, so that one worker for each core decodes fastest. Workers share the
-weights and the compiled programs.
+texts of a batch end, waiting requests take their places. Workers share weights and programs.
 """
 
 from __future__ import annotations
@@ -315,12 +313,7 @@ class Engine:
         return answers
 
     def warm_up(self, options: DecodingOptions, lengths: Sequence[int]) -> None:
-        """Compiles the programs for single texts and for full batches; no request waits for them.
-
-        Args:
-          options: how tokens will be chosen.
-          lengths: tokens of sources and texts.
-        """
+        """Compiles the programs for one text and for many of such lengths; no request waits."""
         kind, parts = options.kind, self.executables.parts
         for count in (1, self._options.most_texts(kind.beam)):
             for wanted in lengths:
@@ -336,11 +329,7 @@ class Engine:
         return self._waiting.total
 
     def stuck(self, seconds: float) -> list[str]:
-        """Returns which threads decode for longer than a time, or have ended, in words.
-
-        Args:
-          seconds: the longest time that a call of a program may take.
-        """
+        """Returns which threads decode for longer than a time, or have ended, in words."""
         now, found = time.monotonic(), []
         for number, worker in enumerate(self._workers, start=1):
             if worker.has_died:
@@ -436,8 +425,7 @@ class Engine:
             return
         count = self._options.workers
         if not count:
-            is_cpu = self.executables.platform == "cpu" and self.executables.device_count == 1
-            count = len(os.sched_getaffinity(0)) if is_cpu else 1
+            count = len(os.sched_getaffinity(0)) if self.executables.is_on_one_cpu else 1
         self._waiting.workers = count
         self._workers = [
             Worker(self.facts, self.executables, self.weights, self._waiting, self._options)

@@ -111,10 +111,7 @@ class ShapeSelector:
     ) -> Plan | None:
         """Returns how texts can enter a batch; None if that takes programs that are not loaded.
 
-        Args:
-          batch: the batch; its own texts stay.
-          entering: the texts that enter.
-          wants: whether to have programs made that would suit better.
+        Programs that would suit better are made if `wants`.
         """
         best = self.best(batch, entering)
         keys = best.keys(batch.kind)
@@ -144,7 +141,8 @@ class ShapeSelector:
         shape, is_ready = self._needed(texts, rows), self._executables.is_ready
         if not self.is_exact(batch.kind):
             larger = (one for one in self._shapes if one.holds(shape))
-            ready = (one for one in larger if self._is_ready(batch.kind, one))
+            parts = self._executables.parts
+            ready = (x for x in larger if all(map(is_ready, program_keys(batch.kind, x, parts))))
             shape = next(ready, shape)
         return self._plan(batch, shape, entering, is_ready)
 
@@ -211,11 +209,6 @@ class ShapeSelector:
     def is_exact(self, kind: SearchKind) -> bool:
         """Returns whether to compile the programs that fit best where larger ones are ready."""
         return self._options.exact or self._waiting.count(kind) >= _MANY
-
-    def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
-        """Returns whether decoding in a shape needs no program that is not compiled."""
-        keys = program_keys(kind, shape, self._executables.parts)
-        return all(map(self._executables.is_ready, keys))
 
     def _plan(
         self,

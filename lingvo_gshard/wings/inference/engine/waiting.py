@@ -30,17 +30,16 @@ class DecodedText:
     """One text of a request, in one row of a batch.
 
     Attributes:
-      answer: where events go.
       text: number of the text within its request.
       limit: the largest number of new tokens.
       generated: the number of new tokens so far.
-      is_done: whether the text is complete.
       passes: how often other texts got a place that this text waited for.
       created: when the text began to wait, in the time of time.monotonic.
     """
 
-    def __init__(self, answer: Answer, text: int, limit: int):
+    def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
         self.answer, self.text, self.limit = answer, text, limit
+        self._end_ids = end_ids
         self.generated, self.is_done, self.passes = 0, False, 0
         self.created = time.monotonic()
 
@@ -50,12 +49,7 @@ class DecodedText:
         return len(self.answer.request.given) - 1 + self.generated
 
     def add(self, records: dict[str, np.ndarray], is_active: bool) -> None:
-        """Adds what the model chose in some steps.
-
-        Args:
-          records: name -> [steps,W].
-          is_active: whether the text goes on.
-        """
+        """Adds what the model chose in some steps, name -> [steps,W]."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -71,8 +65,8 @@ class SampledText(DecodedText):
     """A text that is drawn, or decoded greedily."""
 
     def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
-        super().__init__(answer, text, limit)
-        self._end_ids, self._reason = end_ids, LENGTH
+        super().__init__(answer, text, limit, end_ids)
+        self._reason = LENGTH
         self._tokens: list[int] = []
         self._log_probabilities: list[float] = []
 
@@ -115,8 +109,7 @@ class BeamText(DecodedText):
     """A text that is searched for with a beam."""
 
     def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
-        super().__init__(answer, text, limit)
-        self._end_ids = end_ids
+        super().__init__(answer, text, limit, end_ids)
         self._records: dict[str, list[np.ndarray]] = {name: [] for name in BEAM_RECORD}
 
     def add(self, records: dict[str, np.ndarray], is_active: bool) -> None:
@@ -193,12 +186,7 @@ class Turns:
         return list(itertools.islice(_in_turn(clients), most))
 
     def remove(self, row: DecodedText, is_served: bool = False) -> None:
-        """Removes a text.
-
-        Args:
-          row: the text.
-          is_served: whether it gets a place. The turn of its client then comes after all others.
-        """
+        """Removes a text. If it is served, the turn of its client comes after all others."""
         client, number = row.answer.request.client, row.answer.request.group
         groups = self._clients[client]
         del groups[number][id(row)]
@@ -287,12 +275,7 @@ class WaitingTexts:
             self._changed.notify_all()
 
     def wait(self, version: int, seconds: float | None) -> None:
-        """Waits until there may be something to do.
-
-        Args:
-          version: the version when there was nothing.
-          seconds: how long to wait at most; None for no limit.
-        """
+        """Waits until the version changes, when there may be something new to do."""
         with self._changed:
             self._changed.wait_for(lambda: self.version != version, seconds)
 

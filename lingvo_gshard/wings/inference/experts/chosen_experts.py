@@ -70,10 +70,7 @@ def run_routing(
     routing: TokenChoiceRouting,
     x_GSM: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns [G,S,M]: the gate-weighted sum of the outputs of each token's experts.
-
-    `prepare` makes the weights.
-    """
+    """Returns [G,S,M]: `run_experts` with the weights that `prepare` made."""
     region = SplitExperts.for_experts(experts)
     compute = functools.partial(run_experts, experts, even_experts=routing.num_experts)
     return region.run(compute, weights, routing, x_GSM)

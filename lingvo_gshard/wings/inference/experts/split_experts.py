@@ -64,11 +64,7 @@ class SplitExperts:
         return cls(experts, mesh, expert_axes, hidden_axes)
 
     def place(self, weights: NestedMap) -> NestedMap:
-        """Returns weights for inference, annotated with their split.
-
-        Args:
-          weights: the weights of all experts, or of one.
-        """
+        """Returns weights for inference, annotated with their split."""
         mesh = self.mesh
         if mesh is None:
             return weights
@@ -83,14 +79,7 @@ class SplitExperts:
         routing: TokenChoiceRouting,
         x_GSM: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns [G,S,M]: the gate-weighted sum of the outputs of each token's experts.
-
-        Args:
-          compute: (weights, x_TM, expert_kT, gate_kT) -> [T,M], for the experts of one device.
-          weights: the weights of each expert, or of all in one stack.
-          routing: the experts of each token.
-          x_GSM: the tokens.
-        """
+        """Returns [G,S,M]: the gate-weighted sum of the outputs of each token's experts."""
         groups = _group_axes(known_sizes(x_GSM.shape)[0])
         trees = [weights] if isinstance(weights, NestedMap) else weights
 

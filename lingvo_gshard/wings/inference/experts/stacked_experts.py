@@ -90,13 +90,7 @@ def run_grouped(
 ) -> tf.Tensor:
     """Returns what `run` returns, by the platform's kernel of grouped products.
 
-    Args:
-      compute: maps the weights, rows sorted by expert, the rows of each expert and the number of
-        rows to outputs, as `sorted_experts.compute_sorted` does.
-      weights: the weights of all experts, which have E first.
-      x_TM: the tokens.
-      expert_kT: int32, the expert of each choice; E or more where there is none.
-      even_experts: the experts that balanced routing spreads the choices over; 0 for E.
+    `compute` is called as `sorted_experts.compute_sorted`.
     """
     choices, tokens = expert_kT.shape
     rows, count = choices * tokens, weights.flatten()[0].shape[0]
@@ -113,9 +107,6 @@ def block_rows(even_load: float) -> int:
 
     An expert with few rows should compute them in one block, so that its weights are read once.
     With many rows, the padding of its last block should be small.
-
-    Args:
-      even_load: rows of an expert under balanced routing.
     """
     wanted = min(2 * even_load, max(_READING_ROWS, even_load / 2))
     return next((size for size in _BLOCKS if size >= wanted), _BLOCKS[-1])
@@ -126,11 +117,6 @@ def expected_blocks(tokens: int, probability: float, block: int) -> float:
 
     With one block for any number of rows it is the probability that an expert has a row at all,
     1 - (1 - probability)^tokens.
-
-    Args:
-      tokens: number of tokens.
-      probability: how likely a token chooses the expert.
-      block: rows of a block.
     """
     if probability >= 1:
         return -(-tokens // block)

@@ -66,21 +66,15 @@ def _(
 
 
 @cache_shapes.register(SelfAttention)
-def _(layer: SelfAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
-    return _slot_shapes(layer, rows, slots)
-
-
-def _slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+def slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes [B,N,K,D] of `key` and `value`, in a cache or of `cache_memory`."""
     shape = (rows, layer.key_value_heads, slots)
     return {"key": (*shape, layer.head_dim), "value": (*shape, layer.value_dim)}
 
 
 @layer_method
 def cache_memory(layer: CrossAttention, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
-    """Returns the keys and values of a memory.
-
-    Both are lists of one block [B,N,K,D], and N is the number of heads of keys and values.
-    """
+    """Returns the keys and values of a memory, both lists of one block [B,N,K,D]."""
     keys_BKND, values_BKND = layer.project_memory(theta, memory_BKM)
     return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
 
@@ -97,11 +91,6 @@ def attend_to_memory(
     query_BLND = layer.project_query(theta, x_BLM)
     mixed_BLND, weights_BNLK = mix_slots(layer, theta, query_BLND, memory, visible)
     return layer.output(theta, mixed_BLND), weights_BNLK
-
-
-def memory_shapes(layer: CrossAttention, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
-    return _slot_shapes(layer, rows, positions)
 
 
 @layer_method

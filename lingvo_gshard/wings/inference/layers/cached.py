@@ -5,10 +5,9 @@ says which slots each new token sees. One code therefore decodes a token, comput
 encodes a sentence, and searches with a beam. The hypotheses of a beam share the slots of a row.
 Programs for TPUs and GPUs use a kernel of the hardware where there is one (cached_fused.py).
 
-Keys and values are lists of blocks of slots, each an array of its own. Every step reads them from
-the device's memory, which takes most of the time of long texts. Attention to the first blocks reads
-these only; XLA would copy a slice of one array first. The blocks of a single row may lack its
-dimension (`without_row`).
+Keys and values are lists of blocks of slots, each an array of its own (docs/architecture.md): XLA
+would first copy a slice of one array. The blocks of a single row may lack its dimension
+(`without_row`).
 """
 
 from __future__ import annotations
@@ -103,13 +102,7 @@ class CacheView:
         reach: Reach = EVERYTHING,
         learned_bias: RelativeBias | None = None,
     ) -> Visible:
-        """Returns the slots that attentions with one reach see.
-
-        Args:
-          mask_BL: int32, 0 for new tokens that are padding, whatever they see.
-          reach: the part of a text that a token sees.
-          learned_bias: as in `Visible`.
-        """
+        """Returns the slots that attentions with one reach see."""
         is_visible_BLK = self.is_visible_BLK
         if reach.window:
             is_visible_BLK &= tf.abs(self.distances_LK) <= reach.window
@@ -174,10 +167,6 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
     """Returns an int32 scalar: the number of first slots that hold all visible ones.
 
     Devices that each have some of the rows would have to agree on it: then None, for all slots.
-
-    Args:
-      bias_BLK: float32 bias of each new token, or of all new tokens of a row, and slot.
-      mask_BL: int32, 0 for new tokens that are padding, whatever they see.
     """
     if axes_of("B")[0]:
         return None
@@ -217,13 +206,7 @@ def in_blocks(x_BNKD: tf.Tensor, count: int) -> list[tf.Tensor]:
 
 
 def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
-    """Returns the cache with new keys and values at the view's slots, all in one block.
-
-    Args:
-      cache: lists of blocks [B,N,K,D] by name, such as `key` and `value`.
-      new: tensors [B,N,L,D] of the new tokens by the same names.
-      view: the slots.
-    """
+    """Returns the cache, blocks [B,N,K,D], with new keys and values [B,N,L,D] in one of them."""
     return NestedMap(
         {name: _write_blocks(cache[name], new[name], view.first_slot) for name in cache}
     )

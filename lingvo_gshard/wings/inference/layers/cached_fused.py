@@ -25,15 +25,9 @@ _NAME = "attention over the cache"
 def attend_slots(
     query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: Softmax
 ) -> tf.Tensor | None:
-    """Returns the attention output [B,L,N,D] of the platform's kernel; None if it has none.
+    """Returns the output of `cached.attend` by the platform's kernel; None if it has none.
 
     Which kernel a layer uses, or why none, is recorded: see `kernel_use.recording`.
-
-    Args:
-      query_BLND: queries, already scaled.
-      slots: `key` and `value`, as `cached.attend` takes them.
-      visible: the slots that each new token sees.
-      softmax: the options of the softmax, without dropout.
     """
     platform = platform_in_use()
     if not platform:
@@ -44,9 +38,13 @@ def attend_slots(
         )
         return None if mixed_BNLD is None else heads_first(mixed_BNLD, "BLND")
     ring = visible.ring
-    obstacle = _obstacle(slots, softmax)
+    obstacle = ""
     if ring is None:
         obstacle = "its tokens see the slots of a beam or of a memory"
+    elif softmax.relative_bias is not None:
+        obstacle = "it has a learned bias"
+    elif len(slots.key) > 1:
+        obstacle = "its slots are in several blocks"
     if obstacle or ring is None:
         kernel_use.note(context.layer_path(), _NAME, obstacle)
         return None
@@ -65,14 +63,6 @@ def attend_slots(
     if obstacle:
         return None
     return _attend_on_shards(call, query_BND, arrays, ring, softmax.sinks_N)[:, None]
-
-
-def _obstacle(slots: NestedMap, softmax: Softmax) -> str:
-    if softmax.relative_bias is not None:
-        return "it has a learned bias"
-    if len(slots.key) > 1:
-        return "its slots are in several blocks"
-    return ""
 
 
 def _axes(x: tf.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -25,14 +25,7 @@ from lingvo_gshard.wings.inference.layers.faces import (
 
 @dataclasses.dataclass(frozen=True)
 class InferenceInputs:
-    """Inputs that all layers of a stack share when they compute new tokens.
-
-    Attributes:
-      view: positions of the new tokens, and the slots that they write to and see.
-      visible: the slots that self-attentions see, by reach.
-      mask_BL: int32, 0 for new tokens that are padding.
-      memory: the positions of the memory that the cross-attentions see; None without a memory.
-    """
+    """Inputs that all layers of a stack share when they compute new tokens."""
 
     view: CacheView
     visible: Mapping[Reach, Visible]
@@ -113,21 +106,7 @@ def extend_stack(
     caches: Sequence[NestedMap] | None = None,
     memory: NestedMap | None = None,
 ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
-    """Computes new tokens of each row.
-
-    Args:
-      stack: the stack.
-      theta: `decoding_weights` of the stack.
-      x_BLM: the new tokens.
-      mask_BL: int32, 0 for new tokens that are padding; these use no expert.
-      view: positions of the new tokens, and the slots that they write to and see.
-      caches: keys and values of each layer; None if the slots are the new tokens.
-      memory: what `cache_memory` returned, for a decoder.
-
-    Returns:
-      The normalized output [B,L,M], the caches with the new tokens, and the weights [B,N,L,K] of
-      the last layer's cross-attention, or None.
-    """
+    """Computes new tokens of each row; see `models.extend_texts`. The output is normalized."""
     layers = stack.layers_in_order()
     table = stack.learned_bias(theta)
     bias = table and table.at(view.distances_LK)
@@ -154,11 +133,7 @@ def extend_stack(
 
 @layer_method
 def cache_memory(stack: TransformerStack, theta: NestedMap, memory: Memory) -> NestedMap:
-    """Computes the keys and values of a memory for `extend_stack`. Each row is one segment.
-
-    Returns:
-      `layers`, the keys and values of each layer, and `bias_BK`, 0 or large and negative.
-    """
+    """Computes `layers` and `bias_BK` of a memory, a segment in each row, for `extend_stack`."""
     layers = [
         attention.cache_memory(layer.cross_attention, weights.cross_attention, memory.output_BKM)
         for layer, weights in zip(stack.layers_in_order(), theta.layers, strict=True)
@@ -184,4 +159,4 @@ def stack_memory_shapes(
 ) -> list[dict[str, tuple[int, ...]]]:
     """Returns the shapes [B,N,K,D] of each layer in `cache_memory`, by name; [] without it."""
     layers = stack.layers_in_order() if stack.p.is_decoder else []
-    return [attention.memory_shapes(layer.cross_attention, rows, positions) for layer in layers]
+    return [attention.slot_shapes(layer.cross_attention, rows, positions) for layer in layers]

@@ -119,10 +119,7 @@ class Background:
             self._changed.notify()
 
     def failure(self, key: ProgramKey) -> tuple[float, BaseException] | None:
-        """Returns the time and the error of the last failure to make a program; None without one.
-
-        The time is in the time of time.monotonic.
-        """
+        """Returns time.monotonic() and the error of a program's last failure; None without one."""
         return self._failures.get(key)
 
     def busy(self) -> dict[ProgramKey, float]:
@@ -248,14 +245,9 @@ class Executables:
         return len(self._compiled)
 
     @property
-    def platform(self) -> str:
-        """The platform of the devices, such as "cpu"."""
-        return self._devices[0].platform
-
-    @property
-    def device_count(self) -> int:
-        """The number of devices."""
-        return len(self._devices)
+    def is_on_one_cpu(self) -> bool:
+        """Whether the only device is a CPU."""
+        return [device.platform for device in self._devices] == ["cpu"]
 
     def is_loaded(self, key: ProgramKey) -> bool:
         """Returns whether a program can be called at once."""
@@ -273,10 +265,7 @@ class Executables:
         return any(named.match(name) for name in list(self._stored))
 
     def want(self, keys: Iterable[ProgramKey]) -> None:
-        """Has programs loaded or compiled in the background.
-
-        To be called again and again while they are wanted.
-        """
+        """Has programs made in the background. To be called again while they are wanted."""
         for key in keys:
             if key not in self._compiled:
                 makers = self._loading if self.is_ready(key) else self._compiling
@@ -287,12 +276,7 @@ class Executables:
         self._listeners.append(listener)
 
     def failure(self, keys: Iterable[ProgramKey], since: float) -> BaseException | None:
-        """Returns the error of a program that could not be made; None if none failed.
-
-        Args:
-          keys: the programs.
-          since: earlier failures are passed over; in the time of time.monotonic.
-        """
+        """Returns the error of a program that failed after a time.monotonic(); None if none did."""
         for key in keys:
             for makers in (self._loading, self._compiling):
                 found = makers.failure(key)
@@ -305,10 +289,7 @@ class Executables:
         return self._loading.busy() | self._compiling.busy()
 
     def forget(self, kind: SearchKind) -> None:
-        """Frees the memory of the programs for a kind of search; they are loaded again if needed.
-
-        Calls under way go on.
-        """
+        """Frees the programs for a kind of search after calls under way; they are loaded again."""
         for key in [key for key in list(self._compiled) if key.kind == kind]:
             del self._compiled[key]
         self._notify()

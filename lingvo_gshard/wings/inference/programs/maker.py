@@ -85,17 +85,7 @@ class ProgramMaker:
         precision: str = TRAINED,
         platform: str = "",
     ):
-        """Prepares to lower; nothing is traced yet.
-
-        Args:
-          task: the model.
-          facts: what the host knows of the model.
-          partitioning: the mesh and what is split over it; None for one device.
-          partitioner: "gspmd" or "shardy".
-          precision: how weights are stored and multiplied; one of
-            wings/inference/decoding/precision.py.
-          platform: the platform of the devices, whose kernels the programs use; "" for none.
-        """
+        """Prepares to lower; nothing is traced yet. See `make_engine` for the arguments."""
         # Decoding multiplies by merged weights, which takes no longer than without adapters.
         self._trained, self._task = task, task.plain
         self._facts, self._partitioner = facts, partitioner
@@ -246,7 +236,10 @@ class ProgramMaker:
         program, weights = self._prepared
         arrays = [
             *program.outputs,
-            *self._arrays(state),
+            *(
+                Array(f"state.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(path, s))
+                for path, s in state.flatten_items()
+            ),
             *extra,
         ]
         first = len(weights.flatten())
@@ -279,12 +272,6 @@ class ProgramMaker:
             # A kernel reads the visible slots of one block.
             in_blocks=not self._platform or kind.beam > 1,
         )
-
-    def _arrays(self, specs: NestedMap) -> list[Array]:
-        return [
-            Array(f"state.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(path, s))
-            for path, s in specs.flatten_items()
-        ]
 
     def _described(self, state: NestedMap) -> list:
         """Returns a state as the outputs that `lower` takes: (path, tensor, split)."""

@@ -227,10 +227,6 @@ def prune(entry: CacheEntry, most_bytes: int = MOST_BYTES) -> None:
 
     If the remaining entries have too many bytes together, the entries used longest ago are removed,
     too.
-
-    Args:
-      entry: the owner's newest entry, which stays in any case.
-      most_bytes: the largest size of all entries together.
     """
     owner = entry.path.name.partition("-")[0]
     others = []

@@ -120,11 +120,7 @@ def of_pairs(p: Params) -> list[Rule]:
 
 
 def of_documents(p: Params) -> list[Rule]:
-    """Returns the rules on documents that are switched on, cheap ones first.
-
-    Raises:
-      UserError: a setting is wrong, or needs a package that is not installed.
-    """
+    """Returns the rules on documents that are switched on; see `of_pairs`."""
     return _of_texts(p, functools.partial(_wrong_document, p.language), (markup.KEEP, markup.DROP))
 
 

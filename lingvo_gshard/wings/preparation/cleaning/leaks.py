@@ -113,7 +113,7 @@ def reasons_against(rows: Sequence[Row], in_train: np.ndarray) -> list[str]:
 
     Args:
       rows: the rows.
-      in_train: uint64, sorted: those of their hashes that rows of training have.
+      in_train: uint64, sorted: the hashes of these rows that training has, too.
     """
     reasons = []
     for part in _parts(rows):
@@ -140,8 +140,7 @@ def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
 class _Grams:
     """The different word 4-grams of the folded targets of rows.
 
-    Attributes:
-      hashes: uint64 [H], the hashes of the 4-grams of each row, without repetitions in a row.
+    `hashes`, uint64 [H], has each 4-gram of a row once.
     """
 
     def __init__(self, rows: Sequence[Row]):
@@ -158,11 +157,7 @@ class _Grams:
         self._row, self.hashes = pairs[0].astype(np.int64), pairs[1]
 
     def overlap(self, is_common: np.ndarray) -> np.ndarray:
-        """Returns whether half or more of each row's 4-grams are common, bool [rows].
-
-        Args:
-          is_common: bool [H].
-        """
+        """Returns bool [rows]: whether half or more of each row's 4-grams are common, bool [H]."""
         total = np.bincount(self._row, minlength=self._rows)
         common = np.bincount(self._row[is_common], minlength=self._rows)
         return (total > 0) & (2 * common >= total)

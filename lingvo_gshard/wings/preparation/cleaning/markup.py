@@ -35,8 +35,7 @@ class Kind(NamedTuple):
 
     Attributes:
       name: name of the hyperparameter that holds the policy.
-      find: returns the things of this kind in a text, normalized so that equal things compare
-        equal.
+      find: returns the things of this kind in a text, so that equal things compare equal.
       present: the reason for dropping rows with text of this kind.
       unequal: the reason for dropping rows whose sides differ in this kind.
     """
@@ -51,10 +50,10 @@ class Policy:
     """Decides whether a row is dropped for a kind of text that its sides have."""
 
     def __init__(self, kind: Kind, policy: str, choices: Sequence[str] = POLICIES):
-        """Prepares the policy.
+        """Prepares the policy on a kind of text.
 
         Args:
-          kind: the kind of text.
+          kind: the kind.
           policy: "keep" drops no row. "drop" drops rows with text of this kind. "equal" drops rows
             whose sides differ in this kind.
           choices: the policies that make sense.

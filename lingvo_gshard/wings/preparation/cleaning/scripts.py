@@ -257,7 +257,7 @@ class WrongScript:
 
     def _rule(self, language: str) -> tuple[bool, _ForeignLetters | None]:
         scripts = self._given.get(language) or scripts_of(language)
-        return _LATIN in scripts, _ForeignLetters.of(scripts) if scripts else None
+        return _LATIN in scripts, _foreign_letters(scripts) if scripts else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -310,12 +310,6 @@ class _ForeignLetters:
         self._usual = _runs_of([code for code in codes if code <= _LAST_USUAL])
         self._rare = _runs_of([code for code in codes if code > _LAST_USUAL])
 
-    @classmethod
-    @functools.lru_cache(maxsize=256)
-    def of(cls, scripts: tuple[str, ...]) -> _ForeignLetters:
-        """Returns the counter for some scripts, which is made once."""
-        return cls(scripts)
-
     def count(self, text: str) -> int:
         """Returns the number of letters outside of the scripts."""
         found = self._usual.findall(text)
@@ -324,16 +318,24 @@ class _ForeignLetters:
         return sum(map(len, found)) if found else 0
 
 
+_foreign_letters = functools.lru_cache(maxsize=256)(_ForeignLetters)
+
+
 def _runs_of(codes: Sequence[int]) -> re.Pattern[str]:
     """Returns a pattern of runs of characters; `codes` are sorted."""
+    body = "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges_of(codes))
+    return re.compile(f"[{body}]+")
+
+
+def ranges_of(codes: Sequence[int]) -> list[list[int]]:
+    """Returns the first and the last code of each range of neighbors among sorted ones."""
     ranges: list[list[int]] = []
     for code in codes:
         if ranges and ranges[-1][1] == code - 1:
             ranges[-1][1] = code
         else:
             ranges.append([code, code])
-    body = "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges)
-    return re.compile(f"[{body}]+")
+    return ranges
 
 
 def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -37,11 +37,7 @@ def is_archive(path: str) -> bool:
 
 
 def members(archive: str) -> dict[str, int]:
-    """Returns name -> size of the files in an archive.
-
-    Raises:
-      UserError: it is damaged, or may not be read.
-    """
+    """Returns name -> size of the files in an archive; UserError if it cannot be read."""
     try:
         if archive.lower().endswith(_ZIP):
             with zipfile.ZipFile(archive) as found:
@@ -70,11 +66,7 @@ def state(path: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a file, or a member of an archive, to read it from the beginning.
-
-    Raises:
-      OSError: it cannot be read.
-    """
+    """Opens a file, or a member of an archive, to read it from the beginning; or OSError."""
     inside = split(path)
     if inside is None:
         with objects.open_to_read(path) as file:

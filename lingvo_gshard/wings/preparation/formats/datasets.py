@@ -19,10 +19,6 @@ def is_saved(path: str) -> bool:
 def saved_files(path: str, setting: str) -> list[str]:
     """Returns the files of a data set in the order of its rows.
 
-    Args:
-      path: its directory.
-      setting: where the user named it, for messages.
-
     Raises:
       UserError: the directory is damaged, or has several splits.
     """

@@ -16,16 +16,10 @@ _NULS = "it has NUL bytes; no text has any"
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names of the fields of an object that is a sentence pair or a text.
+    """Names of the fields of an object that is a sentence pair or, if `is_text`, a text.
 
-    Attributes:
-      is_text: whether it is a text without a source.
-      language: language of objects that name none; of objects `translation`, the only one to read.
-      target_language: language of the targets of objects `translation`.
-      language_field: field of the language. Dots reach into objects, as in "meta.lang".
-      source_field: field of the source.
-      target_field: field of the target.
-      text_field: field of a text without a source.
+    Objects that name no language have `language`; of objects `translation`, only this one is read.
+    Dots in names reach into objects, as in "meta.lang".
     """
 
     is_text: bool = False
@@ -53,13 +47,7 @@ class Fields:
         return frozenset((*self.texts, *(n.partition(".")[0] for n in self.texts), TRANSLATION))
 
     def rows(self, fields: Mapping, path: str, number: int) -> list[Row] | str:
-        """Returns the rows of an object, or a sentence with what is wrong with it.
-
-        Args:
-          fields: the object.
-          path: where it is from.
-          number: its line, or its number.
-        """
+        """Returns the rows of an object at a line of a file, or what is wrong with it."""
         language = _field(fields, self.language_field)
         language = self.language if language is None else language
         texts = [_field(fields, name) for name in self.texts]

@@ -9,8 +9,8 @@ import codecs
 import os
 import re
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import polib
@@ -33,36 +33,9 @@ class DamagedCatalogError(UserError):
     """A catalog is truncated or breaks the rules of its format."""
 
 
-class Message(NamedTuple):
-    """An entry of a catalog.
-
-    Attributes:
-      number: its line in a .po file; in a .mo file its number after the header, counted from 1.
-      singular: the message.
-      plural: its plural; "" if it has none.
-      forms: the translation: one form, or one for each plural form of the language.
-      is_fuzzy: whether nobody has checked the translation.
-      is_obsolete: whether the program has the message no more.
-    """
-
-    number: int
-    singular: str
-    plural: str
-    forms: list[str]
-    is_fuzzy: bool = False
-    is_obsolete: bool = False
-
-
-class Catalog(NamedTuple):
-    """The content of a catalog.
-
-    Attributes:
-      headers: name -> value of the lines of its header.
-      messages: the entries but for the header.
-    """
-
-    headers: dict[str, str]
-    messages: list[Message]
+# Headers of a catalog, name -> value, and its other entries. In a .mo file, the number of an entry
+# after the header, counted from 1, stands in place of a line.
+Catalog: TypeAlias = tuple[Mapping[str, str], Sequence[polib.POEntry]]
 
 
 def parse(content: bytes) -> Catalog:
@@ -78,29 +51,31 @@ def parse(content: bytes) -> Catalog:
     originals, translations = _strings(content)
     headers: dict[str, str] = {}
     if originals and not originals[0]:
-        headers = parse_headers(translations[0].decode("utf-8", "replace"))
+        lines = translations[0].decode("utf-8", "replace").split("\n")
+        parts = (line.partition(":") for line in lines if line)
+        headers = {name: value.strip() for name, _, value in parts}
     charset = charset_of(headers)
-    messages: list[Message] = []
+    entries: list[polib.POEntry] = []
     for original, translation in zip(originals, translations, strict=True):
         if not original:
             continue
-        text = original.decode(charset)
+        text, translated = original.decode(charset), translation.decode(charset)
         # The context comes first, ended by U+0004.
         singular, _, plural = text[text.find("\x04") + 1 :].partition("\0")
-        forms = translation.decode(charset)
-        messages.append(
-            Message(len(messages) + 1, singular, plural, forms.split("\0") if plural else [forms])
+        forms = dict(enumerate(translated.split("\0"))) if plural else {}
+        entries.append(
+            polib.POEntry(
+                msgid=singular,
+                msgid_plural=plural,
+                msgstr=translated,
+                msgstr_plural=forms,
+                linenum=len(entries) + 1,
+            )
         )
-    return Catalog(headers, messages)
+    return headers, entries
 
 
-def parse_headers(text: str) -> dict[str, str]:
-    """Returns name -> value of the lines `name: value` of a catalog's header."""
-    lines = (line.partition(":") for line in text.split("\n") if line)
-    return {name: value.strip() for name, _, value in lines}
-
-
-def charset_of(headers: dict[str, str]) -> str:
+def charset_of(headers: Mapping[str, str]) -> str:
     """Returns the character set that a catalog's header names, "utf-8" if it names none.
 
     Raises:
@@ -216,19 +191,20 @@ class GettextReader(readers.FileReader):
         catalog = self._parse(path)
         if catalog is None:
             return
-        language = _language(path, catalog.headers) or self.p.language
+        headers, entries = catalog
+        language = _language(path, headers) or self.p.language
         if not language:
             self._bad(f"{path}:1", "the catalog's language is neither in its path nor its header")
             return
         is_target = re.split("[_@-]", language)[0] == self.p.target_language
-        for entry in catalog.messages:
-            pairs = _pairs(entry)
+        for entry in entries:
+            pairs, line = _pairs(entry), entry.linenum or 0
             reason = _unused(entry, pairs, is_target)
             if reason:
-                self._leave_out(reason, f"{path}:{entry.number}: {excerpt(entry.singular)}")
+                self._leave_out(reason, f"{path}:{line}: {excerpt(entry.msgid)}")
                 continue
             for source, target in pairs:
-                yield Row(language, source, target, path, entry.number)
+                yield Row(language, source, target, path, line)
 
     def _parse(self, path: str) -> Catalog | None:
         """Returns the content of a file; None for one that is left out."""
@@ -252,28 +228,11 @@ def _parse_po(path: str, content: bytes) -> Catalog:
     charset = charset_of({"Content-Type": declared[1].decode("utf-8")} if declared else {})
     _check_strings(content.decode(charset))
     catalog = polib.pofile(path, encoding=charset)
-    messages = [
-        Message(
-            entry.linenum or 0,
-            entry.msgid,
-            entry.msgid_plural,
-            [entry.msgstr_plural[index] for index in sorted(entry.msgstr_plural)]
-            if entry.msgid_plural
-            else [entry.msgstr],
-            entry.fuzzy,
-            bool(entry.obsolete),
-        )
-        for entry in catalog
-    ]
-    return Catalog(catalog.metadata, messages)
+    return catalog.metadata, catalog
 
 
 def _check_strings(text: str) -> None:
-    """Checks a .po file for damage that polib ignores.
-
-    Raises:
-      DamagedCatalogError: a string or an entry has no end, or the text has NUL bytes.
-    """
+    """Raises DamagedCatalogError for damage of a .po file that polib ignores."""
     keyword = ""
     for number, line in enumerate(re.split("\r\n|\r|\n", text), start=1):
         if "\0" in line:
@@ -288,7 +247,7 @@ def _check_strings(text: str) -> None:
         raise DamagedCatalogError(f"it ends after a {keyword} without msgstr (line {number})")
 
 
-def _language(path: str, headers: dict[str, str]) -> str:
+def _language(path: str, headers: Mapping[str, str]) -> str:
     path = os.path.abspath(path).replace(os.sep, "/")
     if match := _DIRECTORY.search(path):
         return match[1] or match[2]
@@ -296,23 +255,24 @@ def _language(path: str, headers: dict[str, str]) -> str:
     return headers.get("Language", "").strip() or (match[1] if match else "")
 
 
-def _unused(entry: Message, pairs: list[tuple[str, str]], is_target: bool) -> str:
+def _unused(entry: polib.POEntry, pairs: list[tuple[str, str]], is_target: bool) -> str:
     """Returns why an entry is left out; "" if it is used."""
     if is_target:
         return TARGET_LANGUAGE
-    if entry.is_obsolete:
+    if entry.obsolete:
         return OBSOLETE
     # msgfmt leaves fuzzy entries out of .mo files.
-    if entry.is_fuzzy:
+    if entry.fuzzy:
         return FUZZY
     return "" if pairs else UNTRANSLATED
 
 
-def _pairs(entry: Message) -> list[tuple[str, str]]:
-    if not entry.plural:
-        pairs = [(entry.forms[0], entry.singular)]
+def _pairs(entry: polib.POEntry) -> list[tuple[str, str]]:
+    if not entry.msgid_plural:
+        pairs = [(entry.msgstr, entry.msgid)]
     else:
-        pairs = [(form, entry.plural) for form in entry.forms[-1:]]
-        if len(entry.forms) > 1:
-            pairs.insert(0, (entry.forms[0], entry.singular))
+        forms = [form for _, form in sorted(entry.msgstr_plural.items())]
+        pairs = [(form, entry.msgid_plural) for form in forms[-1:]]
+        if len(forms) > 1:
+            pairs.insert(0, (forms[0], entry.msgid))
     return [(source, target) for source, target in pairs if source]

@@ -30,10 +30,7 @@ _NO_LANGUAGES = ("qqq",)
 class Message(NamedTuple):
     """A message in one language.
 
-    Attributes:
-      line: the line that it begins at.
-      text: the message.
-      unusable: why it is left out; "": it is used.
+    `line` is where it begins. `unusable` says why it is left out; "": it is used.
     """
 
     line: int
@@ -42,12 +39,7 @@ class Message(NamedTuple):
 
 
 class NamedFile(NamedTuple):
-    """A file whose name says its language.
-
-    Attributes:
-      stem: its path without what differs between the languages.
-      language: its language; "" if the name says none.
-    """
+    """A file whose name says its language, "" for none, and `stem`, which all languages share."""
 
     stem: str
     language: str
@@ -85,12 +77,8 @@ class KeyedReader(units.BaseUnitReader):
     def pair(self, path: str, siblings: Sequence[str] | None = None) -> tuple[str, str] | None:
         """Returns the language of a file and the file of its targets; None if it gives no rows.
 
-        Args:
-          path: the file.
-          siblings: the files that may have the targets; None: all in its directory.
-
-        Raises:
-          UserError: there is no file of its targets.
+        The targets are among `siblings`, by default all files in its directory; UserError if they
+        are not.
         """
         wanted, splits = self.p.target_language, self.named(path)
         languages = [named.language for named in splits if named.language]
@@ -152,13 +140,7 @@ class KeyedReader(units.BaseUnitReader):
             yield from self.pair_units(path, *pair)
 
     def pair_units(self, path: str, language: str, target: str) -> Iterator[Unit]:
-        """Yields the units of a file.
-
-        Args:
-          path: the file.
-          language: its language.
-          target: the file of its targets.
-        """
+        """Yields the units of a file in a language, with the texts of the file of its targets."""
         sources, targets = self._parse(path), self._parse(target)
         if sources is None or targets is None:
             return

@@ -78,12 +78,7 @@ class MosesReader(readers.FileReader):
         return list(self.sides(prefix, list(files)).items())
 
     def sides(self, prefix: str, files: Sequence[str]) -> dict[str, str]:
-        """Returns language -> path of the source files of a prefix.
-
-        Args:
-          prefix: the prefix.
-          files: all files that may be among them.
-        """
+        """Returns language -> path of the source files of a prefix, among some files."""
         target = self.p.target_language
         found: dict[str, str] = {}
         for source in (file for file in files if file.startswith(f"{prefix}.")):
@@ -119,11 +114,7 @@ class MosesReader(readers.FileReader):
 
 
 def difference(lines: Mapping[str, int]) -> tuple[str, str]:
-    """Returns the place where the shorter of two files ends, and a text with both lengths.
-
-    Args:
-      lines: path -> number of lines.
-    """
+    """Returns where the shorter of two files ends, and a text with the numbers of their lines."""
     short, long = sorted(lines, key=lines.__getitem__)
     return f"{short}:{lines[short] + 1}", (
         f"it ends after {lines[short]} lines, {long} after {lines[long]}"

@@ -76,12 +76,7 @@ class QtReader(units.BaseUnitReader):
 
 
 def _language_of_messages(language: str, target: str) -> str:
-    """Returns the language of messages whose file does not say it.
-
-    Args:
-      language: language of the translations.
-      target: language of the targets.
-    """
+    """Returns the language of messages whose file says only the language of their translations."""
     return _USUAL if units.matches(language, target) else target
 
 
@@ -198,8 +193,7 @@ def _message(content: bytes, place: int) -> tuple[str, str]:
     """Returns the message and the translation that begin at a place.
 
     Raises:
-      IndexError: it ends after the file.
-      struct.error: likewise.
+      IndexError, struct.error: it ends after the file.
       DamagedQmError: a field is unknown, or no text.
     """
     source, forms = "", []

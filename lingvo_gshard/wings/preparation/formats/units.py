@@ -35,10 +35,8 @@ _UNFINISHED = ("new", "needs-", "initial")
 class Unit:
     """A sentence in several languages.
 
-    Attributes:
-      line: the line that it begins at.
-      texts: language -> text.
-      unusable: why the file says not to use the translation; "": it may be used.
+    `line` is where it begins, `texts` has language -> text. `unusable` says why the file advises
+    against the translation; "": it may be used.
     """
 
     line: int
@@ -230,13 +228,7 @@ class BaseUnitReader(readers.FileReader):
             yield from self._rows(unit, path)
 
     def _xml_units(self, path: str, parser: XmlParser, damaged: str) -> Iterator[Unit]:
-        """Yields the units of a file of XML.
-
-        Args:
-          path: the file.
-          parser: its parser.
-          damaged: what is wrong with a file that is no such XML.
-        """
+        """Yields the units of a file; `damaged` says what is wrong with one that is no such XML."""
         try:
             for block in self._blocks(path):
                 yield from parser.feed(block)

@@ -122,11 +122,7 @@ class PreparedInput(PackedInput):
         return usage_notes(self.usage())
 
     def table(self, split: str) -> PreparedTable:
-        """Returns the rows of a split.
-
-        Raises:
-          UserError: there is no such split, or a file is missing or damaged.
-        """
+        """Returns the rows of a split; UserError if there is none, or a file is damaged."""
         if split not in self._tables:
             self._tables[split] = PreparedTable(
                 self.p.directory, self.manifest, split, self.p.on_damage, listed(self.p.languages)
@@ -138,11 +134,7 @@ class PreparedInput(PackedInput):
         return {}
 
     def check_split(self, split: str) -> None:
-        """Checks the files of a split, and that some row fits a batch.
-
-        Raises:
-          UserError: a file is missing or has another size, or no row fits.
-        """
+        """Raises UserError if a file of a split is missing or changed, or no row fits a batch."""
         table, begin = self.table(split), 0
         for lengths in table.lengths.shards():
             rows = np.arange(begin, begin + len(lengths))
@@ -210,11 +202,7 @@ class PreparedInput(PackedInput):
         return read_vocabularies(self.p.directory, self.manifest)
 
     def _check_vocabularies(self) -> None:
-        """Checks that the data was prepared with the vocabularies in use.
-
-        Raises:
-          UserError: a checkpoint has brought others.
-        """
+        """Raises UserError if a checkpoint has brought other vocabularies than the data's."""
         for side, (_, vocabulary) in self.sides.items():
             if vocabulary != self._prepared_vocabularies[side]:
                 raise UserError(
@@ -251,12 +239,7 @@ _MOST_NAMED = 8
 
 
 def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> CleaningReport:
-    """Returns how many rows preparation kept, dropped and rewrote, over all splits.
-
-    Args:
-      manifest: the manifest.
-      directory: where it is, for the first line of the report.
-    """
+    """Returns how many rows preparation kept, dropped and rewrote, over all splits."""
     counts = manifest.languages
     report = CleaningReport(
         split=os.fspath(directory),
@@ -275,11 +258,7 @@ def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> Cleanin
 
 
 def usage_notes(uses: Sequence[Use]) -> list[str]:
-    """Returns lines about how often languages were read.
-
-    Args:
-      uses: one for each language.
-    """
+    """Returns lines about how often each language was read."""
     if not uses:
         return []
     read, rows = sum(use.read for use in uses), sum(use.rows for use in uses)

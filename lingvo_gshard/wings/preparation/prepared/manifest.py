@@ -86,13 +86,7 @@ PAIRS, TEXT = "pairs", "text"
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was read.
-
-    Attributes:
-      path: where it was.
-      bytes: its size.
-      sha256: digest of its bytes, as stored.
-    """
+    """A file that was read, with its size and the digest of its bytes as stored."""
 
     path: str
     bytes: int
@@ -100,12 +94,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that belong together, such as one corpus.
-
-    Attributes:
-      name: what the source is called in shards and weights.
-      files: the files.
-    """
+    """Files that belong together, such as one corpus. Shards and weights have its name."""
 
     name: str
     files: list[SourceFile]
@@ -144,13 +133,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejection(msgspec.Struct, kw_only=True):
-    """Rows that were left out for one reason.
-
-    Attributes:
-      reason: the reason.
-      rows: number of rows.
-      examples: some of them, as "file:line: text".
-    """
+    """Rows that were left out for one reason. The examples are "file:line: text"."""
 
     reason: str
     rows: int
@@ -182,13 +165,7 @@ class SplitCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LanguageCounts(msgspec.Struct, kw_only=True):
-    """Counts of the rows of a language, by their fate.
-
-    Attributes:
-      read: rows read.
-      kept: split -> rows kept.
-      rejected: reason -> rows left out.
-    """
+    """Counts of the rows of a language: read, kept by split, and rejected by reason."""
 
     read: int = 0
     kept: dict[str, int] = {}
@@ -315,10 +292,6 @@ JOINT = "joint"
 def read_vocabularies(directory: str | os.PathLike, manifest: Manifest) -> dict[str, Vocabulary]:
     """Returns side -> vocabulary. If it is joint, both sides have the same object.
 
-    Args:
-      directory: the directory of prepared data.
-      manifest: its manifest.
-
     Raises:
       UserError: a file is missing or damaged, or the manifest describes another file.
     """
@@ -331,11 +304,7 @@ def read_vocabularies(directory: str | os.PathLike, manifest: Manifest) -> dict[
 
 
 def described_vocabularies(directory: str) -> list[VocabularyFile]:
-    """Returns the vocabularies that a manifest lists; none if the manifest cannot be read.
-
-    Args:
-      directory: the directory of prepared data; "" for none.
-    """
+    """Returns the vocabularies that a manifest lists; none if it cannot be read."""
     try:
         return read(directory).vocabularies if directory else []
     except ValueError:

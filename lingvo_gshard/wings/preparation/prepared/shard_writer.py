@@ -29,18 +29,7 @@ _PARTIAL = ".partial"
 
 
 def shard_file(split: str, language: str, source: str, number: int, count: int) -> str:
-    """Returns the path of a shard within the directory.
-
-    Args:
-      split: the split.
-      language: language of the rows.
-      source: name of the source.
-      number: number of the shard, from 0.
-      count: number of shards of this split, language and source.
-
-    Raises:
-      UserError: a name is unfit for a file.
-    """
+    """Returns the path of a shard within the directory; UserError for names unfit for a file."""
     for kind, name in (("split", split), ("language", language), ("source", source)):
         if not _NAME.fullmatch(name):
             raise UserError(
@@ -73,15 +62,15 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         count: int = 1,
         rows_per_group: int = PAIRS_PER_GROUP,
     ):
-        """Makes the folder and opens the shard.
+        """Makes the folder in a directory of prepared data, and opens the shard.
 
         Args:
           directory: the directory of prepared data.
           split: the split.
           language: language of the rows.
           source: name of the source.
-          number: number of the shard, from 0.
-          count: number of shards of this split, language and source.
+          number: number of the shard, from 0, among `count` of this split, language and source.
+          count: number of these shards.
           rows_per_group: rows that are read together, PAIRS_PER_GROUP or TEXTS_PER_GROUP.
 
         Raises:
@@ -100,12 +89,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         )
 
     def write_record(self, encoded: bytes, source_tokens: int, target_tokens: int) -> None:
-        """Appends a row.
-
-        Args:
-          encoded: its record, as `data.prepared.manifest` describes it.
-          source_tokens: number of source ids.
-          target_tokens: number of target ids.
+        """Appends a row: its record, as the manifest's module describes it, and numbers of ids.
 
         Raises:
           RuntimeError: the file cannot be written.
@@ -122,8 +106,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         """Completes the shard, and returns its entry of the manifest.
 
         Raises:
-          OSError: a file cannot be written.
-          RuntimeError: the records cannot be written.
+          OSError, RuntimeError: a file cannot be written.
         """
         if self._shard is None:
             self._writer.close()

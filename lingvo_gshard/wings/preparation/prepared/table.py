@@ -27,11 +27,7 @@ class Lengths:
     """The lengths of all rows, mapped from files and not held in memory."""
 
     def __init__(self, root: pathlib.Path, shards: Sequence[Shard]):
-        """Maps the files.
-
-        Args:
-          root: the directory of prepared data.
-          shards: the shards, which number their rows one after another.
+        """Maps the files of shards, which number their rows one after another.
 
         Raises:
           UserError: a file is missing or damaged.
@@ -64,10 +60,9 @@ class Lengths:
             _release(table)
 
     def _readable(self, shard: int) -> np.ndarray:
-        """Returns a shard's table. The system kills a process that reads behind a file's end.
+        """Returns a shard's table; UserError if its file was cut off since it was mapped.
 
-        Raises:
-          UserError: the file was cut off since it was mapped.
+        The system kills a process that reads behind a file's end.
         """
         table: Any = self._tables[shard]
         mapping = _mapping(table)
@@ -82,9 +77,7 @@ class Lengths:
 def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the number of each shard with some of the rows, and the places of these, ascending.
 
-    Args:
-      rows: numbers of rows.
-      starts: number of the first row of each shard, and of the row after the last.
+    `starts` has the number of the first row of each shard, and of the row after the last.
     """
     if not len(rows):
         return
@@ -137,11 +130,7 @@ _MOST_OPEN = 512
 class PreparedTable:
     """The rows of a split, numbered by language, source and shard.
 
-    Attributes:
-      shards: the shards in use, in the order of their rows' numbers.
-      groups: the rows of each language and source, in the order of their numbers.
-      lengths: source and target tokens of each row.
-      damaged: file of a shard -> number of its rows that were asked for and could not be read.
+    `damaged` counts the rows of each file that were asked for and could not be read.
     """
 
     def __init__(
@@ -192,7 +181,7 @@ class PreparedTable:
         return int(self._starts[-1])
 
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns int64 [N,2], source and target tokens of rows; see `Lengths.of`."""
+        """Returns int64 [N,2], source and target tokens of rows."""
         return self.lengths.of(rows)
 
     def read(self, rows: np.ndarray) -> Records:
@@ -244,11 +233,7 @@ class PreparedTable:
         )
 
     def _is_readable(self, shard: Shard) -> bool:
-        """Returns whether a shard has the size that the manifest says.
-
-        Raises:
-          UserError: it has not, and damage is an error.
-        """
+        """Returns whether a shard has the manifest's size; UserError if damage is an error."""
         size = objects.size_of(self._root / shard.file)
         if size == shard.bytes:
             return True

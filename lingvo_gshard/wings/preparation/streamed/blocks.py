@@ -52,13 +52,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of rows, tokenized and planned.
-
-    Attributes:
-      begin: the position before it.
-      planned: its batches.
-      assembly: makes them.
-    """
+    """A block of rows: the position before it, and planned batches with what makes them."""
 
     begin: Position
     planned: Sequence[PlannedBatch]
@@ -72,8 +66,7 @@ class Recipe:
     Attributes:
       examples: returns the examples of training from a position on.
       rows: returns the rows of an example with a given number; none for one that is left out.
-      block_rows: rows of a block.
-      pack: returns the planned batches of rows, given the number of the block, and what makes them.
+      pack: returns planned batches of rows of a block with a number, and what makes them.
     """
 
     examples: Callable[[Any], Examples]
@@ -170,13 +163,7 @@ class StreamedBatches(BaseBatches):
     same = "the settings of the input (input.*)"
 
     def __init__(self, recipe: Recipe, prefetched: int, identity: str):
-        """Starts at the first batch.
-
-        Args:
-          recipe: how blocks are made.
-          prefetched: batches made in advance by a thread; 0 for none, and no thread.
-          identity: a digest of settings and seed.
-        """
+        """Starts at the first batch; `prefetched` batches are made in advance by a thread."""
         blocks = Stage(functools.partial(_BlockIterator, recipe))
         super().__init__(prefetched_batches(_BatchIterator, blocks, prefetched), identity)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
@@ -21,18 +21,6 @@ from lingvo_gshard.wings.preparation.formats.fields import Fields
 # Examples of a data set on disk that are read at a time.
 _EXAMPLES_AT_A_TIME = 1000
 _FIELDS = ("language", "target_language", "language_field", "source_field", "target_field")
-
-
-class Examples(Protocol):
-    """The examples of a split, once. The position after an example can be saved and restored."""
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the examples from the position on."""
-        ...
-
-    def get_state(self) -> Any:
-        """Returns the position after the last example that was yielded, as JSON values."""
-        ...
 
 
 class _OnDisk:
@@ -67,6 +55,11 @@ class _Streamed:
 
     def get_state(self) -> Any:
         return self._data.state_dict() if self._state is None else self._state
+
+
+# The examples of a split, once, from a position on. `get_state` returns the position after the last
+# one that was yielded, as JSON values.
+Examples: TypeAlias = _OnDisk | _Streamed
 
 
 class DatasetReader(Configurable):
@@ -111,7 +104,7 @@ class DatasetReader(Configurable):
 
         Args:
           split: "train", "dev" or "test".
-          state: a position that `Examples.get_state` gave; None for the beginning.
+          state: a position that `get_state` of the examples gave; None for the beginning.
 
         Raises:
           UserError: there is no such data set or split, or the library is not installed.

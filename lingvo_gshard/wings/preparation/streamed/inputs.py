@@ -84,11 +84,7 @@ class StreamedInput(PackedInput):
         return self._reader.splits
 
     def check_split(self, split: str) -> None:
-        """Reads an example of a split.
-
-        Raises:
-          UserError: the split cannot be read, or has none.
-        """
+        """Reads an example of a split; UserError if it cannot be read, or has none."""
         if not self._first_rows(split, 1):
             raise UserError(f"input.dataset.{split}: no row is left after cleaning")
 

@@ -97,10 +97,6 @@ def in_directory(
 ) -> tuple[str, pathlib.Path] | None:
     """Returns the tokenizer of a published model as a tokenizer.json, and its file.
 
-    Args:
-      directory: the published model.
-      settings: the values of its tokenizer_config.json.
-
     Returns:
       None if its tokenizer is of another kind.
 
@@ -136,11 +132,7 @@ def is_tekken(content: Mapping[str, Any]) -> bool:
 
 
 def of_tekken(content: Mapping[str, Any]) -> str:
-    """Returns the tokenizer.json of a tekken.json. Texts begin with `<s>`.
-
-    Raises:
-      UserError: it is damaged.
-    """
+    """Returns the tokenizer.json of a tekken.json, UserError if damaged. Texts begin with `<s>`."""
     try:
         config = content["config"]
         first, size = config["default_num_special_tokens"], config["default_vocab_size"]
@@ -159,11 +151,7 @@ def of_tekken(content: Mapping[str, Any]) -> str:
 
 
 def read_ranks(content: bytes) -> dict[bytes, int] | None:
-    """Returns the ranks in a file of tiktoken: lines of a token in base64 and its rank.
-
-    Returns:
-      None if the file is no such file.
-    """
+    """Returns the ranks in a file of tiktoken, lines of a token in base64 and its rank; or None."""
     ranks: dict[bytes, int] = {}
     try:
         for line in content.splitlines():
@@ -175,11 +163,7 @@ def read_ranks(content: bytes) -> dict[bytes, int] | None:
 
 
 def of_openai(ranks: Mapping[bytes, int], name: str) -> str:
-    """Returns the tokenizer.json of a file that OpenAI publishes.
-
-    Args:
-      ranks: token -> rank.
-      name: name of the encoding, such as "o200k_base".
+    """Returns the tokenizer.json of a file that OpenAI publishes, such as "o200k_base".
 
     Raises:
       UserError: the encoding is unknown, so that its pattern is not known.

@@ -31,14 +31,10 @@ class JsonTokenizer:
     """
 
     def __init__(self, content: str | bytes, otherwise: str):
-        """Reads a tokenizer.
-
-        Args:
-          content: of a tokenizer.json.
-          otherwise: what to say of a content that is no tokenizer.
+        """Reads the content of a tokenizer.json.
 
         Raises:
-          UserError: it is no tokenizer.
+          UserError: it is no tokenizer, in the words of `otherwise`.
         """
         # Imported here: most runs need no tokenizers.
         import tokenizers

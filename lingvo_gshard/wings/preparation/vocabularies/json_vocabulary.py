@@ -15,30 +15,13 @@ from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import JsonToke
 # them. The first that is a special token of a tokenizer is taken. DeepSeek's names have full-width
 # bars, and SentencePiece's sign for spaces.
 _ENDS = (
-    "</s>",
-    "<eos>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<|im_end|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "[EOS]",
-    "[SEP]",
-)
+    "</s> <eos> <|end_of_text|> <|endoftext|> <|im_end|> <\uff5cend\u2581of\u2581sentence\uff5c> "
+    "[EOS] [SEP]"
+).split()
 _BEGINS = (
-    "<s>",
-    "<bos>",
-    "<|begin_of_text|>",
-    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    "[BOS]",
-    "[CLS]",
-)
-_PADS = (
-    "<pad>",
-    "<|pad|>",
-    "<|finetune_right_pad_id|>",
-    "<\uff5c\u2581pad\u2581\uff5c>",
-    "[PAD]",
-)
+    "<s> <bos> <|begin_of_text|> <\uff5cbegin\u2581of\u2581sentence\uff5c> [BOS] [CLS]"
+).split()
+_PADS = "<pad> <|pad|> <|finetune_right_pad_id|> <\uff5c\u2581pad\u2581\uff5c> [PAD]".split()
 _UNKNOWNS = ("<unk>", "[UNK]")
 # Special tokens that a message shows.
 _SHOWN = 20
@@ -95,11 +78,7 @@ class JsonVocabulary(TokenizerVocabulary):
         return next((self._special[name] for name in names if name in self._special), None)
 
     def _chosen(self, key: str, chosen: Mapping[str, str], names: Iterable[str]) -> int | None:
-        """Returns the id of a token that a user chose, or of a known one.
-
-        Raises:
-          UserError: the chosen one is no special token.
-        """
+        """Returns the id of a chosen token, or of a known one; UserError if it is not special."""
         if key not in chosen:
             return self._first(names)
         if chosen[key] not in self._special:
@@ -117,9 +96,7 @@ class JsonVocabulary(TokenizerVocabulary):
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
         """Returns the ids of many lines, each as `encode` does.
 
-        Args:
-          texts: the lines.
-          num_threads: 1 stays in the calling thread; else the package chooses.
+        One thread stays in the calling thread; else the package chooses.
         """
         if num_threads == 1:
             return [self.encode(text) for text in texts]

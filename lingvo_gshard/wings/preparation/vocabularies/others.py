@@ -39,15 +39,7 @@ def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _unranked(content: bytes, name: str) -> bytes:
-    """Returns the tokenizer.json of a tekken.json or of a file of tiktoken; others as they are.
-
-    Args:
-      content: the content of a file.
-      name: its name.
-
-    Raises:
-      UserError: it is damaged, or nobody knows how it splits texts.
-    """
+    """Returns the tokenizer.json of a tekken.json or of a file of tiktoken; others as they are."""
     if name.endswith(_TIKTOKEN):
         ranks = byte_ranks.read_ranks(content)
         if ranks is None:

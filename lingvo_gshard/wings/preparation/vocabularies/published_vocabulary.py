@@ -153,7 +153,7 @@ class PiecesTokenizer:
         self._ids, self._unknown = ids, ids["<unk>"]
         self._pieces = {index: piece for piece, index in ids.items()}
         self._names = {index: token for token, index in special.items()}
-        self._special, self.languages = special, languages_in({**ids, **special})
+        self.languages = languages_in({**ids, **special})
         self.size = max(max(self._pieces), max(self._names, default=0)) + 1
         self.before: tuple[int, ...] = ()
 
@@ -196,9 +196,12 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     """
     settings, path = read_json(directory / SETTINGS), directory / TOKENIZER_JSON
     if path.is_file():
-        return _json_tokenizer(objects.read_bytes(path).decode("utf-8", "replace"), path)
-    if ranked := byte_ranks.in_directory(directory, settings):
-        return _json_tokenizer(*ranked)
+        found = objects.read_bytes(path).decode("utf-8", "replace"), path
+    else:
+        found = byte_ranks.in_directory(directory, settings)
+    if found:
+        tokenizer: Any = JsonTokenizer(found[0], f"{found[1]} is no tokenizer")
+        return tokenizer
     if (directory / f"{side}.spm").is_file():
         return _marian(directory, side, settings)
     if (directory / FAIRSEQ_MODEL).is_file():
@@ -224,11 +227,6 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     )
 
 
-def _json_tokenizer(content: str, path: pathlib.Path) -> Tokenizer:
-    found: Any = JsonTokenizer(content, f"{path} is no tokenizer")
-    return found
-
-
 def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> Tokenizer:
     """Returns Marian's tokenizer of one side: pieces with the ids of a JSON file."""
     is_separate = side == "target" and settings.get("separate_vocabs", False)
@@ -252,11 +250,7 @@ def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int) -> dict[str, int]:
-    """Returns the ids of M2M-100's language tokens, which follow the ids of the pieces.
-
-    Raises:
-      UserError: it is not known which languages the model has.
-    """
+    """Returns the ids of M2M-100's language tokens; UserError if its languages are not known."""
     name = settings.get("language_codes", "m2m100")
     if name not in _M2M_LANGUAGES:
         raise UserError(
@@ -270,11 +264,7 @@ def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int
 def _listed_tokens(
     directory: pathlib.Path, settings: Mapping[str, Any], first: int
 ) -> dict[str, int]:
-    """Returns the ids of the tokens that follow the pieces, from a file that lists the tokens.
-
-    Raises:
-      UserError: no file has them.
-    """
+    """Returns the ids of tokens after the pieces, as files list them; UserError if none does."""
     added = _added_tokens(directory, settings)
     if any(index >= first for index in added.values()):
         return {token: index for token, index in added.items() if index >= first}
@@ -298,11 +288,7 @@ def _added_tokens(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict[
 
 
 def _vocabulary(path: pathlib.Path) -> dict[str, int]:
-    """Returns piece -> id from a JSON file.
-
-    Raises:
-      UserError: there is no such file, or it holds no ids.
-    """
+    """Returns piece -> id from a JSON file; UserError if there is none, or no ids are in it."""
     found = read_json(path)
     if not found:
         raise UserError(f"{path} is missing, which has the ids of a SentencePiece model's pieces")
@@ -395,10 +381,7 @@ class PublishedVocabulary(TokenizerVocabulary):
     """
 
     def __init__(self, directory: pathlib.Path):
-        """Reads the files of a published model.
-
-        Args:
-          directory: has tokenizer.json or tokenizer.model, and config.json.
+        """Reads a directory with a tokenizer and config.json.
 
         Raises:
           UserError: a file is missing or damaged, or no id ends a text.
@@ -465,11 +448,7 @@ class PublishedVocabulary(TokenizerVocabulary):
 
 
 def loaded(tokenizers: _T | None) -> _T:
-    """Returns what was loaded from a checkpoint.
-
-    Raises:
-      UserError: nothing was.
-    """
+    """Returns what was loaded from a checkpoint; UserError if nothing was."""
     if tokenizers is None:
         raise UserError(
             "the tokenizer of a published model is in the checkpoint of an imported run; "

@@ -181,11 +181,7 @@ class VocabularyTrainer(Configurable):
 
     @classmethod
     def configured_sizes(cls, params: Params) -> tuple[int, int]:
-        """Returns the sizes of the vocabularies of source and target that Params ask for.
-
-        Raises:
-          UserError: a file of others is no vocabulary.
-        """
+        """Returns the sizes of source and target vocabulary that Params ask for."""
         if params.files:
             found = _of_others(params)
             return found[0].size, found[-1].size
@@ -369,14 +365,10 @@ _PART = "\ufffd"
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """Measures of a vocabulary on some text.
+    """Measures of a vocabulary on some text, white space not counted.
 
-    Attributes:
-      characters: number of characters, without white space.
-      words: number of words, separated by white space.
-      tokens: number of tokens.
-      covered: share of the characters that are written with pieces, and not with bytes or as
-        unknown.
+    `covered` is the share of the characters that are written with pieces, and not with bytes or as
+    unknown.
     """
 
     characters: int
@@ -389,27 +381,18 @@ class Coverage:
         """Tokens for each character that is no white space."""
         return self.tokens / max(self.characters, 1)
 
-    @property
-    def tokens_per_word(self) -> float:
-        """Tokens for each word; of no use for languages that do not separate words."""
-        return self.tokens / max(self.words, 1)
-
     def to_json(self) -> dict[str, float]:
         """Returns all values, rounded to four digits after the point."""
         values = dataclasses.asdict(self) | {
             "tokens_per_character": self.tokens_per_character,
-            "tokens_per_word": self.tokens_per_word,
+            # Of no use for languages that do not separate words.
+            "tokens_per_word": self.tokens / max(self.words, 1),
         }
         return {name: round(value, 4) for name, value in values.items()}
 
 
 def coverage(vocabulary: Vocabulary, texts: Mapping[str, Sequence[str]]) -> dict[str, Coverage]:
-    """Returns the coverage of each language.
-
-    Args:
-      vocabulary: any vocabulary.
-      texts: language -> its texts, such as the sample that the vocabulary was trained on.
-    """
+    """Returns the coverage of each language, from language -> texts."""
     known: dict[str, bool] = {}
     return {
         language: _of_language(vocabulary, lines, known)
@@ -443,11 +426,6 @@ def of_rows(
 ) -> dict[str, dict[str, Coverage]]:
     """Returns how well the vocabularies write the first rows of each language.
 
-    Args:
-      rows: sentence pairs, or texts without sources.
-      source: the vocabulary of sources.
-      target: the vocabulary of targets.
-
     Returns:
       Side -> language -> coverage. The side is "joint" if the vocabularies are the same object,
       else "source" or "target". Targets of pairs are one language, TARGETS.
@@ -467,11 +445,7 @@ def of_rows(
 
 
 def to_note(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a line about the languages that a vocabulary writes with most tokens; "" for one.
-
-    Args:
-      found: language -> what `to_json` returns.
-    """
+    """Returns a line about the languages that a vocabulary writes with most tokens; "" for one."""
     if len(found) < 2:
         return ""
     worst = sorted(found, key=lambda language: -found[language]["tokens_per_character"])

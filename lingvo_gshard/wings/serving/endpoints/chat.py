@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -18,7 +18,6 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.fine_tuning.conversations.answers import encode_marked, end_of_turn
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DecodingOptions
-from lingvo_gshard.wings.inference.requests import Hypothesis, NewTokens
 from lingvo_gshard.wings.inference.text import GrowingText, stop_check
 from lingvo_gshard.wings.serving.bodies import Count, parse
 from lingvo_gshard.wings.serving.endpoints.completions import (
@@ -28,9 +27,7 @@ from lingvo_gshard.wings.serving.endpoints.completions import (
     answer,
     bad,
     decoding_options,
-    finish_reason,
 )
-from lingvo_gshard.wings.serving.endpoints.state import seed_json
 from lingvo_gshard.wings.serving.errors import RequestError
 from lingvo_gshard.wings.serving.model import ServedModel
 from lingvo_gshard.wings.serving.service import Limits, Service
@@ -50,6 +47,9 @@ class ChatBody(BaseBody, kw_only=True):
         "response_format": (None, {"type": "text"}),
         "tool_choice": (None, "auto", "none"),
     }
+
+    # Answers repeat no prompt.
+    echo: ClassVar[bool] = False
 
     messages: list[dict[str, Any]]
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -78,11 +78,7 @@ class ChatBody(BaseBody, kw_only=True):
             )
 
     def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
-        """Returns the request of the conversation.
-
-        Raises:
-          RequestError: the template refuses the conversation, or it is too long.
-        """
+        """Returns the conversation's request. Raises RequestError if it is refused or too long."""
         most_tokens = self.max_completion_tokens or self.max_tokens
         ids, options = self._ids(model), decoding_options(model, self, most_tokens)
         most = model.engine.facts.most_positions
@@ -138,11 +134,7 @@ class ChatBody(BaseBody, kw_only=True):
 
 
 def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message whose content is one text, as templates expect it.
-
-    Raises:
-      RequestError: it has no role, or a part that is no text.
-    """
+    """Returns a message whose content is one text. Raises RequestError without a role or a text."""
     field = f"messages[{number}]"
     if not isinstance(message.get("role"), str):
         raise bad(f"{field}.role", f"{field}.role is missing; a text was expected")
@@ -187,53 +179,28 @@ class _Chat(Completion):
     def first_parts(self) -> Iterator[dict]:
         """Yields a part with the role of each answer."""
         for index in range(self.count):
-            yield self._part(index, {"role": "assistant", "content": ""})
+            part = self.part(index, "")
+            part["choices"][0]["delta"] = {"role": "assistant", "content": ""}
+            yield part
 
-    def part(
-        self,
-        index: int,
-        text: str,
-        reason: str | None = None,
-        logprobs: dict | None = None,
-    ) -> dict:
-        """Returns a part of a streamed answer as a JSON value."""
-        return self._part(index, {"content": text} if text else {}, reason, logprobs)
+    def _content(self, text: str, is_part: bool = False) -> dict:
+        if is_part:
+            return {"delta": {"content": text} if text else {}}
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def _part(
-        self, index: int, delta: dict, reason: str | None = None, logprobs: dict | None = None
-    ) -> dict:
-        choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-        choice |= seed_json(self.requests[0])
-        return {**self._head, "object": self.PART, "choices": [choice]}
-
-    def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
-        """Returns the part of a streamed answer for new tokens; None if it has nothing to say."""
-        logprobs = None
-        if self._body.logprobs:
-            logprobs = self._content(new.tokens, new.log_probabilities)
-        text = growing.add([token for token in new.tokens if token not in self._stops])
-        return self.part(index, text, logprobs=logprobs) if text or logprobs else None
-
-    def _choice(self, number: int, found: Hypothesis) -> dict:
-        growing, logprobs = self._growing(self.requests[number]), None
-        tokens = found.tokens if found.end is None else (*found.tokens, found.end)
-        if self._body.logprobs:
-            logprobs = self._content(tokens, found.log_probabilities)
-        kept = [token for token in tokens if token not in self._stops]
-        message = {
-            "role": "assistant",
-            "content": growing.add(kept, is_last=True),
-            "refusal": None,
-        }
-        choice = {"index": 0, "message": message, "finish_reason": finish_reason(found)}
-        return {**choice, "logprobs": logprobs, **seed_json(self.requests[number])}
+    def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
+        return [token for token in tokens if token not in self._stops]
 
     def _growing(self, request: inference.Request) -> GrowingText:
         # An answer is a text of its own, and begins without the space before a word.
         return GrowingText(self._model.vocabulary, (), request.options.stop)
 
-    def _content(self, tokens: Sequence[int], values: Sequence[float]) -> dict:
-        """Returns `logprobs` of tokens."""
+    def _logprobs(
+        self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]
+    ) -> dict | None:
+        del growing
+        if not self._body.logprobs:
+            return None
         found = []
         for token, value in zip(tokens, values, strict=True):
             piece = self._model.vocabulary.piece(token)

@@ -107,17 +107,14 @@ class CompletionsBody(BaseBody, kw_only=True):
             raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")
         if self.best_of not in (None, self.n or 1):
             raise bad("best_of", f"best_of is {self.best_of}; only the value of n is supported")
-        if self.logprobs is not None and self.logprobs > self._most_logprobs:
+        # The chosen token is also the likeliest one, or only given ones count.
+        most = int(self.temperature == 0 or self.max_tokens == 0)
+        if (self.logprobs or 0) > most:
             raise bad(
                 "logprobs",
                 f"logprobs is {self.logprobs}; this server has the log-probabilities of the chosen "
                 "tokens only: logprobs=0, or 1 with temperature=0",
             )
-
-    @property
-    def _most_logprobs(self) -> int:
-        """1 if the chosen token is also the likeliest one, or if only given ones count; else 0."""
-        return int(self.temperature == 0 or self.max_tokens == 0)
 
     def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
         """Returns a request for each prompt, and how many tokens were added before each one.
@@ -125,13 +122,14 @@ class CompletionsBody(BaseBody, kw_only=True):
         Raises:
           RequestError: a prompt is too long.
         """
-        options, most = self._options(model), model.engine.facts.most_positions
+        new = _USUAL_TOKENS if self.max_tokens is None else self.max_tokens
+        options = decoding_options(model, self, max(new, 1))
+        most = model.engine.facts.most_positions
         requests, added = [], []
         for number, ids in enumerate(self._prompts(model)):
             given = model.vocabulary.begin(ids)
             added.append(len(given) - len(ids))
             count = len(given) - len(model.vocabulary.before)
-            new = 0 if self.max_tokens == 0 else options.most_tokens
             if count + new > most:
                 raise RequestError(
                     BAD_REQUEST,
@@ -174,22 +172,9 @@ class CompletionsBody(BaseBody, kw_only=True):
             raise bad("prompt", f"prompt has the token {wrong}; 0 to {size - 1} was expected")
         return ids
 
-    def _options(self, model: ServedModel) -> DecodingOptions:
-        most = _USUAL_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
-        return decoding_options(model, self, most)
-
 
 def decoding_options(model: ServedModel, body: Any, most_tokens: int | None) -> DecodingOptions:
-    """Returns the options that a body asks for.
-
-    Args:
-      model: the model, which has options of its own.
-      body: a CompletionsBody, or one with the same fields of decoding.
-      most_tokens: of an answer; None for what the model says.
-
-    Raises:
-      RequestError: an option is wrong.
-    """
+    """Returns the options that a body asks for. Raises RequestError if an option is wrong."""
     given: dict[str, Any] = {"beam_size": 1, "stop": listed(body.stop or ())}
     chosen = {"most_tokens": most_tokens, "temperature": body.temperature, "top_p": body.top_p}
     chosen["seed"] = body.seed
@@ -228,11 +213,7 @@ async def respond(service: Service, request: Request) -> Response:
 async def answer(
     service: Service, request: Request, completion: Completion, deadline: float, path: str
 ) -> Response:
-    """Returns the answer to a completion: at once or streamed.
-
-    Raises:
-      RequestError: there is no room, a text does not fit, or the time is over.
-    """
+    """Returns the answer, at once or streamed. Raises RequestError if room or time is short."""
     answers = completion.submit(service, request)
     if completion.streams:
         return stream(service, path, _events(service, completion, answers, deadline))
@@ -251,11 +232,7 @@ class Completion:
     PREFIX, WHOLE, PART = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: ServedModel, body: Any):
-        """Reads the prompts of a request.
-
-        Raises:
-          RequestError: a prompt does not fit the model.
-        """
+        """Reads the prompts of a request. Raises RequestError if one does not fit the model."""
         self._model, self._body = model, body
         self.requests, self._added = body.requests(model)
         self.streams = bool(body.stream)
@@ -290,11 +267,7 @@ class Completion:
         return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
 
     def submit(self, service: Service, request: Request) -> Answers:
-        """Has the engine answer the requests, unless they want no new tokens.
-
-        Raises:
-          RequestError: there is no room, or a text does not fit.
-        """
+        """Has the engine answer, if tokens are wanted. Raises RequestError if there is no room."""
         if self._body.max_tokens != 0:
             return service.submit(self.requests, request, BAD_REQUEST)
         service.queue.check_size(sum(one.options.texts for one in self.requests))
@@ -331,7 +304,8 @@ class Completion:
         logprobs: dict | None = None,
     ) -> dict:
         """Returns a part of a streamed answer as a JSON value."""
-        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
+        content = self._content(text, is_part=True)
+        choice = {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
         choice |= seed_json(self.requests[index // self.count])
         return {**self._head, "object": self.PART, "choices": [choice]}
 
@@ -340,10 +314,8 @@ class Completion:
 
         Log-probabilities come with their tokens, whose text may come later.
         """
-        logprobs = None
-        if self._body.logprobs is not None:
-            logprobs = self._logprobs(growing, new.tokens, new.log_probabilities)
-        text = growing.add(new.tokens)
+        logprobs = self._logprobs(growing, new.tokens, new.log_probabilities)
+        text = growing.add(self._shown(new.tokens))
         return self.part(index, text, logprobs=logprobs) if text or logprobs else None
 
     def last_part(self, results: Sequence[Sequence[Hypothesis]]) -> dict | None:
@@ -356,23 +328,30 @@ class Completion:
 
     def _choice(self, number: int, found: Hypothesis) -> dict:
         """Returns a choice for the prompt with a number."""
-        vocabulary, request = self._model.vocabulary, self.requests[number]
-        growing, logprobs = self._growing(request), None
+        request = self.requests[number]
+        growing = self._growing(request)
         tokens = found.tokens if found.end is None else (*found.tokens, found.end)
-        if self._body.logprobs is not None:
-            logprobs = self._logprobs(growing, tokens, found.log_probabilities)
-        text = growing.add(tokens, is_last=True)
+        logprobs = self._logprobs(growing, tokens, found.log_probabilities)
+        text = growing.add(self._shown(tokens), is_last=True)
         if self._body.echo:
-            before = echo(vocabulary, request.given)
-            text = before + text
+            text = echo(self._model.vocabulary, request.given) + text
             if logprobs and self.scores:
                 echoed = self._echoed(number)
                 logprobs = {
                     name: None if first is None else first + logprobs[name]
                     for name, first in echoed.items()
                 }
-        choice = {"index": 0, "text": text, "finish_reason": finish_reason(found)}
+        choice = {"index": 0, **self._content(text), "finish_reason": finish_reason(found)}
         return {**choice, "logprobs": logprobs, **seed_json(request)}
+
+    def _content(self, text: str, is_part: bool = False) -> dict:
+        """Returns the fields of a choice, or of a part of one, that have its text."""
+        del is_part
+        return {"text": text}
+
+    def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Returns the tokens whose text is in the answer."""
+        return tokens
 
     def _growing(self, request: inference.Request) -> GrowingText:
         """Returns a text that continues the prompt of a request."""
@@ -381,8 +360,10 @@ class Completion:
 
     def _logprobs(
         self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]
-    ) -> dict:
-        """Returns `logprobs` of the next tokens of a text, including the end of the text."""
+    ) -> dict | None:
+        """Returns `logprobs` of the next tokens and the end of a text; None if not asked for."""
+        if self._body.logprobs is None:
+            return None
         pieces = list(map(self._model.vocabulary.piece, tokens))
         pairs = zip(pieces, values, strict=True)
         is_top = self._body.logprobs == 1

@@ -15,7 +15,7 @@ from lingvo_gshard.wings.inference.text import GrowingText, continuation, stop_c
 from lingvo_gshard.wings.serving.admission_queue import Answers
 from lingvo_gshard.wings.serving.bodies import SearchBody, parse, with_options
 from lingvo_gshard.wings.serving.endpoints.events import server_sent, stream
-from lingvo_gshard.wings.serving.endpoints.state import seed_json, tokens_json
+from lingvo_gshard.wings.serving.endpoints.state import seed_json, text_json
 from lingvo_gshard.wings.serving.errors import (
     UNPROCESSABLE,
     RequestError,
@@ -61,11 +61,6 @@ async def respond(service: Service, request: Request) -> Response:
     return json_response(found | seed_json(asked))
 
 
-def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[int]) -> str:
-    """Returns the text that new tokens add to the given tokens, up to the first stop string."""
-    return continuation(model.vocabulary, request.given, tokens, request.options.stop)
-
-
 def _request(model: ServedModel, body: GenerateBody, options: DecodingOptions) -> inference.Request:
     given = model.vocabulary.begin(model.vocabulary.encode(body.prompt))
     most, before = model.engine.facts.most_positions, len(model.vocabulary.before)
@@ -90,18 +85,13 @@ async def _texts(
     routing: bool,
 ) -> list[dict]:
     """Returns the complete texts as JSON values."""
-    model, texts = service.model, []
+    vocabulary, stop, texts = service.model.vocabulary, request.options.stop, []
     for found in hypotheses:
-        pieces = list(map(model.vocabulary.piece, found.tokens))
-        text = {
-            "text": new_text(model, request, found.tokens),
-            "score": found.score,
-            "reason": found.reason,
-            "tokens": tokens_json(pieces, found.log_probabilities, found.reason),
-        }
+        text = continuation(vocabulary, request.given, found.tokens, stop)
+        made = text_json(found, text, list(map(vocabulary.piece, found.tokens)))
         if routing:
-            text["routing"] = await service.routing(request, found)
-        texts.append(text)
+            made["routing"] = await service.routing(request, found)
+        texts.append(made)
     return texts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -10,15 +11,13 @@ from starlette.responses import Response
 
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.requests import END
+from lingvo_gshard.wings.inference.translator import Translation
 from lingvo_gshard.wings.serving.errors import json_response
 from lingvo_gshard.wings.serving.service import Service
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Answers with 200 while the server takes requests.
-
-    With 503 when it is about to stop, or stuck.
-    """
+    """Answers with 200 while the server takes requests; with 503 before it stops, or if stuck."""
     del request
     engine, seconds = service.model.engine, service.limits.stuck_seconds
     dead = engine.stuck(seconds)
@@ -85,21 +84,22 @@ def _described(service: Service) -> dict:
     }
 
 
-def tokens_json(
-    pieces: Sequence[str], log_probabilities: Sequence[float], reason: str = ""
-) -> list[dict]:
-    """Returns tokens with their log-probabilities. The last token is the end if it was chosen.
+def text_json(
+    found: inference.Hypothesis | Translation, text: str, pieces: Sequence[str]
+) -> dict[str, Any]:
+    """Returns a text and its tokens as a JSON value. The last token may be the end.
 
     Args:
-      pieces: the text of each token.
-      log_probabilities: the log-probability of each token, and of the end if it was chosen.
-      reason: why the text ended.
+      found: the text's log-probabilities, score and reason to end.
+      text: the text.
+      pieces: the text of each token without the end.
     """
-    end = ["</s>"] if reason == END else []
-    return [
+    end = ["</s>"] if found.reason == END else []
+    tokens = [
         {"text": piece, "log_probability": value}
-        for piece, value in zip([*pieces, *end], log_probabilities, strict=True)
+        for piece, value in zip([*pieces, *end], found.log_probabilities, strict=True)
     ]
+    return {"text": text, "score": found.score, "reason": found.reason, "tokens": tokens}
 
 
 def seed_json(request: inference.Request) -> dict:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from lingvo_gshard.core.config import names
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DecodingOptions
-from lingvo_gshard.wings.inference.translator import Translation, Translator
+from lingvo_gshard.wings.inference.translator import Translator
 from lingvo_gshard.wings.serving.bodies import SearchBody, Texts, parse, with_options
-from lingvo_gshard.wings.serving.endpoints.state import seed_json, tokens_json
+from lingvo_gshard.wings.serving.endpoints.state import seed_json, text_json
 from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, RequestError, json_response
 from lingvo_gshard.wings.serving.service import Service
 
@@ -108,21 +108,12 @@ async def _result(
     if request is None:
         return {"source": text, "text": "", "alternatives": []}
     translations = _translator(service).translations(request, hypotheses)
-    alternatives = list(map(_alternative, translations))
+    alternatives = [text_json(each, each.text, each.pieces) for each in translations]
     if routing:
         for alternative, hypothesis in zip(alternatives, hypotheses, strict=True):
             alternative["routing"] = await service.routing(request, hypothesis)
     found = {"source": text, "text": translations[0].text, "alternatives": alternatives}
     return found | seed_json(request)
-
-
-def _alternative(found: Translation) -> dict:
-    return {
-        "text": found.text,
-        "score": found.score,
-        "reason": found.reason,
-        "tokens": tokens_json(found.pieces, found.log_probabilities, found.reason),
-    }
 
 
 def _translator(service: Service) -> Translator:

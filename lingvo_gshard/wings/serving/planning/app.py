@@ -114,11 +114,7 @@ def _choices(configs: Mapping[str, pathlib.Path]) -> dict[str, Any]:
 
 
 def _saved(jobs: PlanJobs, keys: str) -> str:
-    """Returns a page of its own: of one plan everything, of several a comparison.
-
-    Raises:
-      RequestError: a plan is not there, or not done.
-    """
+    """Returns a page of one plan, or a comparison. Raises RequestError if one is not done."""
     plans, names = [], []
     for key in filter(None, dict.fromkeys(keys.split(","))):
         job = jobs.get(key)

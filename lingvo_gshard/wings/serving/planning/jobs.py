@@ -39,12 +39,9 @@ class Job:
       key: a name that only equal requests have.
       request: what to plan, without the content of a config when the job has ended.
       state: WAITING, RUNNING, DONE or FAILED.
-      stage: what is being done.
       share: share of the stage that is done; None if unknown.
       began: when it was taken up, in the time of time.monotonic.
       seconds: how long it took; None before its end.
-      problem: why it failed.
-      plan: the plan, when it is done.
     """
 
     key: str
@@ -97,12 +94,7 @@ class PlanJobs:
     """
 
     def __init__(self, configs: Mapping[str, pathlib.Path], run: Run | None = None):
-        """Starts the thread that waits for plans.
-
-        Args:
-          configs: name of each config that requests may name -> its file.
-          run: makes a plan; None makes it in a process of its own.
-        """
+        """Starts the thread that waits for plans, which `run` or a process makes."""
         self.configs = dict(configs)
         self._run = run or PlanProcess(configs)
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
@@ -113,11 +105,7 @@ class PlanJobs:
         self._thread.start()
 
     def submit(self, request: PlanRequest) -> Job:
-        """Returns the job of a request, which is made in the background.
-
-        Raises:
-          UserError: the request is wrong, or too many wait.
-        """
+        """Returns the job of a request. Raises UserError if it is wrong, or if too many wait."""
         request.check(self.configs)
         key = request.key
         with self._lock:

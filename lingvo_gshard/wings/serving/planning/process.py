@@ -48,24 +48,14 @@ class PlanProcess:
         settings: Settings | None = None,
         limits: PlanLimits | None = None,
     ):
-        """Prepares to plan.
-
-        Args:
-          configs: name of each config that requests may name -> its file.
-          settings: how the planner compiles.
-          limits: of a plan.
-        """
+        """Prepares to plan."""
         self.limits = limits or PlanLimits()
         self._configs, self._settings = dict(configs), settings or Settings()
 
     def __call__(
         self, request: PlanRequest, tell: Callable[[News], None], is_over: Callable[[], bool]
     ) -> Plan:
-        """Returns the plan of a request; gives up when `is_over` returns True.
-
-        Raises:
-          UserError: the request cannot be planned, or passes a limit.
-        """
+        """Returns the plan of a request. Raises UserError at a limit, or when `is_over`."""
         process = start_module(_MODULE, stderr=None)
         try:
             assert process.stdin

@@ -84,11 +84,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topologies.get(self.topology)
 
     def params(self, configs: Mapping[str, pathlib.Path]) -> Params:
-        """Returns the Params of the model.
-
-        Raises:
-          UserError: there is no such experiment, or the config is not understood.
-        """
+        """Returns the Params of the model. Raises UserError if it is unknown or not understood."""
         if self.experiment:
             return experiment(self.experiment, settings=self._settings(self.precision))
         with contextlib.ExitStack() as stack:
