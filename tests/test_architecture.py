@@ -28,8 +28,8 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # The line between the heart of the package and its wings (docs/wings.txt). These numbers shrink.
-MOST_LINES_OF_THE_HEART = 31_220
-MOST_FILES_OF_THE_HEART = 205
+MOST_LINES_OF_THE_HEART = 31_000
+MOST_FILES_OF_THE_HEART = 204
 MOST_NAMES_TAKEN = 610
 
 # Folders in the order of dependence, each with the folders it may import.

@@ -31,13 +31,13 @@ from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
-from lingvo_gshard.sharding.vectorize import vectorize
 from lingvo_gshard.wings.pipeline.pipeline_operands import (
     MicroBatchOperand,
     Schedule,
     WeightOnce,
     WeightOperand,
 )
+from lingvo_gshard.wings.pipeline.vectorize import vectorize
 from lingvo_gshard.wings.repeat.loop import read, spec_of
 
 LOCAL_LETTERS = {"m": "micro-batches"}

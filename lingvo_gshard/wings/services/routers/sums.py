@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe import routing as routings
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, ENTROPY
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, TokenChoiceRouting
+
+AnyRouting: TypeAlias = TokenChoiceRouting | ExpertChoiceRouting
 
 LOCAL_LETTERS = {"c": "labels of tokens"}
 
@@ -32,9 +34,7 @@ class WatchedKinds:
     languages: int
     classes: int
 
-    def count(
-        self, layer: Layer, routing: routings.Routing, mask_GS: tf.Tensor, groups: Groups
-    ) -> None:
+    def count(self, layer: Layer, routing: AnyRouting, mask_GS: tf.Tensor, groups: Groups) -> None:
         """Adds `watched_sums` to the context; see `TokenContext.on_routing`."""
         kinds = token_context.current().kinds
         kinds_GS = None if kinds is None else groups.split(kinds)
@@ -43,7 +43,7 @@ class WatchedKinds:
 
 
 def watched_sums(
-    routing: routings.Routing,
+    routing: AnyRouting,
     mask_GS: tf.Tensor,
     kinds_GS: tf.Tensor | None,
     kinds: WatchedKinds,
@@ -100,14 +100,13 @@ def watched_sums(
     return sums
 
 
-def _asked(routing: routings.Routing) -> tf.Tensor:
+def _asked(routing: AnyRouting) -> tf.Tensor:
     """Returns float32 [G,S,E]: 1 where a token asks for an expert, or where an expert chose it."""
     if isinstance(routing, TokenChoiceRouting):
         chosen = [(tf.one_hot(a.expert_GS, routing.num_experts), a) for a in routing.assignments]
         return tf.add_n(
             [one_hot_GSE * tf.expand_dims(a.wanted_GS, -1) for one_hot_GSE, a in chosen]
         )
-    assert isinstance(routing, routings.ExpertChoiceRouting)
     # Empty slots have the token S, which one_hot leaves out.
     tokens = known_sizes(routing.is_taken_GS.shape)[1]
     chosen_GES = tf.reduce_sum(tf.one_hot(routing.token_of_slot_GEC, tokens), 2)

@@ -9,7 +9,7 @@ from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.vectorize import vectorize
+from lingvo_gshard.wings.pipeline.vectorize import vectorize
 
 P, B, M, H = 4, 2, 3, 5
 
