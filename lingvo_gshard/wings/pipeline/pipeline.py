@@ -244,10 +244,7 @@ class Pipeline(Execution):
 
 def pipelines(layer: Layer) -> Iterator[Pipeline]:
     """Yields the pipelines among a layer and its descendants."""
-    if isinstance(layer, Pipeline):
-        yield layer
-    for child in layer.child_layers():
-        yield from pipelines(child)
+    yield from (each for each in layer.all_layers() if isinstance(each, Pipeline))
 
 
 def _run_layers(

@@ -168,7 +168,7 @@ class _Case:
             self.partitioning = self.workers.partitioning
             self.batch = self.workers.rows_of(self.batch, 0)
         middle = max(self.trainer.steps // 2, 1)
-        self.state = _noisy_state(self.trainer, options.seed, middle)
+        self.state = noisy_state(self.trainer, options.seed, middle)
 
     def run_partitioned(self, mesh: Mesh) -> ObservedStep:
         """Returns the step over a mesh with the axes of the partitioning."""
@@ -214,7 +214,7 @@ def _batch(params: Params, trainer: Trainer) -> Batch:
     return batch
 
 
-def _noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
+def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
     """Returns the state of a trainer before a step, NumPy arrays.
 
     Weights that are initially constant get noise, since a weight of zeros hides what is wrong
