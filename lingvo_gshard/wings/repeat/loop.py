@@ -22,7 +22,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.shapes import known_sizes, write_slice
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.sharding import annotate, annotate_like, manual, recording, xla
+from lingvo_gshard.sharding import annotate, annotate_like, recording, xla
+from lingvo_gshard.sharding.manual import annotate_stack, mesh_in_use, own_shard, stack_of_shards
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.wings.repeat import subgraph
 from lingvo_gshard.wings.repeat.joint_graph import JointGraph
@@ -67,7 +68,7 @@ class _TracedBody:
 
     def carried_specs(self) -> list[tf.TensorSpec]:
         """Returns the specs of the results of `leave`."""
-        mesh = manual.mesh_in_use()
+        mesh = mesh_in_use()
         specs = map(spec_of, self.joint.saved)
         return [
             tf.TensorSpec([mesh.size, *spec.shape], spec.dtype) if mesh and is_shard else spec
@@ -97,17 +98,17 @@ class _TracedBody:
 
     def _left(self, x: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
         if is_shard:
-            return manual.stack_of_shards(x)
+            return stack_of_shards(x)
         return x if layout is None or not self.saves_on_host else to_host(annotate(x, layout))
 
     def _entered(self, x: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
         if is_shard:
-            return manual.own_shard(x)
+            return own_shard(x)
         return x if layout is None or not self.saves_on_host else annotate(to_device(x), layout)
 
     def _annotated(self, stack: tf.Tensor, layout: str | None, is_shard: bool) -> tf.Tensor:
         if is_shard:
-            return manual.annotate_stack(stack, 1)
+            return annotate_stack(stack, 1)
         return stack if layout is None or self.saves_on_host else annotate(stack, f"R{layout}")
 
 
