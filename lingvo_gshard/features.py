@@ -27,6 +27,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "run_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.wings.object_stores.checkpoints",),
+    "evaluations": (
+        "lingvo_gshard.wings.evaluation.text_scores",
+        "lingvo_gshard.wings.evaluation.translation_scores",
+    ),
     "experiments": (
         "lingvo_gshard.params.language_model",
         "lingvo_gshard.params.translation",
@@ -55,6 +59,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.low_precision.delayed_scales",
         "lingvo_gshard.wings.fine_tuning.adapters",
     ),
+    "renames": ("lingvo_gshard.wings.earlier_versions.renames",),
     "codecs": ("lingvo_gshard.wings.low_precision.codecs",),
     "precisions": (
         "lingvo_gshard.wings.low_precision.loss_scale",

@@ -311,7 +311,7 @@ class Layer(Configurable):
     def vectorization_obstacle(cls, params: Params) -> str:
         """Returns the option that prevents computing several stages as one operation, or "".
 
-        `Pipeline` computes all of its stages as one operation (`pipeline.vectorize`).
+        `Pipeline` computes all of its stages as one operation (`wings/pipeline/vectorize.py`).
 
         Args:
           params: Params of this class.

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 # Ends the name of the array with the kinds of one side of a batch: source_kinds, target_kinds.
 KINDS = "_kinds"
-
-
-@dataclasses.dataclass(frozen=True)
-class WatchedKinds:
-    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class.
-
-    Attributes:
-      languages: Number of languages.
-      classes: Number of classes of tokens.
-    """
-
-    languages: int
-    classes: int
 
 
 class TokenKinds(NamedTuple):
@@ -35,8 +21,3 @@ class TokenKinds(NamedTuple):
     arrays: Mapping[str, Any]
     languages: tuple[str, ...]
     classes: tuple[str, ...]
-
-    @property
-    def sizes(self) -> WatchedKinds:
-        """The numbers of languages and classes."""
-        return WatchedKinds(len(self.languages), len(self.classes))

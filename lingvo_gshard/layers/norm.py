@@ -33,11 +33,14 @@ class LayerNorm(Layer):
         """Returns x [..., M] normalized over M, in x's type."""
         scale = tf.cast(theta.scale, tf.float32)
         bias = tf.cast(theta.bias, tf.float32) if self.p.use_bias else tf.zeros_like(scale)
-        return tf.cast(_layer_norm(tf.cast(x, tf.float32), scale, bias, self.p.epsilon), x.dtype)
+        return tf.cast(layer_norm(tf.cast(x, tf.float32), scale, bias, self.p.epsilon), x.dtype)
 
 
-def _layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """Returns the norm. Its gradient is written by hand, with few passes over x."""
+def layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float) -> tf.Tensor:
+    """Returns LayerNorm over the last dimension of x, all float32.
+
+    Its gradient is written by hand, with few passes over x.
+    """
     model_dim = x.shape[-1]
 
     @custom_gradient
@@ -77,33 +80,6 @@ def _sum_to_last(x: tf.Tensor) -> tf.Tensor:
     if x.shape.rank < 3:
         return tf.reduce_sum(x, range(x.shape.rank - 1))
     return tf.reduce_sum(tf.reduce_mean(x, -2), range(x.shape.rank - 2)) * x.shape[-2]
-
-
-class HeadsLayerNorm(Layer):
-    """LayerNorm of queries or keys, each head on its own and with its own scale.
-
-    Command R+ has it (https://huggingface.co/CohereLabs/c4ai-command-r-plus).
-    """
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("model_dim", 0, "Size of D; set by the attention.", minimum=1)
-        p.define("num_heads", 0, "Size of N; set by the attention.", minimum=1)
-        p.define("epsilon", 1e-5, "Added to the variance.", above=0)
-        return p
-
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        sizes = {"N": self.p.num_heads, "D": self.p.model_dim}
-        self.create_variable("scale", "ND", sizes, initializers.constant(1.0), role=SCALE)
-
-    @layer_method
-    def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """Returns x [..., N, D] normalized over D, in x's type."""
-        ones = tf.ones([self.p.model_dim])
-        normalized = _layer_norm(tf.cast(x, tf.float32), ones, 0.0 * ones, self.p.epsilon)
-        return tf.cast(normalized * tf.cast(theta.scale, tf.float32), x.dtype)
 
 
 class RMSNorm(Layer):
@@ -148,18 +124,3 @@ class RMSNorm(Layer):
         if self.p.zero_centered:
             scale += 1.0
         return tf.cast(normalized * scale, x.dtype)
-
-
-class HeadsRMSNorm(RMSNorm):
-    """RMSNorm of queries or keys over all heads together, as in OLMoE (arXiv 2409.02060)."""
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("num_heads", 0, "Size of N; set by the attention.", minimum=1)
-        return p
-
-    _layout = "ND"
-
-    def _sizes(self) -> dict[str, int]:
-        return {"N": self.p.num_heads, "D": self.p.model_dim}

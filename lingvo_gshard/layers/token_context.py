@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.token_kinds import WatchedKinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +34,16 @@ class TokenContext:
 
     Attributes:
       ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
-      kinds: int32 [B,L] kinds of these tokens (`WatchedKinds`), or None if they are unknown.
-      watched: The kinds of tokens that routers count, or None if routers are not watched.
+      kinds: int32 [B,L] kinds of these tokens (`core.token_kinds`), or None if they are unknown.
+      on_routing: Called with (layer, routing, mask [G,S], groups) by every mixture of experts; None
+        if nobody counts.
       group_order: The order of token groups, if they are not stored by their numbers.
       keeps_all: Whether experts compute every token sent to them, whatever their capacity.
     """
 
     ids: tf.Tensor | None = None
     kinds: tf.Tensor | None = None
-    watched: WatchedKinds | None = None
+    on_routing: Callable[..., None] | None = None
     group_order: GroupOrder | None = None
     keeps_all: bool = False
 
@@ -64,6 +65,6 @@ def tokens(
 
     Args:
       ids_BL: The ids.
-      kinds_BL: Their kinds, which watched routers count; see `WatchedKinds`.
+      kinds_BL: Their kinds, which watched routers count; see `core.token_kinds`.
     """
     return override(ids=ids_BL, kinds=kinds_BL)

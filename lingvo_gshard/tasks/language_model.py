@@ -12,15 +12,11 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import KINDS
-from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.tasks.evaluation import text_scores
-from lingvo_gshard.tasks.evaluation.evaluation import Evaluation, EvaluationRuntime
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding, TaskFeature
 from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, loss_of_sums
 
@@ -104,7 +100,7 @@ class LanguageModelTask(TokenTask):
 
     def guessing_loss(self) -> float | None:
         """Returns log V; None if a feature replaces the loss."""
-        return None if self._replacing else super().guessing_loss()
+        return None if self.replaces_loss else super().guessing_loss()
 
     @property
     def _replacing(self) -> TaskFeature | None:
@@ -200,29 +196,6 @@ class LanguageModelTask(TokenTask):
             loss = sums.smoothed / tokens * (p.future_weight / p.future_tokens)
             module.add_loss("loss", loss, sums.tokens)
             module.add_metric("cross_entropy", sums.exact / tokens, sums.tokens)
-
-    def evaluate(
-        self,
-        runtime: EvaluationRuntime,
-        input_: LanguageModelInput,
-        split: str,
-        progress: Progress = SILENT,
-        by_source: bool = False,
-    ) -> Evaluation:
-        """Scores how well the model predicts the text of a split; see the base class.
-
-        If a feature replaces the loss, the result has the means of its metrics.
-
-        Args:
-          runtime: holds the weights.
-          input_: has the split.
-          split: what to score.
-          progress: is told how far scoring is.
-          by_source: whether to score the texts of each source, too.
-        """
-        if self._replacing:
-            return super().evaluate(runtime, input_, split, progress)
-        return text_scores.measure(runtime, input_, split, progress, by_source)
 
 
 def _counted(segments_BL: tf.Tensor, marks_BL: tf.Tensor | None) -> tf.Tensor:

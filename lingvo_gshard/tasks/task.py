@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Configurable, Params
@@ -18,11 +18,7 @@ from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.tasks.evaluation.evaluation import (
-    Evaluation,
-    EvaluationRuntime,
-    MeanMetrics,
-)
+from lingvo_gshard.tasks.evaluation import Evaluation, EvaluationRuntime, MeanMetrics
 
 # Name of an array of a batch -> its shape and dtype.
 BatchSpecs: TypeAlias = "Mapping[str, tf.TensorSpec]"
@@ -95,6 +91,25 @@ class TaskFeature(Configurable):
 TASK_FEATURES: Seam[type[TaskFeature]] = Seam("tasks")
 
 
+class EvaluateTask(Protocol):
+    """Scores models of one class of tasks."""
+
+    def __call__(
+        self,
+        runtime: EvaluationRuntime,
+        input_: Any,
+        split: str,
+        progress: Progress,
+        **options: Any,
+    ) -> Evaluation:
+        """Returns the scores on a split; see `Task.evaluate`."""
+        ...
+
+
+# By the dotted names of the tasks' classes; those derived from a class are scored as it is.
+EVALUATIONS: Seam[EvaluateTask] = Seam("evaluations")
+
+
 class Task(Layer):
     """A model with its loss: what an experiment trains, evaluates, plans and benchmarks.
 
@@ -141,6 +156,11 @@ class Task(Layer):
         names = [name for seam in self.FEATURES for name, _ in seam.items()]
         found = {name: self.p.get(name).instantiate() for name in names}
         return {name: feature for name, feature in found.items() if feature.is_active}
+
+    @property
+    def replaces_loss(self) -> bool:
+        """Whether a feature has a loss in place of the task's."""
+        return any(feature.REPLACES_LOSS for feature in self.features.values())
 
     def variable_specs(self) -> NestedMap:
         """Returns the declarations of all weights, with the features' weights."""
@@ -257,7 +277,9 @@ class Task(Layer):
         progress: Progress = SILENT,
         **options: Any,
     ) -> Evaluation:
-        """Scores a trained model on a split; the default averages the metrics of `loss`.
+        """Scores a trained model on a split, as the feature of `EVALUATIONS` for its class does.
+
+        The default averages the metrics of `loss`.
 
         Args:
           runtime: holds the weights.
@@ -269,7 +291,10 @@ class Task(Layer):
         Raises:
           UserError: the split is empty, or an option is wrong.
         """
+        for cls in () if self.replaces_loss else type(self).__mro__:
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            if name in EVALUATIONS:
+                return EVALUATIONS[name](runtime, input_, split, progress, **options)
         if options:
             raise UserError(f"{type(self).__name__} takes no evaluation option {min(options)!r}")
-        del progress
         return MeanMetrics.measure(runtime, input_.evaluation_batches(split))

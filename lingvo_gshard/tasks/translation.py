@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from lingvo_gshard.core.config.params import Params
@@ -11,16 +11,11 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import KINDS
-from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.tasks.evaluation import translation_scores
-from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime
-from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
 from lingvo_gshard.tasks.token_task import TokenTask, loss_of_sums
 
@@ -169,32 +164,3 @@ class TranslationTask(TokenTask):
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         positions = "positions" if self.p.share_positions else "source_positions"
         return self.embed(name, theta, ids_BK, positions_BK, positions)
-
-    def evaluate(
-        self,
-        runtime: EvaluationRuntime,
-        input_: TranslationInput,
-        split: str,
-        progress: Progress = SILENT,
-        *,
-        languages: Sequence[str] = (),
-        max_rows_per_language: int | None = None,
-        shuffled: bool = True,
-        translate: Translate,
-    ) -> TranslationScores:
-        """Translates a split and scores the translations; see the base class.
-
-        Args:
-          runtime: holds the weights.
-          input_: the input.
-          split: name of the split.
-          progress: is told each stage, and how much of it is done.
-          languages: source languages to score; empty: all.
-          max_rows_per_language: scores a fixed random choice of this many rows; None: all.
-          shuffled: whether to score shuffled sources, too.
-          translate: translates sentences with the model.
-        """
-        rows = translation_scores.choose_rows(
-            input_.rows(split), split, languages, max_rows_per_language
-        )
-        return translation_scores.measure(runtime, input_, translate, rows, shuffled, progress)

@@ -12,9 +12,10 @@ import msgspec
 import rich.console
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tasks.evaluation.evaluation import Likelihood, Table, WeightedMeans, combined
+from lingvo_gshard.tasks.evaluation import Table, WeightedMeans
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts.report import family
+from lingvo_gshard.wings.evaluation.likelihood import Likelihood, combined
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest
 from studies.member import Member
 

@@ -9,7 +9,7 @@ import msgspec
 import rich.console
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tasks.evaluation.evaluation import Table, perplexity
+from lingvo_gshard.tasks.evaluation import Table, perplexity
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.wings.services import metrics_rows
 from studies.member import Member

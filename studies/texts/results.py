@@ -8,7 +8,7 @@ import msgspec
 import rich.console
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tasks.evaluation.evaluation import Table
+from lingvo_gshard.tasks.evaluation import Table
 from lingvo_gshard.tools.console import output
 from studies.experts.results import in_millions, spread
 from studies.member import Member

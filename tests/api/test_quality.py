@@ -7,7 +7,7 @@ import pytest
 import lingvo_gshard as gshard
 from lingvo_gshard.api.decoding import quality
 from lingvo_gshard.api.decoding.quality import Quality, table_of
-from lingvo_gshard.tasks.evaluation import text_scores
+from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.export.decoder import DecoderSettings
 
 

@@ -22,8 +22,6 @@ from lingvo_gshard.layers.embedding import (
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
-    ExpertChoiceRouter,
-    HashRouter,
     MixtureOfExperts,
     SwitchRouter,
     Top2Router,
@@ -36,7 +34,10 @@ from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
     ForcedBalanceRouter,
+    GroupLimitedRouter,
+    HashRouter,
     SigmoidRouter,
     SinkhornRouter,
 )
@@ -232,7 +233,7 @@ CASES = (
     Case(
         "MoE.top_k",
         _routed_by(
-            TopKRouter.params().set(
+            GroupLimitedRouter.params().set(
                 k=2, expert_groups=2, groups_per_token=1, z_loss_weight=0.1, output_masking_rate=0.2
             )
         ),

@@ -13,7 +13,7 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
@@ -23,7 +23,7 @@ from lingvo_gshard.wings.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
 from lingvo_gshard.wings.pipeline.pipeline_operands import Schedule
-from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
+from lingvo_gshard.wings.published_layers.routers import HashRouter, SigmoidRouter
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.core.token_kinds import TokenKinds
-from lingvo_gshard.layers.moe import EinsumDispatch, ExpertChoiceRouter, HashRouter, TopKRouter
+from lingvo_gshard.layers.moe import EinsumDispatch, TopKRouter
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -20,7 +20,12 @@ from lingvo_gshard.training.step.metric_vectors import metric_vector
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
-from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
+    HashRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 from lingvo_gshard.wings.services.routers.counts import (
     RoutingSums,
     records_of,

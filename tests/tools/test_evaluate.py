@@ -1,4 +1,4 @@
-# tests: tools/evaluate.py, tasks/evaluation/translation_scores.py
+# tests: tools/evaluate.py, wings/evaluation/translation_scores.py
 """Tests gshard-evaluate through its command line."""
 
 import json
@@ -9,9 +9,9 @@ import sacrebleu
 
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.tasks.evaluation import perplexity
-from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools import evaluate
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.wings.evaluation.translation_scores import choose_rows
 from lingvo_gshard.wings.services import progress
 from tests.data import corpora
 

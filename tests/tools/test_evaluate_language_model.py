@@ -1,4 +1,4 @@
-# tests: tools/evaluate.py, tasks/evaluation/text_scores.py
+# tests: tools/evaluate.py, wings/evaluation/text_scores.py
 """Tests gshard-evaluate on a language model."""
 
 import importlib.util

@@ -15,18 +15,17 @@ import tensorflow as tf
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.layer import VariableSpec, layer_method
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import (
-    ExpertChoiceRouter,
-    HashRouter,
-    SwitchRouter,
-    Top2Router,
-    TopKRouter,
-)
+from lingvo_gshard.layers.moe import SwitchRouter, Top2Router, TopKRouter
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.low_precision.fp8 import Histories
-from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
+    HashRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 from tests.layers.stacks.executions import loop, pipeline, sequential
 
 ROWS, LENGTH, VOCABULARY = 8, 8, 24

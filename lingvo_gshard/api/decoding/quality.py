@@ -12,8 +12,8 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.tasks.evaluation import text_scores
-from lingvo_gshard.tasks.evaluation.evaluation import Table
+from lingvo_gshard.tasks.evaluation import Table
+from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translator
 

@@ -43,7 +43,7 @@ class MultiHeadAttention(Attention):
         p.define(
             "query_key_norm",
             RMSNorm.params(),
-            "Params of the norms of queries and keys: RMSNorm over D, HeadsRMSNorm over N and D.",
+            "Params of the norms of queries and keys: RMSNorm over D, or another class.",
         )
         return p
 

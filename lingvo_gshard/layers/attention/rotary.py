@@ -41,7 +41,11 @@ class RotaryScaling(Configurable):
           length_BL: int32, number of tokens of each token's text; only with `needs_lengths`.
         """
         del length_BL
-        return tf.pow(tf.constant(base, tf.float32), exponents(rotated))
+        return tf.pow(tf.constant(base, tf.float32), self.exponents(rotated))
+
+    def exponents(self, rotated: int) -> tf.Tensor:
+        """Returns the float32 exponents 2i/r [r/2] of the base."""
+        return tf.range(rotated // 2, dtype=tf.float32) * (2.0 / rotated)
 
     def magnitude(self, length_BL: tf.Tensor | None = None) -> float | tf.Tensor:
         """Returns the factor of the rotated queries, and of the rotated keys.
@@ -51,11 +55,6 @@ class RotaryScaling(Configurable):
         """
         del length_BL
         return 1.0
-
-
-def exponents(rotated: int) -> tf.Tensor:
-    """Returns the float32 exponents 2i/r [r/2] of the base in the timescales."""
-    return tf.range(rotated // 2, dtype=tf.float32) * (2.0 / rotated)
 
 
 class TextPositions(NamedTuple):

@@ -3,8 +3,6 @@
 from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import (
-    ExpertChoiceRouter,
-    HashRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
@@ -12,9 +10,7 @@ from lingvo_gshard.layers.moe.routers import (
 
 __all__ = [
     "EinsumDispatch",
-    "ExpertChoiceRouter",
     "GatherDispatch",
-    "HashRouter",
     "MixtureOfExperts",
     "SwitchRouter",
     "Top2Router",

@@ -1,25 +1,21 @@
-"""Reports on a routing: losses, metrics of expert loads, and sums of watched routers."""
+"""Reports on a routing: losses and metrics of expert loads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.context import Metric
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.token_kinds import WatchedKinds
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing
 
-# Names of the metric and of the loss of a routing that watched routers report.
+# Names of a metric and of a loss of a routing.
 ENTROPY = "router_entropy"
 BALANCE_LOSS = "auxiliary_loss"
 # Names the gate of each expert for each token, [B,L,E], to observers.
 TOKEN_GATES = "token_gates"
-# At most so many choices by part of the groups and by expert are counted.
-_MOST_COUNTS = 4096
 
 
 def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -> None:
@@ -42,11 +38,9 @@ def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -
         layer.add_metric(name, value, weight)
     for name, compute in expert_observations(routing, mask_GS).items():
         layer.observe_named(name, compute)
-    now = token_context.current()
-    if now.watched is not None:
-        kinds_GS = None if now.kinds is None else groups.split(now.kinds)
-        for name, value in watched_sums(routing, mask_GS, kinds_GS, now.watched, groups).items():
-            context.current().add_sum(f"{layer.path}/{name}", value)
+    on_routing = token_context.current().on_routing
+    if on_routing is not None:
+        on_routing(layer, routing, mask_GS, groups)
     observe_gates(layer, routing, groups)
 
 
@@ -105,70 +99,6 @@ def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Calla
         "tokens": lambda: tf.reduce_sum(mask_GS),
         "slots": lambda: tf.constant(slots),
     }
-
-
-def watched_sums(
-    routing: Routing,
-    mask_GS: tf.Tensor,
-    kinds_GS: tf.Tensor | None,
-    kinds: WatchedKinds,
-    groups: Groups,
-) -> dict[str, tf.Tensor]:
-    """Returns float32 tensors that describe a routing and can be summed over micro-batches.
-
-    choices        [E]: choices of each expert, before capacity
-    kept           [E]: tokens that each expert computes
-    tokens         [3]: real tokens, requests, and requests that are met (`Routing.requests`)
-    batches        1
-    groups         [3]: groups, their tokens with padding, and their capacity slots
-    positions      [S]: requests by position in the experts' buffers, unless experts choose tokens
-    by_part        [parts, E]: choices by equal parts of the groups, in the order of the rows
-    entropy        sum over tokens of the entropy of their gates, if the router has gates over all E
-    balance        the load-balancing loss, if the router has one
-    by_language    [languages, E]: choices by the language of the token, if it is known
-    by_class       [classes, E]: choices by the class of the token, if it is known
-
-    Args:
-      routing: the routing of one batch.
-      mask_GS: float32, 0 at padding.
-      kinds_GS: int32, the kind of each token; None if it is unknown.
-      kinds: the numbers of the kinds.
-      groups: the groups that were routed.
-    """
-    tokens = tf.reduce_sum(mask_GS)
-    requests, met = routing.requests(mask_GS)
-    sums = {
-        "choices": routing.choices(),
-        "kept": routing.load(),
-        "tokens": tf.stack([tokens, requests, met]),
-        "batches": tf.ones([]),
-        "groups": tf.constant(
-            [1.0, groups.size, routing.num_experts * routing.capacity], tf.float32
-        )
-        * groups.count,
-        "by_part": _by_part(groups.in_order(routing.choices_by_group())),
-    }
-    positions_S = routing.requests_by_position()
-    if positions_S is not None:
-        sums["positions"] = positions_S
-    if ENTROPY in routing.metrics:
-        sums["entropy"] = routing.metrics[ENTROPY] * tokens
-    if BALANCE_LOSS in routing.losses:
-        sums["balance"] = routing.losses[BALANCE_LOSS].value
-    if kinds_GS is not None and kinds.languages:
-        language_GS = kinds_GS // kinds.classes
-        sums["by_language"] = routing.choices_by(language_GS, kinds.languages)
-    if kinds_GS is not None:
-        sums["by_class"] = routing.choices_by(kinds_GS % kinds.classes, kinds.classes)
-    return sums
-
-
-def _by_part(choices_GE: tf.Tensor) -> tf.Tensor:
-    """Returns the sums over equal parts of the groups, as many parts as may be counted."""
-    count, num_experts = choices_GE.shape.as_list()
-    most = max(_MOST_COUNTS // num_experts, 1)
-    parts = next(n for n in range(min(count, most), 0, -1) if count % n == 0)
-    return tf.reduce_sum(tf.reshape(choices_GE, [parts, count // parts, num_experts]), 1)
 
 
 def gate_entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:

@@ -10,8 +10,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
-LOCAL_LETTERS = {"c": "labels of tokens"}
-
 
 @dataclasses.dataclass(frozen=True)
 class WeightedLoss:
@@ -74,35 +72,6 @@ class Routing:
     def token_gates(self) -> tf.Tensor:
         """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         raise NotImplementedError
-
-    def choices(self) -> tf.Tensor:
-        """Returns the number of choices of each expert over all groups, float32 [E].
-
-        These are the tokens that ask for the expert, whether it keeps them or not, or the tokens
-        that the expert chose.
-        """
-        raise NotImplementedError
-
-    def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
-        """Returns the choices of each expert by a label of the token, float32 [count,E].
-
-        Args:
-          label_GS: int32, 0 to count - 1.
-          count: the number of labels.
-        """
-        raise NotImplementedError
-
-    def choices_by_group(self) -> tf.Tensor:
-        """Returns the choices of each expert in each group, float32 [G,E]."""
-        raise NotImplementedError
-
-    def requests_by_position(self) -> tf.Tensor | None:
-        """Returns how many tokens ask for each position of the experts' buffers, float32 [S].
-
-        Positions do not depend on the capacity: with capacity C, those from C on are dropped.
-        None if experts choose tokens, which fills every buffer.
-        """
-        return None
 
     def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns how many requests there are, and how many are met; float32 scalars.
@@ -168,35 +137,6 @@ class TokenChoiceRouting(Routing):
             ]
         )
 
-    def choices(self) -> tf.Tensor:
-        """Returns the number of tokens that ask for each expert, float32 [E]."""
-        return self._sum_by_expert([a.wanted_GS for a in self.assignments])
-
-    def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
-        """Returns the tokens of each label that ask for each expert, float32 [count,E]."""
-        label_GSc = tf.one_hot(label_GS, count)
-        return tf.add_n(
-            [
-                tf.einsum("GSc,GSE->cE", label_GSc * a.wanted_GS[..., None], self._one_hot(a))
-                for a in self.assignments
-            ]
-        )
-
-    def choices_by_group(self) -> tf.Tensor:
-        """Returns the tokens of each group that ask for each expert, float32 [G,E]."""
-        return tf.add_n(
-            [tf.einsum("GSE,GS->GE", self._one_hot(a), a.wanted_GS) for a in self.assignments]
-        )
-
-    def requests_by_position(self) -> tf.Tensor:
-        """Returns how many tokens ask for each position of the experts' buffers, float32 [S]."""
-        # An expert computes a token at most once, so that every position is below S.
-        size = self.assignments[0].position_GS.shape[1]
-        by_choice = [
-            tf.math.unsorted_segment_sum(a.wanted_GS, a.position_GS, size) for a in self.assignments
-        ]
-        return tf.add_n(by_choice)
-
     def _one_hot(self, assignment: Assignment) -> tf.Tensor:
         return tf.one_hot(assignment.expert_GS, self.num_experts)
 
@@ -228,12 +168,8 @@ class ExpertChoiceRouting(Routing):
 
     def load(self) -> tf.Tensor:
         """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
-        return tf.reduce_sum(self.choices_by_group(), 0)
-
-    def choices_by_group(self) -> tf.Tensor:
-        """Returns the number of tokens that each expert chose in each group, float32 [G,E]."""
         is_filled = tf.less(self.token_of_slot_GEC, known_sizes(self.is_taken_GS.shape)[1])
-        return tf.reduce_sum(tf.cast(is_filled, tf.float32), 2)
+        return tf.reduce_sum(tf.cast(is_filled, tf.float32), (0, 2))
 
     def gate_sums(self) -> tf.Tensor:
         """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
@@ -244,17 +180,6 @@ class ExpertChoiceRouting(Routing):
         # Empty slots have the token S, which one_hot leaves out.
         chosen_GECS = tf.one_hot(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
         return tf.einsum("GECS,GEC->GSE", chosen_GECS, self.gate_of_slot_GEC)
-
-    def choices(self) -> tf.Tensor:
-        """Returns the number of tokens that each expert chose, float32 [E]."""
-        return self.load()
-
-    def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
-        """Returns the tokens of each label that each expert chose, float32 [count,E]."""
-        # Empty slots have the token S. Token S gets a label that is not counted.
-        label_GS = tf.pad(label_GS, [[0, 0], [0, 1]], constant_values=count)
-        label_GEC = tf.gather(label_GS, self.token_of_slot_GEC, batch_dims=1)
-        return tf.einsum("GECc->cE", tf.one_hot(label_GEC, count))
 
     def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the number of real tokens, and how many of them an expert chose."""

@@ -45,12 +45,12 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row, rows_by_language
-from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, string
 from lingvo_gshard.tools.flags.run import LOGDIR
+from lingvo_gshard.wings.evaluation.translation_scores import choose_rows
 from lingvo_gshard.wings.fine_tuning.surgery import expert_use
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.inference.translator import Translator

@@ -487,7 +487,7 @@ class DroplessDispatch(Dispatch):
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
             context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0), rows)
-            if token_context.current().watched:
+            if token_context.current().on_routing is not None:
                 context.current().add_sum(f"{context.layer_path()}/over_bound", over_bound)
         return y_GSM
 

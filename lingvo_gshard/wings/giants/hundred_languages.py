@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe import HashRouter
 from lingvo_gshard.params import translation
 from lingvo_gshard.training.step.schedules import WarmupStableDecay
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.published_layers.routers import HashRouter
 
 
 @registry.register("translation.hundred_languages")

@@ -9,7 +9,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
@@ -20,6 +20,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.giants import prepared_translation
 from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
+from lingvo_gshard.wings.published_layers.routers import HashRouter
 
 _EXPERTS_PER_TOKEN = 2
 _HIDDEN_DIM = 256

@@ -111,7 +111,8 @@ def why_none_fits(task: Params) -> str:
 
 def _as_published(task: Params) -> Params:
     """Returns a language model's Params with the attentions that families describe."""
-    if not issubclass(task.cls, LanguageModelTask):
+    cls: Any = task.cls
+    if not issubclass(cls, LanguageModelTask):
         return task
     task = task.copy()
     decoder, of = task.decoder, PublishedAttention.of

@@ -52,5 +52,6 @@ def rotate(
     sine, cosine = rotary.sine_and_cosine(x_BLND.dtype, rotated, p.rotary_base, positions, scaling)
     turned, rest = tf.split(x_BLND, [rotated, x_BLND.shape[-1] - rotated], axis=-1)
     pairs = tf.reshape(turned, [*x_BLND.shape[:-1], rotated // 2, 2])
-    both = tf.stack(rotary.turn(*tf.unstack(pairs, axis=-1), sine, cosine), axis=-1)
+    first, second = tf.unstack(pairs, axis=-1)
+    both = tf.stack(rotary.turn(first, second, sine, cosine), axis=-1)
     return tf.concat([tf.reshape(both, turned.shape), rest], axis=-1)

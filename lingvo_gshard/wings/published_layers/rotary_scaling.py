@@ -13,7 +13,7 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention.rotary import RotaryScaling, exponents
+from lingvo_gshard.layers.attention.rotary import RotaryScaling
 
 
 class _FixedScaling(RotaryScaling):
@@ -71,7 +71,7 @@ class DynamicNTKScaling(RotaryScaling):
         longer_BL = tf.cast(tf.maximum(length_BL, p.original_length), tf.float32)
         growth_BL = p.factor * longer_BL / p.original_length - (p.factor - 1.0)
         bases_BL = base * tf.pow(growth_BL, _growth_exponent(self, rotated))
-        return tf.pow(bases_BL[:, :, None, None], exponents(rotated))
+        return tf.pow(bases_BL[:, :, None, None], self.exponents(rotated))
 
 
 class AlphaNTKScaling(_FixedScaling):

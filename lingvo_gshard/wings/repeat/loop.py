@@ -23,12 +23,7 @@ from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.shapes import known_sizes, write_slice
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.sharding import annotate, annotate_like, recording, xla
-from lingvo_gshard.sharding.manual import (
-    annotate_stack,
-    mesh_in_use,
-    own_shard,
-    stack_of_shards,
-)
+from lingvo_gshard.sharding.manual import annotate_stack, mesh_in_use, own_shard, stack_of_shards
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 from lingvo_gshard.wings.repeat import subgraph
 from lingvo_gshard.wings.repeat.joint_graph import JointGraph

@@ -1,4 +1,4 @@
-# tests: core/config/params_text.py
+# tests: core/config/params_text.py, wings/earlier_versions/renames.py
 """Reads the params.txt of runs of earlier versions, as those versions wrote it."""
 
 import importlib
@@ -11,6 +11,7 @@ from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.wings.earlier_versions import renames
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.low_precision.fp8 import Fp8
 from lingvo_gshard.wings.low_precision.loss_scale import LossScale
@@ -52,11 +53,11 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
         params = registry.get("translation.quickstart")
         params = apply_gin(params, [], [f"task.decoder.execution = @{old}"])
         self.assertIs(params.task.decoder.execution.cls, Repeat)
-        for module in params_text.RENAMED_MODULES.values():
+        for module in renames.RENAMED_MODULES.values():
             importlib.import_module(f"lingvo_gshard.{module}")
 
     def test_classes_that_left_a_package_are_found(self):
-        for old, today in params_text.RENAMED_CLASSES.items():
+        for old, today in renames.RENAMED_CLASSES.items():
             module, _, name = today.rpartition(".")
             found = getattr(importlib.import_module(f"lingvo_gshard.{module}"), name)
             self.assertEqual(

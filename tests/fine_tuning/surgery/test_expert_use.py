@@ -7,9 +7,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.routers import ExpertChoiceRouter
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.wings.fine_tuning.surgery import expert_use
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from tests.fine_tuning.surgery import tiny_stacks
 from tests.layers.stacks import executions
 

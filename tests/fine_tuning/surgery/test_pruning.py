@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.moe.routers import HashRouter
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.wings.fine_tuning.surgery import expert_use, pruning
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
+from lingvo_gshard.wings.published_layers.routers import HashRouter
 from tests.fine_tuning.surgery import tiny_stacks
 from tests.layers.stacks.executions import loop
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.layers.norm import HeadsRMSNorm
+from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
 
 

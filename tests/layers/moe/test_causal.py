@@ -9,7 +9,6 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
-    ExpertChoiceRouter,
     GatherDispatch,
     MixtureOfExperts,
     SwitchRouter,
@@ -17,7 +16,11 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 
 S, M, CASES = 16, 4, 40
 ROUTERS = {

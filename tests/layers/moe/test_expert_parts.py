@@ -8,12 +8,13 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.wings.fine_tuning.adapters import CHILD, Adapters
 from lingvo_gshard.wings.functions.partition import partition
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E = 8, 16, 16, 32, 8

@@ -12,7 +12,6 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
-    ExpertChoiceRouter,
     MixtureOfExperts,
     SwitchRouter,
     Top2Router,
@@ -21,6 +20,7 @@ from lingvo_gshard.layers.moe import (
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from tests.layers.moe import algorithm
 from tests.layers.moe.dispatch_names import dispatch_params
 

@@ -4,10 +4,15 @@
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.moe import ExpertChoiceRouter, HashRouter, MixtureOfExperts, TopKRouter
+from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.wings.published_layers.routers import SigmoidRouter, SinkhornRouter
+from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
+    HashRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+)
 
 
 def layer_params(router=None, **values):

@@ -11,13 +11,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.moe import (
-    ExpertChoiceRouter,
-    SwitchRouter,
-    Top2Router,
-    TopKRouter,
-    routers,
-)
+from lingvo_gshard.layers.moe import SwitchRouter, Top2Router, TopKRouter, routers
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics, report
 from lingvo_gshard.layers.moe.routing import (
@@ -28,6 +22,7 @@ from lingvo_gshard.layers.moe.routing import (
     expert_capacity,
 )
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from tests.layers.moe import algorithm
 from tests.layers.moe.routers import loops
 
@@ -102,18 +97,18 @@ def random_expert_choice(rng) -> ExpertChoiceRouting:
 
 
 def entries(routing):
-    """Yields (group, token, expert, gate, whether it is kept, position) of every request."""
+    """Yields (group, token, expert, gate, whether it is kept) of every request."""
     if isinstance(routing, ExpertChoiceRouting):
         gates = routing.gate_of_slot_GEC.numpy()
         for (g, e, c), s in np.ndenumerate(routing.token_of_slot_GEC.numpy()):
             if s < TOKENS:
-                yield g, s, e, gates[g, e, c], True, c
+                yield g, s, e, gates[g, e, c], True
         return
     for a in routing.assignments:
-        arrays = (a.expert_GS, a.gate_GS, a.kept_GS, a.position_GS)
-        experts, gates, kept, positions = (x.numpy() for x in arrays)
+        arrays = (a.expert_GS, a.gate_GS, a.kept_GS)
+        experts, gates, kept = (x.numpy() for x in arrays)
         for g, s in np.argwhere(a.wanted_GS.numpy() > 0):
-            yield g, s, experts[g, s], gates[g, s], kept[g, s], positions[g, s]
+            yield g, s, experts[g, s], gates[g, s], kept[g, s]
 
 
 class StatisticsTest(testing.TestCase, parameterized.TestCase):
@@ -122,16 +117,10 @@ class StatisticsTest(testing.TestCase, parameterized.TestCase):
         rng = np.random.default_rng(2)
         routing = make(rng)
         mask = rng.random((GROUPS, TOKENS)) < 0.8
-        labels = rng.integers(0, 4, mask.shape)
         gates = np.zeros((GROUPS, TOKENS, EXPERTS))
-        load, gate_sums, choices = np.zeros((3, EXPERTS))
-        by_label, by_group = np.zeros((4, EXPERTS)), np.zeros((GROUPS, EXPERTS))
-        positions, requests, met = np.zeros(TOKENS), 0, 0
-        for g, s, e, gate, is_kept, position in entries(routing):
-            choices[e] += 1
-            by_label[labels[g, s], e] += 1
-            by_group[g, e] += 1
-            positions[position] += 1
+        load, gate_sums = np.zeros((2, EXPERTS))
+        requests = met = 0
+        for g, s, e, gate, is_kept in entries(routing):
             requests += 1
             if is_kept:
                 gates[g, s, e] += gate
@@ -141,15 +130,9 @@ class StatisticsTest(testing.TestCase, parameterized.TestCase):
         assert_close(routing.token_gates(), gates, "float32")
         assert_close(routing.gate_sums(), gate_sums, "float32")
         self.assertAllEqual(routing.load(), load)
-        self.assertAllEqual(routing.choices(), choices)
-        self.assertAllEqual(routing.choices_by(tf.constant(labels, tf.int32), 4), by_label)
-        self.assertAllEqual(routing.choices_by_group(), by_group)
         if isinstance(routing, ExpertChoiceRouting):
-            self.assertIsNone(routing.requests_by_position())
             served = {(g, s) for g, s, *_ in entries(routing)}
             requests, met = mask.sum(), sum(mask[each] for each in served)
-        else:
-            self.assertAllEqual(routing.requests_by_position(), positions)
         mask_GS = tf.cast(mask, tf.float32)
         self.assertAllEqual(routing.requests(mask_GS), (requests, met))
         assert_close(routing.dropped_share(mask_GS), 1 - met / requests, "float32")
@@ -159,7 +142,7 @@ class StatisticsTest(testing.TestCase, parameterized.TestCase):
         routing, mask = random_token_choice(rng), rng.random((GROUPS, TOKENS)) < 0.8
         found = expert_observations(routing, tf.cast(mask, tf.float32))
         load, gates = np.zeros((2, EXPERTS))
-        for _, _, e, gate, is_kept, _ in entries(routing):
+        for _, _, e, gate, is_kept in entries(routing):
             load[e] += is_kept
             gates[e] += gate * is_kept
         self.assertAllEqual(found["load"](), load)

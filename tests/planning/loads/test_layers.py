@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import ExpertChoiceRouter, Top2Router
+from lingvo_gshard.layers.moe import Top2Router
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.planning.loads.layers import expert_layers
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from lingvo_gshard.wings.services.routers.counts import (
     RoutingSums,
     records_of,

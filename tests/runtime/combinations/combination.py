@@ -14,9 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.moe import (
     EinsumDispatch,
-    ExpertChoiceRouter,
     GatherDispatch,
-    HashRouter,
     SwitchRouter,
     Top2Router,
     TopKRouter,
@@ -36,7 +34,9 @@ from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.optimizers.muon import Muon
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
     ForcedBalanceRouter,
+    HashRouter,
     SigmoidRouter,
     SinkhornRouter,
 )

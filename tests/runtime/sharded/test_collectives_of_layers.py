@@ -17,12 +17,13 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.functions.partition import partition
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128

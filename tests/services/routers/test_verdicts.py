@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.wings.published_layers.routers import HashRouter
 from lingvo_gshard.wings.services.routers.router_records import Verdicts, concentration
 from lingvo_gshard.wings.services.run_options import Routers
 from tests.services.routers.test_router_records import record

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.tasks.evaluation.evaluation import measure_likelihood
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.experts import report, source_run
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.evaluation.likelihood import measure_likelihood
 from tests.data import corpora
 from tests.tools import tiny_translation
 

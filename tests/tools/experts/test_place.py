@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import load
-from lingvo_gshard.layers.moe import HashRouter, TopKRouter
-from lingvo_gshard.tasks.evaluation.evaluation import measure_likelihood
 from lingvo_gshard.tools import experts
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.wings.evaluation.likelihood import measure_likelihood
 from lingvo_gshard.wings.fine_tuning.surgery import expert_placement
 from lingvo_gshard.wings.planning.loads.file import Loads
 from lingvo_gshard.wings.planning.loads.rating import rate
+from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter, HashRouter
 from lingvo_gshard.wings.services.routers.counts import watched_layers
 from tests.planning import example_plan
 from tests.planning.loads.example_loads import choose, dropless, record_of
@@ -104,7 +104,7 @@ def test_a_plan_that_cannot_be_applied_is_refused(trained_logdir, tmp_path, caps
     [
         (HashRouter.params(), "HashRouter does not learn which experts suit a token"),
         (
-            TopKRouter.params().set(expert_groups=4, groups_per_token=2),
+            GroupLimitedRouter.params().set(expert_groups=4, groups_per_token=2),
             "expert_groups=4 limits tokens to groups",
         ),
     ],

@@ -6,11 +6,11 @@ import pytest
 from benchmarks.parity.cases import CASES
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import BIAS, SCALE, Layer
-from lingvo_gshard.layers.norm import HeadsRMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.wings.fine_tuning.adapters import Adapters
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families import FAMILIES
+from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from tests.layers.stacks import executions
 from tests.training.optim.decayed import check_decay
 

@@ -22,8 +22,8 @@ class Dispatch(Configurable):
 
     Attributes:
       is_dropless: whether experts compute every token sent to them, so that they have no capacity.
-      is_vectorizable: whether `pipeline.vectorize` can compute it for all stages of a pipeline as
-        one operation. It cannot if the dispatch contains loops or a manual region.
+      is_vectorizable: whether a pipeline (`wings/pipeline/vectorize.py`) can compute it for all of
+        its stages as one operation. It cannot if the dispatch contains loops or a manual region.
       has_manual_regions: whether it computes in manual regions on a mesh.
     """
 

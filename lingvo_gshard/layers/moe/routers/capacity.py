@@ -24,10 +24,6 @@ from lingvo_gshard.layers.moe.routing import (
     expert_capacity,
 )
 
-_FACTORS = ("capacity_factor", "evaluation_capacity_factor")
-# Used if no capacity factor is set: capacity for a balanced load.
-_DEFAULT_FACTOR = 1.0
-
 
 class TokenCapacity(Capacity):
     """Gives capacity slots to tokens that chose experts. Full experts drop tokens.
@@ -87,7 +83,7 @@ class TokenCapacity(Capacity):
 
     def check_dropless(self) -> None:
         """Raises UserError if a capacity factor is set."""
-        for name in _FACTORS:
+        for name in self.FACTORS:
             if self.p.get(name):
                 raise UserError(
                     f"{self.path}.{name}={self.p.get(name):g} limits how many tokens an expert "
@@ -143,7 +139,7 @@ class TokenCapacity(Capacity):
         p = self.p
         if p.is_dropless or token_context.current().keeps_all:
             return tokens
-        factor = _current_factor(p) * self.router.experts_per_token(p)
+        factor = self.factor * self.router.experts_per_token(p)
         return expert_capacity(tokens, p.num_experts, factor, multiple, p.minimum_capacity)
 
     def _mask_outputs(self, choices: Sequence[Choice]) -> list[Choice]:
@@ -158,42 +154,3 @@ class TokenCapacity(Capacity):
             gate_GS = tf.where(drawn_GS < rate, 0.0, choice.gate_GS / (1.0 - rate))
             masked.append(dataclasses.replace(choice, gate_GS=gate_GS))
         return masked
-
-
-class ExpertCapacity(Capacity):
-    """Says how many tokens each expert chooses, so that loads are even by construction."""
-
-    def define(self, p: Params) -> None:
-        """Defines the number of tokens; see `Part.define`."""
-        p.define("capacity_factor", 2.0, "Mean number of experts per token.", above=0)
-        p.define(
-            "evaluation_capacity_factor",
-            0.0,
-            "The factor outside of training. With E every expert takes every token; 0 uses the "
-            "factor of training.",
-            minimum=0,
-        )
-        p.define("minimum_capacity", 1, "Fewest tokens of a group that an expert takes.", minimum=1)
-
-    def create(self) -> None:
-        """Checks the options; see `Part.create`."""
-        for name in _FACTORS:
-            if self.p.get(name) > self.p.num_experts:
-                raise UserError(
-                    f"{self.path}.{name}: {self.p.get(name)}; 0 to {self.p.num_experts} was "
-                    "expected, the number of experts"
-                )
-
-    def size(self, tokens: int) -> int:
-        """Returns C, how many of a group's `tokens` an expert chooses in the current pass."""
-        p = self.p
-        return expert_capacity(
-            tokens, p.num_experts, _current_factor(p), at_least=p.minimum_capacity
-        )
-
-
-def _current_factor(p: Params) -> float:
-    """Returns the capacity factor of the current pass, which trains or evaluates."""
-    if not context.current().training and p.evaluation_capacity_factor:
-        return p.evaluation_capacity_factor
-    return p.capacity_factor or _DEFAULT_FACTOR

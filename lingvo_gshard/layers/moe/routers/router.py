@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
@@ -74,6 +75,16 @@ class Capacity(Part):
     """
 
     tokens_choose: ClassVar[bool] = False
+    # Options of some subclasses: the factor in training, and outside of it.
+    FACTORS: ClassVar[tuple[str, str]] = ("capacity_factor", "evaluation_capacity_factor")
+
+    @property
+    def factor(self) -> float:
+        """The capacity factor of the current pass; 1, for an even load, if none is set."""
+        in_training, outside = (self.p.get(name) for name in self.FACTORS)
+        if not context.current().training and outside:
+            return outside
+        return in_training or 1.0
 
     def check_dropless(self) -> None:
         """Raises UserError if the router, or one of its options, limits the load of experts."""
@@ -92,7 +103,7 @@ class Router(Layer):
     A new router is a subclass in its own file. It is composed of parts:
 
       scores       score the experts for each token; `scores.LinearScores`
-      selection    selects experts by scores; `selection.top_1` or `group_limited.LimitedTopK`
+      selection    selects experts by scores; `selection.top_1` or `selection.TopK`
       balance      keeps loads even; `balance_loss.BalanceLoss`
       capacity     limits the tokens of an expert; `capacity.TokenCapacity`
 

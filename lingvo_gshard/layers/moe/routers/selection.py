@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.sharding import annotate
 
 # Smaller than any score.
@@ -45,3 +48,51 @@ def sum_of_one_hots(selected: list[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
 def value_at(values_GSE: tf.Tensor, one_hot_GSE: tf.Tensor) -> tf.Tensor:
     """Returns [G,S]: the value at the selected expert of each token."""
     return tf.reduce_sum(values_GSE * one_hot_GSE, -1)
+
+
+class TopK(Part):
+    """Selects the k experts with the largest scores.
+
+    Attributes:
+      epsilon: added to the sum that `normalize` divides gates by.
+    """
+
+    def __init__(self, epsilon: float = 0.0):
+        self.epsilon = epsilon
+
+    def define(self, p: Params) -> None:
+        """Defines k and the scaling of gates; see `Part.define`."""
+        p.define("k", 2, "Number of experts per token.", minimum=1)
+        p.define("normalize", True, "Whether to divide a token's gates by their sum.")
+        p.define("scale", 1.0, "Factor of the gates, after normalization.", minimum=0)
+
+    def create(self) -> None:
+        """Checks that the options do not contradict each other; see `Part.create`."""
+        path = self.path
+        if self.p.k == 1 and self.p.normalize:
+            raise UserError(
+                f"{path}.k=1 with {path}.normalize=True: every gate would be {path}.scale, so the "
+                f"router could not learn; set {path}.normalize=False"
+            )
+
+    def select(self, scores_GSE: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns (index, one-hot) of each token's k experts, best first; see `top_1`."""
+        return top_k(scores_GSE, self.p.k)
+
+    def gates(
+        self, values_GSE: tf.Tensor, selected: list[tuple[tf.Tensor, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Returns the gate [G,S] of each choice, normalized and scaled by the options.
+
+        Args:
+          values_GSE: the gates before that.
+          selected: the choices, of `select`.
+        """
+        p = self.p
+        gates = [value_at(values_GSE, one_hot_GSE) for _, one_hot_GSE in selected]
+        if p.normalize:
+            sum_GS = tf.add_n(gates)
+            if self.epsilon:
+                sum_GS += self.epsilon
+            gates = [gate_GS / sum_GS for gate_GS in gates]
+        return gates if p.scale == 1.0 else [gate_GS * p.scale for gate_GS in gates]

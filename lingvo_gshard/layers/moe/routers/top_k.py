@@ -9,10 +9,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
 from lingvo_gshard.layers.moe.routers.balance_loss import BalanceLoss
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
-from lingvo_gshard.layers.moe.routers.group_limited import LimitedTopK
 from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.moe.routers.selection import sum_of_one_hots, top_1, value_at
+from lingvo_gshard.layers.moe.routers.selection import TopK, sum_of_one_hots, top_1, value_at
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 
@@ -28,7 +27,7 @@ class TopKRouter(Router):
     """
 
     scores = LinearScores()
-    selection = LimitedTopK()
+    selection = TopK()
     balance = BalanceLoss()
     capacity = TokenCapacity()
     experts_per_token_option = "k"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.norm import HeadsLayerNorm, LayerNorm
+from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
@@ -25,6 +25,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     setting,
     unread,
 )
+from lingvo_gshard.wings.published_layers.heads_norms import HeadsLayerNorm
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.norm import HeadsRMSNorm, RMSNorm
+from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import SILU, Family, Part, always, rotating
 from lingvo_gshard.wings.open_models.families.rope import ROPE
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
+from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.repeat.loop import Repeat
 

@@ -31,6 +31,7 @@ from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
+from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
@@ -177,7 +178,10 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
     groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
     if method == _LIMITED:
-        router.set(expert_groups=groups, groups_per_token=chosen)
+        plain = dict(moe.router.items())
+        moe.router = GroupLimitedRouter.params().set(
+            **plain, expert_groups=groups, groups_per_token=chosen
+        )
     task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
 
 
@@ -185,7 +189,7 @@ def _softmax_experts_config(task: Params) -> dict[str, Any]:
     router = task.decoder.moe.router
     return {
         **sigmoid_config(task),
-        "topk_method": _LIMITED if router.expert_groups else _GREEDY,
+        "topk_method": _LIMITED if router.cls is GroupLimitedRouter else _GREEDY,
         "aux_loss_alpha": router.auxiliary_loss_weight,
     }
 

@@ -206,10 +206,13 @@ def _read_sigmoid_experts(config: PublishedConfig, task: Params) -> None:
 def sigmoid_config(task: Params) -> dict[str, Any]:
     """Returns what `SIGMOID_EXPERTS` reads, from the Params of a task."""
     decoder, moe, router = task.decoder, task.decoder.moe, task.decoder.moe.router
+    groups, chosen = (
+        router.get(name) if name in router else 0 for name in ("expert_groups", "groups_per_token")
+    )
     return {
         "first_k_dense_replace": decoder.dense_first,
-        "n_group": router.expert_groups or 1,
-        "topk_group": router.groups_per_token or 1,
+        "n_group": groups or 1,
+        "topk_group": chosen or 1,
         "num_experts_per_tok": router.k,
         "norm_topk_prob": router.normalize,
         "routed_scaling_factor": router.scale,

@@ -10,13 +10,13 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
+from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.balance_loss import auxiliary_loss, groups_with_tokens
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
-from lingvo_gshard.layers.moe.routers.group_limited import LimitedTopK
 from lingvo_gshard.layers.moe.routers.router import Part, Router
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.moe.routers.selection import sum_of_one_hots, top_k
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting, WeightedLoss
+from lingvo_gshard.wings.published_layers.routers.group_limited import LimitedTopK
 
 # Keeps gates finite if all scores underflow to 0 in float32.
 _TINY = 1e-20
@@ -109,7 +109,7 @@ class ComplementaryLoss(Part):
         p = self.p
         if not p.auxiliary_loss_weight:
             return {}
-        counted_GSE = sum_of_one_hots(top_k(scores_GSE, p.k))
+        counted_GSE = selection.sum_of_one_hots(selection.top_k(scores_GSE, p.k))
         counted_GSE *= mask_GS[..., None]
         loss = auxiliary_loss(shares_GSE, counted_GSE / p.k, mask_GS)
         count = groups_with_tokens(mask_GS)
@@ -143,7 +143,7 @@ class SigmoidRouter(Router):
         logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = self._scores(logits_GSE)
         selected = self.selection.select(self.bias.add(theta, scores_GSE))
-        self.bias.report_load(theta, sum_of_one_hots(selected) * mask_GS[..., None])
+        self.bias.report_load(theta, selection.sum_of_one_hots(selected) * mask_GS[..., None])
         gates = self.selection.gates(scores_GSE, selected)
         choices = [
             Choice(expert_GS, gate_GS, mask_GS, mask_GS)

@@ -18,7 +18,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import unstacked
-from lingvo_gshard.core.token_kinds import TokenKinds, WatchedKinds
+from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -29,6 +29,7 @@ from lingvo_gshard.training.step.metric_vectors import ReadMeasured
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.optimizers.micro_batches import sum_over_parts
 from lingvo_gshard.wings.services.routers.router_records import OTHERS, RouterRecord
+from lingvo_gshard.wings.services.routers.sums import WatchedKinds
 
 # A record holds at most this many counts by language, and at most this many by class.
 _MOST_COUNTS = 4096
@@ -161,8 +162,8 @@ def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[Wa
       step: number of the step, from 1.
     """
     arrays = kinds.arrays if kinds else {}
-    sizes = kinds.sizes if kinds else WatchedKinds(0, 0)
-    return sizes, {**batch, **arrays, _STEP: np.asarray(step, np.int32)}
+    sizes = (len(kinds.languages), len(kinds.classes)) if kinds else (0, 0)
+    return WatchedKinds(*sizes), {**batch, **arrays, _STEP: np.asarray(step, np.int32)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ class RoutingSums:
         def compute(part: TensorBatch, key: tf.Tensor) -> dict[str, tf.Tensor]:
             with (
                 context.use(trainer.gradients.context(key)) as passing,
-                token_context.override(watched=self.kinds),
+                token_context.override(on_routing=self.kinds.count),
             ):
                 trainer.task.loss(theta, part)
             return passing.sums

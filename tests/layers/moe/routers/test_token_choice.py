@@ -8,9 +8,9 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import HashRouter, TopKRouter
+from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.testing.layers import assert_close
-from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
+from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter, HashRouter
 from tests.layers.moe.routers import loops
 
 LOGITS = np.random.default_rng(1).normal(size=(2, 16, 4)).astype(np.float32)

@@ -109,29 +109,9 @@ class TopKTest(testing.TestCase, parameterized.TestCase):
             expected[:, chosen[s, 1]] -= slope * x[0, s]
         assert_close(tape.gradient(gate_GS, theta.w_gate), expected, "float32")
 
-    def test_groups_limit_the_choice(self):
-        logits = np.array([[[9.0, 0, 8, 7, 1, 6]]], np.float32)
-        values = {"k": 3, "capacity_factor": 6.0}
-
-        def chosen(**more) -> list[int]:
-            layer, theta = loops.make(TopKRouter, 6, **values, **more)
-            return [
-                int(choice.expert_GS[0, 0])
-                for choice in loops.route(layer, theta, logits).assignments
-            ]
-
-        self.assertEqual(chosen(), [0, 2, 3])
-        self.assertEqual(chosen(expert_groups=3, groups_per_token=3), [0, 2, 3])
-        self.assertEqual(chosen(expert_groups=3, groups_per_token=2), [0, 2, 3])
-        self.assertEqual(chosen(expert_groups=2, groups_per_token=1), [0, 2, 1])
-        logits = np.log(np.array([[[8.0, 0.1, 7, 6, 7.5, 5]]], np.float32))
-        self.assertEqual(chosen(expert_groups=3, groups_per_token=2), [0, 4, 5])
-        self.assertEqual(chosen(expert_groups=3, groups_per_token=2, scores_per_group=2), [4, 2, 3])
-
     @parameterized.parameters(
         ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
         ({"k": 1}, "router.k=1 with router.normalize=True"),
-        ({"expert_groups": 2, "groups_per_token": 0}, "router.groups_per_token=0 of router.exp"),
     )
     def test_rejects_invalid_options(self, values, message):
         with self.assertRaisesRegex(ValueError, message):

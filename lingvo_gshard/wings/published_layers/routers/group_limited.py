@@ -12,31 +12,27 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.layers.moe.routers import TopKRouter, selection
 
 _EXCLUDED = -float("inf")
 
 LOCAL_LETTERS = {"d": "groups of experts (devices)", "e": "experts of one group"}
 
 
-class LimitedTopK(Part):
+class LimitedTopK(selection.TopK):
     """Selects the k experts with the largest scores, from all experts or from a few groups.
 
     Attributes:
       scores_per_group: default of the option with that name.
-      epsilon: added to the sum that `normalize` divides gates by.
     """
 
     def __init__(self, scores_per_group: int = 1, epsilon: float = 0.0):
+        super().__init__(epsilon)
         self.scores_per_group = scores_per_group
-        self.epsilon = epsilon
 
     def define(self, p: Params) -> None:
-        """Defines k, the scaling of gates, and the groups; see `Part.define`."""
-        p.define("k", 2, "Number of experts per token.", minimum=1)
-        p.define("normalize", True, "Whether to divide a token's gates by their sum.")
-        p.define("scale", 1.0, "Factor of the gates, after normalization.", minimum=0)
+        """Defines the options of `TopK`, and the groups; see `Part.define`."""
+        super().define(p)
         p.define(
             "expert_groups", 0, "Number of groups of experts; 0 disables the limit.", minimum=0
         )
@@ -55,12 +51,8 @@ class LimitedTopK(Part):
 
     def create(self) -> None:
         """Checks that the options do not contradict each other; see `Part.create`."""
+        super().create()
         p, path = self.p, self.path
-        if p.k == 1 and p.normalize:
-            raise UserError(
-                f"{path}.k=1 with {path}.normalize=True: every gate would be {path}.scale, so the "
-                f"router could not learn; set {path}.normalize=False"
-            )
         if not p.expert_groups:
             if p.groups_per_token:
                 raise UserError(
@@ -91,29 +83,17 @@ class LimitedTopK(Part):
             )
 
     def select(self, scores_GSE: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Returns (index, one-hot) of each token's k experts, best first; see `selection.top_1`."""
+        """Returns (index, one-hot) of each token's k experts, best first; see `TopK.select`."""
         p = self.p
         if p.expert_groups:
             scores_GSE = limit(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)
-        return selection.top_k(scores_GSE, p.k)
+        return super().select(scores_GSE)
 
-    def gates(
-        self, values_GSE: tf.Tensor, selected: list[tuple[tf.Tensor, tf.Tensor]]
-    ) -> list[tf.Tensor]:
-        """Returns the gate [G,S] of each choice, normalized and scaled by the options.
 
-        Args:
-          values_GSE: the gates before that.
-          selected: the choices, of `select`.
-        """
-        p = self.p
-        gates = [selection.value_at(values_GSE, one_hot_GSE) for _, one_hot_GSE in selected]
-        if p.normalize:
-            sum_GS = tf.add_n(gates)
-            if self.epsilon:
-                sum_GS += self.epsilon
-            gates = [gate_GS / sum_GS for gate_GS in gates]
-        return gates if p.scale == 1.0 else [gate_GS * p.scale for gate_GS in gates]
+class GroupLimitedRouter(TopKRouter):
+    """A `TopKRouter` whose experts of a token may come from a few groups of experts only."""
+
+    selection = LimitedTopK()
 
 
 def limit(

@@ -10,8 +10,9 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import HashRouter
 from tests.layers.moe.routers import loops
 
 WORD = 2**32

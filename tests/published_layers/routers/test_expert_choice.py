@@ -11,10 +11,10 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.load_metrics import load_metrics
-from lingvo_gshard.layers.moe.routers.expert_choice import ExpertChoiceRouter
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.published_layers.routers import ExpertChoiceRouter
 from tests.layers.moe import algorithm
 from tests.layers.moe.dispatch_names import dispatch_params
 

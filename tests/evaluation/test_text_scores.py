@@ -11,7 +11,7 @@ from lingvo_gshard import testing
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.packed_input import TextSize
 from lingvo_gshard.data.sources.text import TextReader
-from lingvo_gshard.tasks.evaluation import text_scores
+from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
 from tests.data import corpora

@@ -23,13 +23,14 @@ from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.packed_input import TextInput, TextSize
-from lingvo_gshard.tasks.evaluation.evaluation import (
+from lingvo_gshard.tasks.evaluation import (
     Evaluation,
     EvaluationRuntime,
     Table,
     WeightedMeans,
     perplexity,
 )
+from lingvo_gshard.tasks.task import EVALUATIONS
 
 # Languages with fewer rows are scored, but left out of the average.
 LEAST_ROWS = 20
@@ -287,6 +288,7 @@ class TextScores(Evaluation):
         return self.perplexity_per_word > _LARGEST_PERPLEXITY_PER_WORD
 
 
+@EVALUATIONS.register("lingvo_gshard.tasks.language_model.LanguageModelTask")
 def measure(
     runtime: EvaluationRuntime,
     input_: TextInput,

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.load_metrics import gate_metrics
-from lingvo_gshard.layers.moe.routers.capacity import ExpertCapacity
-from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.router import Capacity, Router
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, expert_capacity
 from lingvo_gshard.sharding import annotate
 
 # Score of padding, smaller than any gate.
 _PADDING = -1.0
+
+
+class ExpertCapacity(Capacity):
+    """Says how many tokens each expert chooses, so that loads are even by construction."""
+
+    def define(self, p: Params) -> None:
+        """Defines the number of tokens; see `Part.define`."""
+        p.define("capacity_factor", 2.0, "Mean number of experts per token.", above=0)
+        p.define(
+            "evaluation_capacity_factor",
+            0.0,
+            "The factor outside of training. With E every expert takes every token; 0 uses the "
+            "factor of training.",
+            minimum=0,
+        )
+        p.define("minimum_capacity", 1, "Fewest tokens of a group that an expert takes.", minimum=1)
+
+    def create(self) -> None:
+        """Checks the options; see `Part.create`."""
+        for name in self.FACTORS:
+            if self.p.get(name) > self.p.num_experts:
+                raise UserError(
+                    f"{self.path}.{name}: {self.p.get(name)}; 0 to {self.p.num_experts} was "
+                    "expected, the number of experts"
+                )
+
+    def size(self, tokens: int) -> int:
+        """Returns C, how many of a group's `tokens` an expert chooses in the current pass."""
+        p = self.p
+        return expert_capacity(tokens, p.num_experts, self.factor, at_least=p.minimum_capacity)
 
 
 class ExpertChoiceRouter(Router):

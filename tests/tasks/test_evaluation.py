@@ -1,4 +1,3 @@
-# tests: tasks/evaluation/evaluation.py
 """Tests weighted means of metrics over batches."""
 
 import math

@@ -1,4 +1,4 @@
-# tests: tasks/evaluation/text_scores.py
+# tests: wings/evaluation/text_scores.py
 """Compares scores with direct calls of sacrebleu."""
 
 import collections
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard import testing
-from lingvo_gshard.tasks.evaluation import text_scores
+from lingvo_gshard.wings.evaluation import text_scores
 from tests.data import corpora
 
 ROWS = corpora.rows(120, languages=("de", "fr")) + corpora.rows(3, languages=("de",))

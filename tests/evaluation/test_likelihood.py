@@ -1,4 +1,4 @@
-# tests: tasks/evaluation/evaluation.py, tasks/evaluation/translation_scores.py
+# tests: wings/evaluation/likelihood.py, wings/evaluation/translation_scores.py
 """Compares the likelihood of references, by language, with sums over their tokens."""
 
 import math
@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 
 from lingvo_gshard import testing
-from lingvo_gshard.tasks.evaluation import evaluation
-from lingvo_gshard.tasks.evaluation.evaluation import Likelihood
+from lingvo_gshard.wings.evaluation import likelihood
+from lingvo_gshard.wings.evaluation.likelihood import Likelihood
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from tests.preparation.prepared import corpora
 from tests.told import Told
@@ -45,7 +45,7 @@ class LikelihoodTest(testing.TestCase):
         params = PreparedTranslationInput.params().set(directory=str(folder), batch_rows=4)
         input_ = params.set(source_length=12, target_length=8).instantiate()
         rows, told = input_.rows("dev"), Told()
-        found = evaluation.measure_by_language(NatsOfIds(), input_, rows, told)
+        found = likelihood.measure_by_language(NatsOfIds(), input_, rows, told)
         self.assertEqual(list(found), ["de", "fr"])
         for language, measured in found.items():
             labels, too_long = labels_of(input_, [row for row in rows if row.language == language])
@@ -59,16 +59,16 @@ class LikelihoodTest(testing.TestCase):
         self.assertEqual(told.done[-1], len(rows))
         labels, too_long = labels_of(input_, rows)
         self.assertGreater(too_long, 0)
-        everything = evaluation.combined(found.values())
+        everything = likelihood.combined(found.values())
         self.assertEqual((everything.tokens, everything.rows_too_long), (labels.size, too_long))
         self.assertAllClose(everything.cross_entropy, labels.mean() / 100, rtol=1e-6, atol=0)
         self.assertAllClose(everything.accuracy, (labels % 2 == 0).mean(), rtol=1e-6, atol=0)
 
     def test_languages_without_a_row_that_fits_do_not_count(self):
         empty = Likelihood(math.nan, math.nan, 0, 3)
-        found = evaluation.combined([empty, Likelihood(2.0, 0.5, 10, 1)])
+        found = likelihood.combined([empty, Likelihood(2.0, 0.5, 10, 1)])
         self.assertEqual(found, Likelihood(2.0, 0.5, 10, 4))
-        self.assertTrue(math.isnan(evaluation.combined([empty]).perplexity))
+        self.assertTrue(math.isnan(likelihood.combined([empty]).perplexity))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-# tests: layers/moe/load_metrics.py
+# tests: wings/services/routers/sums.py, layers/moe/load_metrics.py
 """Tests what watched routers report, against loops over the tokens."""
 
 import math
@@ -9,22 +9,17 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
-from lingvo_gshard.core.token_kinds import WatchedKinds
-from lingvo_gshard.layers.moe import (
-    ExpertChoiceRouter,
-    HashRouter,
-    SwitchRouter,
-    Top2Router,
-    TopKRouter,
-)
+from lingvo_gshard.layers.moe import SwitchRouter, Top2Router, TopKRouter
 from lingvo_gshard.layers.moe.groups import Groups
-from lingvo_gshard.layers.moe.load_metrics import _by_part, watched_sums
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.published_layers.routers import (
+    ExpertChoiceRouter,
     ForcedBalanceRouter,
+    HashRouter,
     SigmoidRouter,
     SinkhornRouter,
 )
+from lingvo_gshard.wings.services.routers.sums import WatchedKinds, _by_part, watched_sums
 
 GROUPS, TOKENS, MODEL, EXPERTS = 3, 16, 8, 4
 KINDS = WatchedKinds(languages=3, classes=2)

@@ -14,16 +14,11 @@ from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.tasks.evaluation import text_scores
-from lingvo_gshard.tasks.evaluation.evaluation import (
-    Evaluation,
-    EvaluationRuntime,
-    Likelihood,
-    Table,
-    combined,
-    measure_by_language,
-)
-from lingvo_gshard.tasks.evaluation.text_scores import LanguageScores
+from lingvo_gshard.tasks.evaluation import Evaluation, EvaluationRuntime, Table
+from lingvo_gshard.tasks.task import EVALUATIONS
+from lingvo_gshard.wings.evaluation import text_scores
+from lingvo_gshard.wings.evaluation.likelihood import Likelihood, combined, measure_by_language
+from lingvo_gshard.wings.evaluation.text_scores import LanguageScores
 
 _SAMPLES = 5
 
@@ -179,24 +174,31 @@ def choose_rows(
     return chosen
 
 
+@EVALUATIONS.register("lingvo_gshard.tasks.translation.TranslationTask")
 def measure(
     runtime: EvaluationRuntime,
     input_: TranslationInput,
-    translate: Translate,
-    rows: Sequence[Row],
-    with_shuffled: bool = True,
+    split: str,
     progress: Progress = SILENT,
+    *,
+    languages: Sequence[str] = (),
+    max_rows_per_language: int | None = None,
+    shuffled: bool = True,
+    translate: Translate,
 ) -> TranslationScores:
-    """Translates rows and scores them.
+    """Translates a split and scores the translations.
 
     Args:
       runtime: holds the weights.
       input_: packs the rows for the likelihood.
-      translate: translates the rows' sources.
-      rows: what to score.
-      with_shuffled: whether to score shuffled sources, too; see `LanguageScores`.
+      split: name of the split.
       progress: is told each stage, and how much of it is done.
+      languages: source languages to score; empty: all.
+      max_rows_per_language: scores a fixed random choice of this many rows; None: all.
+      shuffled: whether to score shuffled sources, too; see `LanguageScores`.
+      translate: translates sentences with the model.
     """
+    rows = choose_rows(input_.rows(split), split, languages, max_rows_per_language)
     progress.begin("Cross-entropy", "rows", len(rows))
     likelihoods = measure_by_language(runtime, input_, rows, progress)
     sources = [row.source for row in rows]
@@ -207,7 +209,7 @@ def measure(
         sources,
         [row.target for row in rows],
         translations.texts,
-        with_shuffled,
+        shuffled,
     )
     return TranslationScores(rows, translations.texts, len(translations.cut), scores, likelihoods)
 

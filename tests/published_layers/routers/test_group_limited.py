@@ -7,8 +7,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.layers.moe import TopKRouter
-from lingvo_gshard.layers.moe.routers.group_limited import limit
+from lingvo_gshard.wings.published_layers.routers.group_limited import GroupLimitedRouter, limit
 from tests.layers.moe.routers import loops
 
 
@@ -35,7 +34,27 @@ class GroupLimitedTest(testing.TestCase, parameterized.TestCase):
         self.assertAllEqual(limit(scores, 2, 1, 2), [[[1.0, 1.0, -np.inf, -np.inf]]])
         self.assertAllEqual(limit(scores, 2, 1, 1), [[[-np.inf, -np.inf, 2.0, 0.0]]])
 
+    def test_groups_limit_the_choice(self):
+        logits = np.array([[[9.0, 0, 8, 7, 1, 6]]], np.float32)
+        values = {"k": 3, "capacity_factor": 6.0}
+
+        def chosen(**more) -> list[int]:
+            layer, theta = loops.make(GroupLimitedRouter, 6, **values, **more)
+            return [
+                int(choice.expert_GS[0, 0])
+                for choice in loops.route(layer, theta, logits).assignments
+            ]
+
+        self.assertEqual(chosen(), [0, 2, 3])
+        self.assertEqual(chosen(expert_groups=3, groups_per_token=3), [0, 2, 3])
+        self.assertEqual(chosen(expert_groups=3, groups_per_token=2), [0, 2, 3])
+        self.assertEqual(chosen(expert_groups=2, groups_per_token=1), [0, 2, 1])
+        logits = np.log(np.array([[[8.0, 0.1, 7, 6, 7.5, 5]]], np.float32))
+        self.assertEqual(chosen(expert_groups=3, groups_per_token=2), [0, 4, 5])
+        self.assertEqual(chosen(expert_groups=3, groups_per_token=2, scores_per_group=2), [4, 2, 3])
+
     @parameterized.parameters(
+        ({"expert_groups": 2, "groups_per_token": 0}, "router.groups_per_token=0 of router.exp"),
         ({"expert_groups": 4}, "router.expert_groups=4 does not divide router.num_experts=6"),
         ({"expert_groups": 3, "groups_per_token": 4}, "per_token=4 of router.expert_groups=3; 1 t"),
         ({"groups_per_token": 2}, "router.groups_per_token=2 with router.expert_groups=0"),
@@ -45,7 +64,7 @@ class GroupLimitedTest(testing.TestCase, parameterized.TestCase):
     def test_rejects_invalid_arguments(self, values, message):
         values = {"groups_per_token": int("expert_groups" in values), **values}
         with self.assertRaisesRegex(ValueError, message):
-            loops.make(TopKRouter, 6, **values)
+            loops.make(GroupLimitedRouter, 6, **values)
 
 
 if __name__ == "__main__":

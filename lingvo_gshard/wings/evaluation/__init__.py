@@ -1,0 +1,1 @@
+"""Evaluation: chrF and BLEU of translations, and the likelihood of texts."""
