@@ -41,7 +41,7 @@ def test_report_says_what_to_train_and_what_decides(capsys, tmp_path):
 
 def test_flags_of_failures_apply_to_budgets(capsys):
     code, out, _ = run(capsys, *FLAGS, "--failures=opt", "--restart=60", "--mfu=0.3")
-    assert code == 0 and "restart (--restart): 60 seconds; --restart" in out
+    assert code == 0 and "restart (--restart): 1 min; --restart" in out
     assert "MFU of dense models (--mfu): 30%; --mfu" in out
 
 
