@@ -107,7 +107,7 @@ class Gradients:
         self._frozen, self._measured = frozen, measured
         self.accumulate = accumulate
         # The weights, and what is measured beside them, as layers read them in a step.
-        self._specs = self._joined(theta_specs, measured and measured.specs())
+        self._specs = self._joined(theta_specs, measured.specs() if measured else None)
 
     @property
     def gathers_ahead(self) -> bool:
@@ -152,7 +152,8 @@ class Gradients:
           on_result: called with the results of each layer, as in `context.Context`.
           own_measured: the measured part of the state; by default the one before the first step.
         """
-        own = self._measured and (own_measured or self._measured.begin(theta))
+        measured = self._measured
+        own = (own_measured or measured.begin(theta)) if measured else None
         ahead = self.gathers_ahead
         weights = self._precision.layer_weights(self._theta_specs, theta, gathers_ahead=ahead)
         weights = self._joined(weights, own)
@@ -160,7 +161,7 @@ class Gradients:
             self.context(key),
             on_output=on_output,
             on_result=on_result,
-            beside=self._measured and self._measured.beside,
+            beside=measured.beside if measured else None,
             gathers_ahead=ahead,
         )
         if self.accumulate is None:

@@ -94,8 +94,7 @@ def titled(rows: Iterable[Any], name: Callable[[Any], str]) -> dict[str, Any]:
 
 def changed_rows(
     section: str,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
+    rows: Iterable[Mapping[str, Any]],
     text: Callable[[Any], Any],
     units: Callable[[Any, Any], Mapping[str, str]],
     unit: str = "",
@@ -104,12 +103,12 @@ def changed_rows(
 
     Args:
       section: one of `SECTIONS`.
-      before: rows by name.
-      after: rows by name.
+      rows: the two mappings, rows by name.
       text: returns the value that stands for an added or removed row.
       units: returns the fields of two rows to compare, with their units.
       unit: unit of what `text` returns.
     """
+    before, after = rows
     for what in dict.fromkeys((*before, *after)):
         old, new = before.get(what), after.get(what)
         if old is None or new is None:
@@ -148,7 +147,7 @@ _LAYER_FIELDS = {
 }  # fmt: skip
 _REMEDY_FIELDS = {"fits": "", "peak": "bytes", "seconds_per_step": "seconds"}
 _COLLECTIVE_FIELDS = {"dtype": "", "count": "count", "bytes": "bytes"}
-_TIMES = dict.fromkeys(("seconds_bound", "seconds", "hidden_seconds"), "seconds")
+_TIMES: dict[str, str] = dict.fromkeys(("seconds_bound", "seconds", "hidden_seconds"), "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +176,7 @@ def _collective_units(old: _CollectiveTotals, new: _CollectiveTotals) -> dict[st
 def _layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[PlanDifference]:
     """Yields changed layers; those whose time barely changes are added up."""
     rows = [titled(each, _layer_name) for each in (before, after)]
-    yield from changed_rows("layers", *rows, lambda row: row.seconds, _layer_units, "seconds")
+    yield from changed_rows("layers", rows, lambda row: row.seconds, _layer_units, "seconds")
     pairs = [(row, rows[1][what]) for what, row in rows[0].items() if what in rows[1]]
     small = [pair for pair in pairs if _barely_changes(*pair)]
     if small:
@@ -207,24 +206,28 @@ def _row_changes(before: Plan, after: Plan) -> Iterator[PlanDifference]:
     plans = before, after
     yield from changed_rows(
         "collectives",
-        *(_collective_totals(plan.collectives) for plan in plans),
+        [_collective_totals(plan.collectives) for plan in plans],
         str,
         _collective_units,
     )
     yield from changed_rows(
         "tensors",
-        *(titled(plan.tensors, lambda row: f"{row.path} ({row.kind})") for plan in plans),
+        [titled(plan.tensors, lambda row: f"{row.path} ({row.kind})") for plan in plans],
         lambda row: f"{_shape_text(row)} {row.split}",
         lambda old, new: _TENSOR_FIELDS,
     )
     yield from _layers(before.layers, after.layers)
     # Names do not pair temporaries: the compiler numbers the instructions of each program itself.
     yield from changed_items(
-        "temporaries", "", *(_temporaries(plan.largest_temporaries) for plan in plans), "bytes"
+        "temporaries",
+        "",
+        _temporaries(before.largest_temporaries),
+        _temporaries(after.largest_temporaries),
+        "bytes",
     )
     yield from changed_rows(
         "remedies",
-        *(titled(plan.remedies, lambda row: row.change) for plan in plans),
+        [titled(plan.remedies, lambda row: row.change) for plan in plans],
         lambda row: "fits" if row.fits else "does not fit",
         lambda old, new: _REMEDY_FIELDS,
     )
