@@ -11,12 +11,15 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.runtime.devices import platform_of
+
+if TYPE_CHECKING:
+    from lingvo_gshard.runtime.program.program import Program
 
 # The value of `compile_options` that leaves out the table's options.
 NONE = "none"
@@ -26,6 +29,8 @@ WHOLE_PRODUCTS, PIPELINED = "whole products", "pipelined collectives"
 PARALLEL = "parallel collectives"
 # The most collectives of a GPU that are in flight at the same time.
 _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+# XLA's call that exchanges ragged rows.
+_RAGGED_EXCHANGE = "ragged_all_to_all"
 # Environment variables with options of the compilers.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SET = re.compile(r"--(\w+)")
@@ -63,11 +68,13 @@ class Traits:
       precision: `step.precision` of the run.
       in_parts: whether the step has several micro-batches, and gathers no weights in them.
       gathers_ahead: whether loops gather the weights of a layer while they compute another one.
+      is_ragged: whether devices exchange different numbers of rows by XLA's ragged collective.
     """
 
     precision: str = ""
     in_parts: bool = False
     gathers_ahead: bool = False
+    is_ragged: bool = False
 
 
 _PLAIN = Traits()
@@ -89,6 +96,7 @@ class CompilerOption:
       precision: the value of `step.precision` that the option is for; "" is every value.
       suits_parts: whether the option is also for steps in parts; see `Traits`.
       needs_gathers_ahead: whether the option is only for steps that gather weights ahead.
+      if_ragged: the value for steps with ragged exchanges, see `Traits`; "" if they are as others.
     """
 
     platform: str
@@ -101,6 +109,7 @@ class CompilerOption:
     precision: str = ""
     suits_parts: bool = True
     needs_gathers_ahead: bool = False
+    if_ragged: str = ""
 
     def is_on(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> bool:
         """Returns whether steps for a device are compiled with the option by default.
@@ -120,6 +129,12 @@ class CompilerOption:
             return False
         return bool(re.search(self.devices, device_kind.lower()))
 
+    def value_for(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> str:
+        """Returns the value that steps for a device have by default; "" is XLA's. See `is_on`."""
+        if self.platform == platform and traits.is_ragged and self.if_ragged:
+            return self.if_ragged
+        return self.value if self.is_on(platform, device_kind, traits) else ""
+
 
 _MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/benchmarks/xla_flags_library.py"
 _VLLM = (
@@ -138,6 +153,7 @@ _MLPERF = (
 )
 _STREAMS = "https://github.com/openxla/xla/blob/main/xla/service/gpu/thunk_emitter.cc"
 _MOE = "docs/moe.md"
+_RAGGED = "https://github.com/marin-community/marin/pull/8081"
 
 # Parts of the names of libtpu's options for products with collectives, and what they mean.
 _TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
@@ -146,6 +162,11 @@ _TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduc
 _NOT_IN_PARTS = (
     ", and for micro-batches whose weights are not split by fsdp: XLA then computes a forward pass "
     "twice, and a plan with sequence parallelism takes 36% longer"
+)
+# Why nothing overlaps a ragged exchange on GPUs.
+_WRONG_BESIDE = (
+    "where the first backward pass of large banks of experts had gradients that are not numbers "
+    f"({_RAGGED})"
 )
 _GPU_COLLECTIVES = (
     ("all_gather", "all-gathers"),
@@ -236,8 +257,10 @@ OPTIONS = (
         "cuda",
         "xla_gpu_enable_latency_hiding_scheduler",
         "True",
-        "computation is scheduled between the start and the end of collectives",
+        "computation is scheduled between the start and the end of collectives; off beside ragged "
+        f"exchanges, {_WRONG_BESIDE}",
         _NVIDIA,
+        if_ragged="False",
     ),
     *(
         CompilerOption(
@@ -245,11 +268,13 @@ OPTIONS = (
             f"xla_gpu_enable_pipelined_{collective}",
             "True",
             f"{words} of an iteration run beside the next or the one before; off on A100, where "
-            f"plans become slower{_NOT_IN_PARTS if collective == 'all_gather' else ''}",
+            "plans become slower, and beside ragged exchanges"
+            f"{_NOT_IN_PARTS if collective == 'all_gather' else ''}",
             _NVIDIA,
             devices=_HOPPER_AND_LATER,
             variant=PIPELINED,
             suits_parts=collective != "all_gather",
+            if_ragged="False",
         )
         for collective, words in _GPU_COLLECTIVES
     ),
@@ -258,12 +283,13 @@ OPTIONS = (
         _OVERLAP_LIMIT,
         "4",
         "up to four collectives have streams of their own, so that weights travel between hosts "
-        "while activations travel within them; off, since levanter found that ragged exchanges "
-        "hang and race so (https://github.com/marin-community/marin); with tensor parallelism and "
-        "no experts, plans over several hosts gain 5% to 10%, so a search tries it",
+        "while activations travel within them; off, since ragged exchanges are right only with one "
+        f"collective in flight ({_RAGGED}); with tensor parallelism and no experts, plans over "
+        "several hosts gain 5% to 10%, so a search tries it",
         _STREAMS,
         devices=None,
         variant=PARALLEL,
+        if_ragged="1",
     ),
     CompilerOption(
         "cuda",
@@ -329,9 +355,9 @@ def chosen(
     texts = " ".join(environment.get(name, "") for name in _VARIABLES)
     kept = set(_SET.findall(texts))
     found = {
-        each.name: each.value
+        each.name: each.value_for(platform, device_kind, traits)
         for each in OPTIONS
-        if NONE not in given and each.is_on(platform, device_kind, traits) and each.name not in kept
+        if NONE not in given and each.name not in kept
     }
     for text in given:
         if text == NONE:
@@ -369,19 +395,55 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
 
 
 def chosen_for(
-    device: Device, given: Sequence[str] = (), traits: Traits = _PLAIN
+    device: Device,
+    given: Sequence[str] = (),
+    traits: Traits = _PLAIN,
+    program: Program | None = None,
 ) -> dict[str, str]:
     """Returns the options that steps for devices of this kind are compiled with, by name.
 
     Args:
       device: one of the devices, which need not be in this machine.
       given: `CompileOptions.compile_options`.
-      traits: the step's.
+      traits: the step's, which the program may complete.
+      program: the step; None before it is lowered.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
     """
-    return chosen(platform_of(device), device.device_kind, given, traits=traits)
+    platform = platform_of(device)
+    if program is not None and program.calls(_RAGGED_EXCHANGE, platform):
+        traits = dataclasses.replace(traits, is_ragged=True)
+    return chosen(platform, device.device_kind, given, traits=traits)
+
+
+def notes_on_ragged_exchanges(
+    program: Program, device: Device, options: Mapping[str, str]
+) -> list[str]:
+    """Returns what users should know about the options of a step with ragged exchanges.
+
+    Args:
+      program: the step.
+      device: one of its devices.
+      options: the options that it is compiled with.
+    """
+    platform = platform_of(device)
+    if platform != "cuda" or not program.calls(_RAGGED_EXCHANGE, platform):
+        return []
+    kept = [
+        each.name
+        for each in OPTIONS
+        if each.if_ragged and options.get(each.name, each.if_ragged) != each.if_ragged
+    ]
+    if kept:
+        return [
+            f"`compile_options` keeps {', '.join(kept)}, with which ragged exchanges have computed "
+            f"gradients that are not numbers ({_RAGGED}); leave them out"
+        ]
+    return [
+        "nothing overlaps the ragged exchanges of this step, since XLA has computed wrong "
+        f"gradients where something did ({_RAGGED}); other exchanges overlap with computation"
+    ]
 
 
 def in_words(options: Mapping[str, str]) -> str:

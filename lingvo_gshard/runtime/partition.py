@@ -106,7 +106,7 @@ class Partitioned:
         key = repr(tf.nest.map_structure(_spec, list(arguments)))
         if key not in self._compiled:
             program, structure = self._lower(arguments)
-            options = chosen_for(self._devices[0], self._compile_options)
+            options = chosen_for(self._devices[0], self._compile_options, program=program)
             self._compiled[key] = (Executable(program, self._devices, options), structure)
         return self._compiled[key]
 

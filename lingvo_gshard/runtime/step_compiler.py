@@ -13,7 +13,7 @@ from lingvo_gshard.core.lazy import Device, jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling
-from lingvo_gshard.runtime.compile_options import Traits, chosen_for
+from lingvo_gshard.runtime.compile_options import Traits, chosen_for, notes_on_ragged_exchanges
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -162,12 +162,13 @@ class StepCompiler:
                 program, metric_names = make()
                 is_training = kind == "train"
                 traits = self._traits if is_training else Traits(self._traits.precision)
-                options = chosen_for(devices[0], self._compile_options, traits)
+                options = chosen_for(devices[0], self._compile_options, traits, program)
                 executable = Executable(program, devices, options)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)
             if is_reported:
                 self._messages += partitioning_log.describe_program(executable)
+                self._messages += notes_on_ragged_exchanges(program, devices[0], options)
         return self._steps[kind, key]
 
     def last(self, kind: str) -> Executable:

@@ -11,7 +11,12 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime import offloading
-from lingvo_gshard.runtime.compile_options import chosen_for, has_parallel_collectives, in_words
+from lingvo_gshard.runtime.compile_options import (
+    chosen_for,
+    has_parallel_collectives,
+    in_words,
+    notes_on_ragged_exchanges,
+)
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program
@@ -156,16 +161,21 @@ def plan_step(
     """
     compilation.check_mesh(partitioning.mesh, topology)
     progress.begin("tracing and lowering")
-    # Tracing takes long, so a missing compiler is reported first.
+    # Tracing takes long, so a missing compiler and wrong options are reported first.
     device = topology.compile_devices()[0]
     platform = platform_of(device)
     trainer.check_device(PLATFORMS[topology.kind], topology.chip.name)
     # `lower_step` pads the state.
     traits = traits_of(trainer, partitioning.with_padded_state())
-    options = chosen_for(device, compile_options, traits)
+    chosen_for(device, compile_options, traits)
     partitioning = partitioning.on(platform)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    simulated = (*trainer.device_notes(platform), *offloading.notes(trainer, platform))
+    options = chosen_for(device, compile_options, traits, program.program)
+    simulated = (
+        *trainer.device_notes(platform),
+        *offloading.notes(trainer, platform),
+        *notes_on_ragged_exchanges(program.program, device, options),
+    )
     program = dataclasses.replace(program, notes=(*program.notes, *simulated))
     return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 
