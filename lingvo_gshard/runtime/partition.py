@@ -62,8 +62,9 @@ class Partitioned:
         """
         self._function = function
         self._devices = list(devices)
-        used = platform_of(self._devices[0]) if platform is None else platform
-        self._partitioning = partitioning.on(used)
+        first = self._devices[0]
+        used = platform_of(first) if platform is None else platform
+        self._partitioning = partitioning.on(used, first.device_kind if platform is None else "")
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
         )

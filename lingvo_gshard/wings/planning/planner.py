@@ -168,7 +168,7 @@ def plan_step(
     # `lower_step` pads the state.
     traits = traits_of(trainer, partitioning.with_padded_state())
     chosen_for(device, compile_options, traits)
-    partitioning = partitioning.on(platform)
+    partitioning = partitioning.on(platform, device.device_kind)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
     options = chosen_for(device, compile_options, traits, program.program)
     simulated = (
