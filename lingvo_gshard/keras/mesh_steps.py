@@ -58,7 +58,7 @@ class MeshSteps:
         """
         self._model, self._layouts = model, layouts
         self._devices, self._partitioner = list(devices), partitioner
-        self._options = chosen_for(self._devices[0], tuple(compile_options))
+        self._compile_options = tuple(compile_options)
         mesh = layouts.partitioning.mesh
         self._mesh = jax.sharding.Mesh(mesh.arrange(self._devices), mesh.names)
         self._compiled: dict[tuple[str, str], tuple[StepProgram, Executable]] = {}
@@ -185,7 +185,8 @@ class MeshSteps:
             step = lower_step(
                 self._model, kind, batch, self._held, self._layouts, self._partitioner
             )
-            self._compiled[key] = step, Executable(step.program, self._devices, self._options)
+            options = chosen_for(self._devices[0], self._compile_options, program=step.program)
+            self._compiled[key] = step, Executable(step.program, self._devices, options)
         return self._compiled[key]
 
     def _warn_of_unused_axes(self) -> None:

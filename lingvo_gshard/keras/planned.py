@@ -65,8 +65,8 @@ def plan(
         mesh = f"data={machine.devices}"
     layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
     compilation.check_mesh(layouts.partitioning.mesh, machine)
-    platform = platform_of(machine.compile_devices()[0])
-    partitioning = layouts.partitioning.on(platform)
+    device = machine.compile_devices()[0]
+    partitioning = layouts.partitioning.on(platform_of(device), device.device_kind)
     layouts = dataclasses.replace(layouts, partitioning=partitioning)
     progress.begin("tracing and lowering")
     model_state.build(model, batch)

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device
@@ -18,8 +18,13 @@ from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.runtime.devices import platform_of
 
+if TYPE_CHECKING:
+    from lingvo_gshard.runtime.program.program import Program
+
 # The value of `compile_options` that leaves out the table's options.
 NONE = "none"
+# XLA's call that exchanges ragged rows.
+RAGGED_EXCHANGE = "ragged_all_to_all"
 # Environment variables with options of the compilers.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SET = re.compile(r"--(\w+)")
@@ -57,11 +62,13 @@ class Traits:
       precision: `step.precision` of the run.
       in_parts: whether the step has several micro-batches, and gathers no weights in them.
       gathers_ahead: whether loops gather the weights of a layer while they compute another one.
+      is_ragged: whether devices exchange different numbers of rows by XLA's ragged collective.
     """
 
     precision: str = ""
     in_parts: bool = False
     gathers_ahead: bool = False
+    is_ragged: bool = False
 
 
 _PLAIN = Traits()
@@ -110,19 +117,26 @@ def chosen(
 
 
 def chosen_for(
-    device: Device, given: Sequence[str] = (), traits: Traits = _PLAIN
+    device: Device,
+    given: Sequence[str] = (),
+    traits: Traits = _PLAIN,
+    program: Program | None = None,
 ) -> dict[str, str]:
     """Returns the options that steps for devices of this kind are compiled with, by name.
 
     Args:
       device: one of the devices, which need not be in this machine.
       given: `CompileOptions.compile_options`.
-      traits: the step's.
+      traits: the step's, which the program may complete.
+      program: the step; None before it is lowered.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.
     """
-    return chosen(platform_of(device), device.device_kind, given, traits=traits)
+    platform = platform_of(device)
+    if program is not None and program.calls(RAGGED_EXCHANGE, platform):
+        traits = dataclasses.replace(traits, is_ragged=True)
+    return chosen(platform, device.device_kind, given, traits=traits)
 
 
 def in_words(options: Mapping[str, str]) -> str:

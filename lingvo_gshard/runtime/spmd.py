@@ -100,7 +100,7 @@ class SpmdRuntime:
         platform = platform_of(first)
         capability = getattr(first, "compute_capability", "")
         trainer.check_device(platform, first.device_kind, capability)
-        partitioning = partitioning.on(platform)
+        partitioning = partitioning.on(platform, first.device_kind)
         if options.pads_state:
             partitioning = partitioning.with_padded_state()
         self._partitioning = partitioning

@@ -131,7 +131,7 @@ class StepCompiler:
                 program, metric_names = make()
                 is_training = kind == "train"
                 traits = self._traits if is_training else Traits(self._traits.precision)
-                options = chosen_for(devices[0], self._compile_options, traits)
+                options = chosen_for(devices[0], self._compile_options, traits, program)
                 executable = Executable(program, devices, options)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)

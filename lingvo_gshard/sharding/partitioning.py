@@ -146,6 +146,7 @@ class Partitioning:
         that axes can split them that do not divide them.
       platform: The platform of the devices whose kernels a program may use, such as "tpu"; "" for a
         program that any platform runs. See the package's folder kernels.
+      device_kind: jax's name of the devices, such as "NVIDIA H100 80GB HBM3"; "" if it is unknown.
     """
 
     mesh: Mesh
@@ -153,6 +154,7 @@ class Partitioning:
     overrides: tuple[tuple[str, Strategy], ...] = ()
     reserved_axes: tuple[str, ...] = ()
     platform: str = ""
+    device_kind: str = ""
     pads_state: bool = False
 
     @classmethod
@@ -274,9 +276,9 @@ class Partitioning:
         """Returns this partitioning for a state that is padded in storage; see `pads_state`."""
         return dataclasses.replace(self, pads_state=True)
 
-    def on(self, platform: str) -> Partitioning:
-        """Returns this partitioning for devices of a platform, whose kernels programs then use."""
-        return dataclasses.replace(self, platform=platform)
+    def on(self, platform: str, device_kind: str = "") -> Partitioning:
+        """Returns this partitioning for devices, whose kernels programs then use."""
+        return dataclasses.replace(self, platform=platform, device_kind=device_kind)
 
     def parts(self, axes: Iterable[str]) -> int:
         """Returns the number of parts of a dimension that is split over `axes`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.sharding.partitioning import current_sharding
+from lingvo_gshard.sharding.partitioning import Partitioning, current_sharding
 
 # The platforms whose devices have kernels, by jax's names.
 HARDWARE = ("cuda", "tpu")
@@ -23,10 +23,20 @@ def platform_in_use() -> str:
 
     Programs that TensorFlow compiles itself, and those for several platforms, use no kernels.
     """
-    now = current_sharding()
-    partitioning = now.manual_partitioning or now.partitioning
+    partitioning = _partitioning()
     platform = partitioning.platform if partitioning is not None else ""
     return platform if platform in PLATFORMS else ""
+
+
+def device_kind_in_use() -> str:
+    """Returns jax's name of the devices that a traced function is for; "" if it is unknown."""
+    partitioning = _partitioning()
+    return partitioning.device_kind if partitioning is not None else ""
+
+
+def _partitioning() -> Partitioning | None:
+    now = current_sharding()
+    return now.manual_partitioning or now.partitioning
 
 
 def interpreted(platform: str) -> str:

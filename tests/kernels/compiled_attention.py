@@ -31,8 +31,8 @@ from lingvo_gshard.wings.planning.machines import topologies
 B, L, M, N, D = 8, 1024, 512, 4, 64
 STRATEGIES = ("data", "data_tensor")
 # Each kind of chip with what its kernels compute. "dropped" is "packed" with dropout of weights,
-# "biased" with a learned bias of distances.
-MASKS = {"tpu": ("causal", "packed"), "gpu": ("causal", "packed", "dropped", "biased")}
+# "biased" with a learned bias of distances, "segments" with a known number of segments.
+MASKS = {"tpu": ("causal", "packed"), "gpu": ("causal", "packed", "dropped", "biased", "segments")}
 _CALLS = ("tpu_custom_call", "__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton")
 
 
@@ -51,7 +51,9 @@ class Facts(msgspec.Struct, frozen=True):
     collectives: tuple[tuple[str, int], ...]
 
 
-def program(strategy: str, devices: int, mask: str, platform: str) -> Program:
+def program(
+    strategy: str, devices: int, mask: str, platform: str, device_kind: str = ""
+) -> Program:
     """Returns the program of an attention's output and gradients in bfloat16.
 
     Args:
@@ -59,10 +61,12 @@ def program(strategy: str, devices: int, mask: str, platform: str) -> Program:
       devices: number of devices.
       mask: one of MASKS. All are causal, and have segments but for "causal".
       platform: the platform whose kernels it uses; "" for none.
+      device_kind: jax's name of the devices.
     """
     params = SelfAttention.params().set(model_dim=M, num_heads=N, is_causal=True)
     params.set(head_dim=D, dropout_rate=0.1 if mask == "dropped" else 0.0)
     params.relative_buckets = 32 if mask == "biased" else 0
+    params.kernel.most_segments = 16 if mask == "segments" else 0
     layer = params.instantiate(path="attention")
     specs = layer.variable_specs()
 
@@ -79,7 +83,7 @@ def program(strategy: str, devices: int, mask: str, platform: str) -> Program:
         return [(array.path, tensor, array.split) for array, tensor in named]
 
     mesh = f"data={devices}" if strategy == "data" else f"data={devices // 2},model=2"
-    partitioning = Partitioning.make(mesh, strategy).on(platform)
+    partitioning = Partitioning.make(mesh, strategy).on(platform, device_kind)
     rows = partitioning.split("BLM")
     inputs = [Array(name, (B, L, M), "bfloat16", rows) for name in ("x", "d_y")]
     inputs.append(Array("segments", (B, L), "int32", partitioning.split("BL")))
@@ -118,7 +122,8 @@ def main() -> None:
     platform = platform_of(devices[0])
     found = {
         f"{strategy}/{mask}": [
-            facts(program(strategy, len(devices), mask, used), topology) for used in (platform, "")
+            facts(program(strategy, len(devices), mask, used, devices[0].device_kind), topology)
+            for used in (platform, "")
         ]
         for strategy in STRATEGIES
         for mask in MASKS[topology.chip.kind]

@@ -139,6 +139,14 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
         layer = make_layer(dispatch__bound=8.0)
         self.check(layer, "data=8", "expert", "tpu_interpreted")
 
+    def test_programs_say_whether_they_call_xlas_ragged_exchange(self):
+        """XLA has wrong gradients where it overlaps one with others, so options depend on it."""
+        layer = make_layer()
+        exchanges = program(layer, "data=4", "expert", "cuda")
+        alone = program(layer, "data=4", "data", "cuda")
+        self.assertTrue(exchanges.calls("ragged_all_to_all", "cuda"))
+        self.assertFalse(alone.calls("ragged_all_to_all", "cuda"))
+
     def test_a_layer_without_a_kernel_says_why(self):
         made = program(make_layer((64, 64, 2)), "data=1", "replicated", "tpu")
         (use,) = made.kernels

@@ -13,9 +13,11 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.compile_options import (
     NONE,
     CompileOptions,
+    Traits,
     after_failure,
     check_refusal,
     chosen,
+    chosen_for,
     in_words,
 )
 from lingvo_gshard.runtime.devices import devices_for
@@ -31,6 +33,7 @@ from lingvo_gshard.wings.compiler_options.table import (
     PIPELINED,
     WHOLE_PRODUCTS,
     has_parallel_collectives,
+    notes_on_ragged_exchanges,
     option_variants,
 )
 from lingvo_gshard.wings.functions.partition import partition
@@ -84,6 +87,53 @@ def test_the_table_decides_by_platform_and_device():
     assert all(name.startswith("xla_gpu_") for name in h100)
     assert set(h100) - set(a100) == {name for name in h100 if "pipelined" in name} != set()
     assert "xla_gpu_enable_while_loop_double_buffering" not in h100
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+# What XLA may do beside a collective, which is wrong beside a ragged one.
+OVERLAPPING = {
+    "xla_gpu_enable_latency_hiding_scheduler": "False",
+    "xla_gpu_enable_pipelined_all_gather": "False",
+    "xla_gpu_enable_pipelined_reduce_scatter": "False",
+    "xla_gpu_enable_pipelined_all_reduce": "False",
+    "xla_gpu_experimental_parallel_collective_overlap_limit": "1",
+}
+
+
+def test_nothing_overlaps_a_ragged_exchange_on_gpus():
+    plain, ragged = (
+        chosen("cuda", H100, environment={}, traits=Traits(is_ragged=is_ragged))
+        for is_ragged in (False, True)
+    )
+    assert ragged == {**plain, **OVERLAPPING}
+    a100 = chosen("cuda", "NVIDIA A100-SXM4-80GB", environment={}, traits=Traits(is_ragged=True))
+    assert a100 == OVERLAPPING
+    v5p = [chosen("tpu", "TPU v5", (), {}, Traits(is_ragged=ragged)) for ragged in (False, True)]
+    assert v5p[0] == v5p[1]
+
+
+class Calls:
+    """Stands for a program that calls functions by these names."""
+
+    def __init__(self, *names):
+        self._names = names
+
+    def calls(self, name, platform):
+        return platform == "cuda" and name in self._names
+
+
+def test_a_step_with_a_ragged_exchange_says_what_it_is_compiled_without():
+    h100, ragged, plain = device("cuda", H100), Calls("ragged_all_to_all"), Calls("all_to_all")
+    options = chosen_for(h100, program=ragged)
+    assert OVERLAPPING.items() <= options.items()
+    assert chosen_for(h100, program=plain) == chosen_for(h100)
+    (note,) = notes_on_ragged_exchanges(ragged, h100, options)
+    assert note.startswith("nothing overlaps the ragged exchanges of this step")
+    assert not notes_on_ragged_exchanges(plain, h100, chosen_for(h100))
+    assert not notes_on_ragged_exchanges(ragged, device("tpu", "TPU v5"), {})
+    given = ("xla_gpu_enable_latency_hiding_scheduler=true",)
+    (note,) = notes_on_ragged_exchanges(ragged, h100, chosen_for(h100, given, program=ragged))
+    assert note.startswith("`compile_options` keeps xla_gpu_enable_latency_hiding_scheduler, with")
 
 
 def device(platform, kind):

@@ -26,14 +26,16 @@ class RowFiller:
     equally full.
     """
 
-    def __init__(self, source_length: int, target_length: int):
+    def __init__(self, source_length: int, target_length: int, most_pieces: int = 0):
         """Starts with an empty pool.
 
         Args:
           source_length: source positions of a row.
           target_length: target positions of a row.
+          most_pieces: the most pieces of a row; 0 for as many as fit.
         """
         self._limits = source_length, target_length
+        self._most = most_pieces
         self._numbers = np.zeros(0, np.int64)
         self._lengths = np.zeros((0, 2), np.int64)
 
@@ -64,7 +66,7 @@ class RowFiller:
         pool = _Pool(self._numbers, self._lengths, self._limits)
         rows = []
         while pool.count > left:
-            rows.append(pool.take_row())
+            rows.append(pool.take_row(self._most))
         waiting = np.flatnonzero(~np.array(pool.is_taken, bool))
         self._numbers, self._lengths = self._numbers[waiting], self._lengths[waiting]
         return rows
@@ -109,8 +111,8 @@ class _Pool:
         self.is_taken = [False] * len(numbers)
         self.count = len(numbers)
 
-    def take_row(self) -> list[int]:
-        """Takes the pieces of one row and returns their numbers."""
+    def take_row(self, most: int) -> list[int]:
+        """Takes the pieces of one row, at most so many unless it is 0; returns their numbers."""
         is_taken, left, numbers = self.is_taken, self._left, self._numbers
         while is_taken[self._oldest]:
             self._oldest += 1
@@ -125,6 +127,8 @@ class _Pool:
                 self._target[kind] = self._limits[1] + 1
             is_taken[place] = True
             row.append(numbers[place])
+            if len(row) == most:
+                break
             remainder -= self._codes[kind]
             ranked = self._ranked.get(remainder)
             if ranked is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -55,6 +56,13 @@ class DenseKernel(AttentionKernel):
     def params(cls) -> Params:
         p = super().params()
         p.define("use_fused", True, "Whether programs use the platform's fused kernel.")
+        p.define(
+            "most_segments",
+            0,
+            "The most segments of a row, taken from input.most_segments. GPUs from Hopper on then "
+            "compute the segments of a row one by one, and NaN for a row with more; 0: unknown.",
+            minimum=0,
+        )
         return p
 
     @property
@@ -84,6 +92,8 @@ class DenseKernel(AttentionKernel):
         softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
+        if mask.key_segments_BK is None:
+            mask = dataclasses.replace(mask, most_segments=self.p.most_segments)
         for fused in FUSED if self._may_fuse() else ():
             fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:

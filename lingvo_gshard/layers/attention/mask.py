@@ -38,6 +38,8 @@ class AttentionMask:
       bias_B1LK: `bias()`, computed once for all layers that share the mask; None if each layer
         computes its own.
       learned_bias: a learned bias that these layers share; None without one.
+      most_segments: the most segments of a row, whose segments are numbered 1, 2, ... and followed
+        by padding; 0 if nothing is known of them.
     """
 
     segments_BL: tf.Tensor | None = None
@@ -48,6 +50,7 @@ class AttentionMask:
     first_query: int | tf.Tensor = 0
     bias_B1LK: tf.Tensor | None = None
     learned_bias: RelativeBias | None = None
+    most_segments: int = 0
 
     def key_segments(self) -> tf.Tensor | None:
         """Returns the int32 segments [B,K] of the keys, or None if each row is one segment."""

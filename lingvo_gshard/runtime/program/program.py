@@ -139,6 +139,10 @@ class Program:
             content.update(body)
         return content.hexdigest()
 
+    def calls(self, name: str, platform: str) -> bool:
+        """Returns whether the program for a platform calls an operation or function by its name."""
+        return name.encode() in dict(self.bodies).get(platform, self.module)
+
     def exported(self, platform: str = "") -> jax_export.Exported:
         """Returns the program as an exported jax function.
 

@@ -237,10 +237,12 @@ def kernel_uses(
     function: str, platform: str, params: Params, trainer: Trainer, partitioning: Partitioning
 ) -> tuple[str, tuple[KernelUse, ...]]:
     """Returns the platform, and whether each layer of a function uses its kernels."""
+    device_kind = ""
     if platform == HERE:
         # More devices than one could be virtual, of another platform.
-        platform = platform_of(devices_for(None)[0])
-    on_platform = partitioning.on(platform)
+        device = devices_for(None)[0]
+        platform, device_kind = platform_of(device), device.device_kind
+    on_platform = partitioning.on(platform, device_kind)
     return platform, lower(function, params, trainer, on_platform, "gspmd").kernels
 
 

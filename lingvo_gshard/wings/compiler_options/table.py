@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime.compile_options import DEFAULTS, Traits
+from lingvo_gshard.runtime.compile_options import DEFAULTS, RAGGED_EXCHANGE, Traits
 from lingvo_gshard.runtime.devices import platform_of
+from lingvo_gshard.runtime.program.program import Program
 
 # Groups of options that are on in some programs and off in others.
 COLLECTIVE_PRODUCTS, ALL_TO_ALLS = "collective matrix products", "asynchronous all-to-alls"
@@ -40,6 +41,7 @@ class CompilerOption:
       precision: the value of `step.precision` that the option is for; "" is every value.
       suits_parts: whether the option is also for steps in parts; see `Traits`.
       needs_gathers_ahead: whether the option is only for steps that gather weights ahead.
+      if_ragged: the value for steps with ragged exchanges, see `Traits`; "" if they are as others.
     """
 
     platform: str
@@ -52,6 +54,7 @@ class CompilerOption:
     precision: str = ""
     suits_parts: bool = True
     needs_gathers_ahead: bool = False
+    if_ragged: str = ""
 
     def is_on(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> bool:
         """Returns whether steps for a device are compiled with the option by default.
@@ -71,6 +74,12 @@ class CompilerOption:
             return False
         return bool(re.search(self.devices, device_kind.lower()))
 
+    def value_for(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> str:
+        """Returns the value that steps for a device have by default; "" is XLA's. See `is_on`."""
+        if self.platform == platform and traits.is_ragged and self.if_ragged:
+            return self.if_ragged
+        return self.value if self.is_on(platform, device_kind, traits) else ""
+
 
 _MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/benchmarks/xla_flags_library.py"
 _VLLM = (
@@ -89,6 +98,7 @@ _MLPERF = (
 )
 _STREAMS = "https://github.com/openxla/xla/blob/main/xla/service/gpu/thunk_emitter.cc"
 _MOE = "docs/moe.md"
+_RAGGED = "https://github.com/marin-community/marin/pull/8081"
 
 # Parts of the names of libtpu's options for products with collectives, and what they mean.
 _TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
@@ -97,6 +107,11 @@ _TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduc
 _NOT_IN_PARTS = (
     ", and for micro-batches whose weights are not split by fsdp: XLA then computes a forward pass "
     "twice, and a plan with sequence parallelism takes 36% longer"
+)
+# Why nothing overlaps a ragged exchange on GPUs.
+_WRONG_BESIDE = (
+    "where the first backward pass of large banks of experts had gradients that are not numbers "
+    f"({_RAGGED})"
 )
 _GPU_COLLECTIVES = (
     ("all_gather", "all-gathers"),
@@ -187,8 +202,10 @@ OPTIONS = (
         "cuda",
         "xla_gpu_enable_latency_hiding_scheduler",
         "True",
-        "computation is scheduled between the start and the end of collectives",
+        "computation is scheduled between the start and the end of collectives; off beside ragged "
+        f"exchanges, {_WRONG_BESIDE}",
         _NVIDIA,
+        if_ragged="False",
     ),
     *(
         CompilerOption(
@@ -196,11 +213,13 @@ OPTIONS = (
             f"xla_gpu_enable_pipelined_{collective}",
             "True",
             f"{words} of an iteration run beside the next or the one before; off on A100, where "
-            f"plans become slower{_NOT_IN_PARTS if collective == 'all_gather' else ''}",
+            "plans become slower, and beside ragged exchanges"
+            f"{_NOT_IN_PARTS if collective == 'all_gather' else ''}",
             _NVIDIA,
             devices=_HOPPER_AND_LATER,
             variant=PIPELINED,
             suits_parts=collective != "all_gather",
+            if_ragged="False",
         )
         for collective, words in _GPU_COLLECTIVES
     ),
@@ -209,12 +228,13 @@ OPTIONS = (
         _OVERLAP_LIMIT,
         "4",
         "up to four collectives have streams of their own, so that weights travel between hosts "
-        "while activations travel within them; off, since levanter found that ragged exchanges "
-        "hang and race so (https://github.com/marin-community/marin); with tensor parallelism and "
-        "no experts, plans over several hosts gain 5% to 10%, so a search tries it",
+        "while activations travel within them; off, since ragged exchanges are right only with one "
+        f"collective in flight ({_RAGGED}); with tensor parallelism and no experts, plans over "
+        "several hosts gain 5% to 10%, so a search tries it",
         _STREAMS,
         devices=None,
         variant=PARALLEL,
+        if_ragged="1",
     ),
     CompilerOption(
         "cuda",
@@ -261,7 +281,8 @@ OPTIONS = (
 @DEFAULTS.register("table")
 def defaults(platform: str, device_kind: str, traits: Traits) -> dict[str, str]:
     """Returns the options of the table that are on, by name; for the arguments see `is_on`."""
-    return {each.name: each.value for each in OPTIONS if each.is_on(platform, device_kind, traits)}
+    values = {each.name: each.value_for(platform, device_kind, traits) for each in OPTIONS}
+    return {name: value for name, value in values.items() if value}
 
 
 def has_parallel_collectives(options: Mapping[str, str]) -> bool:
@@ -284,3 +305,32 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
             options = found.get(each.variant, ())
             found[each.variant] = (*options, f"{each.name}={each.value}")
     return found
+
+
+def notes_on_ragged_exchanges(
+    program: Program, device: Device, options: Mapping[str, str]
+) -> list[str]:
+    """Returns what users should know about the options of a step with ragged exchanges.
+
+    Args:
+      program: the step.
+      device: one of its devices.
+      options: the options that it is compiled with.
+    """
+    platform = platform_of(device)
+    if platform != "cuda" or not program.calls(RAGGED_EXCHANGE, platform):
+        return []
+    kept = [
+        each.name
+        for each in OPTIONS
+        if each.if_ragged and options.get(each.name, each.if_ragged) != each.if_ragged
+    ]
+    if kept:
+        return [
+            f"`compile_options` keeps {', '.join(kept)}, with which ragged exchanges have computed "
+            f"gradients that are not numbers ({_RAGGED}); leave them out"
+        ]
+    return [
+        "nothing overlaps the ragged exchanges of this step, since XLA has computed wrong "
+        f"gradients where something did ({_RAGGED}); other exchanges overlap with computation"
+    ]

@@ -63,8 +63,9 @@ class Partitioned:
         """
         self._function = function
         self._devices = list(devices)
-        used = platform_of(self._devices[0]) if platform is None else platform
-        self._partitioning = partitioning.on(used)
+        first = self._devices[0]
+        used = platform_of(first) if platform is None else platform
+        self._partitioning = partitioning.on(used, first.device_kind if platform is None else "")
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
         )
@@ -107,7 +108,7 @@ class Partitioned:
         key = repr(tf.nest.map_structure(_spec, list(arguments)))
         if key not in self._compiled:
             program, structure = self._lower(arguments)
-            options = chosen_for(self._devices[0], self._compile_options)
+            options = chosen_for(self._devices[0], self._compile_options, program=program)
             self._compiled[key] = (Executable(program, self._devices, options), structure)
         return self._compiled[key]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
-from lingvo_gshard.wings.kernels import attention_cuda, attention_tpu
+from lingvo_gshard.sharding.platforms import device_kind_in_use, hardware_of, platform_in_use
+from lingvo_gshard.wings.kernels import attention_cuda, attention_cudnn, attention_tpu
 from lingvo_gshard.wings.kernels.call import AttentionCall
 from lingvo_gshard.wings.kernels.kernel import register
 
@@ -44,6 +46,32 @@ def obstacle(
     return _MODULES[hardware_of(platform)].obstacle(
         call, query, keys, values, query_BNLD.dtype.name
     )
+
+
+def with_packed_segments(
+    call: AttentionCall,
+    most: int,
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    values_BNKD: tf.Tensor,
+) -> AttentionCall:
+    """Returns a call that computes the segments of rows one by one, if a kernel of the device can.
+
+    Args:
+      call: the static arguments, without a ring.
+      most: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
+      query_BNLD: queries.
+      keys_BNKD: keys, with the segments of the queries.
+      values_BNKD: values.
+    """
+    if not (most and call.has_segments and platform_in_use() == "cuda"):
+        return call
+    # cuDNN takes two segments for packed ones, and one for a row as a whole.
+    packed = msgspec.structs.replace(call, packed_segments=max(most, 2))
+    shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
+    is_known = attention_cudnn.can(packed, *shapes, query_BNLD.dtype.name)
+    is_known = is_known and attention_cudnn.knows_segments(packed, device_kind_in_use())
+    return packed if is_known else call
 
 
 def attend(
@@ -88,7 +116,8 @@ def attend_with_sums(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the attention output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
 
-    Neither has a gradient. The log of a query that no key is visible to is below -1e29.
+    Neither has a gradient. The log of a query that no key is visible to is below -1e29. With
+    packed segments the sums are as the kernel has them, and only `gradients` reads them.
 
     Args:
       call: the static arguments.
@@ -97,7 +126,9 @@ def attend_with_sums(
     query_BNLD, keys_BNKD, values_BNKD = operands[:3]
     batch, heads, queries, _ = known_sizes(query_BNLD.shape)
     mixed = tf.TensorSpec([batch, heads, queries, values_BNKD.shape[-1]], query_BNLD.dtype)
-    log_sums = tf.TensorSpec([batch, heads, queries], tf.float32)
+    # Sums of packed segments are the kernel's own matter: it has a row of them for each segment.
+    rows = batch * max(call.packed_segments, 1)
+    log_sums = tf.TensorSpec([rows, heads, queries], tf.float32)
     share = _computed_share(call, query_BNLD, keys_BNKD)
     mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
     return mixed_BNLD, log_sums_BNL

@@ -30,6 +30,8 @@ class AttentionCall(msgspec.Struct, frozen=True):
       buckets: the buckets of distances that have a learned bias; None for no such bias.
       has_sinks: whether each head has the logit of a key without a value.
       dropout_rate: fraction of the attention weights that are dropped.
+      packed_segments: the most segments of a row that the kernel computes one by one; 0 if it
+        computes rows as a whole.
     """
 
     is_causal: bool = False
@@ -40,6 +42,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
     buckets: DistanceBuckets | None = None
     has_sinks: bool = False
     dropout_rate: float = 0.0
+    packed_segments: int = 0
 
     @property
     def learned(self) -> int:

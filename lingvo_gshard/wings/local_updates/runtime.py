@@ -133,7 +133,7 @@ class LocalUpdatesRuntime:
         self._trainer, self._partitioner = trainer, options.partitioner
         self._rule = rule_of(trainer)
         partitioning.mesh.check_devices(len(devices))
-        partitioning = partitioning.on(platform_of(devices[0]))
+        partitioning = partitioning.on(platform_of(devices[0]), devices[0].device_kind)
         self._workers = Workers(partitioning, devices)
         self._local = self._workers.local
         self._trainers = {worker: _with_own_seed(trainer, worker) for worker in self._local}

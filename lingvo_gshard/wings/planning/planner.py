@@ -19,7 +19,10 @@ from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
-from lingvo_gshard.wings.compiler_options.table import has_parallel_collectives
+from lingvo_gshard.wings.compiler_options.table import (
+    has_parallel_collectives,
+    notes_on_ragged_exchanges,
+)
 from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning import memory, operation_rows, overlap, planned_program, roofline
 from lingvo_gshard.wings.planning.calibration import Calibration, calibrated
@@ -152,16 +155,21 @@ def plan_step(
     """
     compilation.check_mesh(partitioning.mesh, topology)
     progress.begin("tracing and lowering")
-    # Tracing takes long, so a missing compiler is reported first.
+    # Tracing takes long, so a missing compiler and wrong options are reported first.
     device = topology.compile_devices()[0]
     platform = platform_of(device)
     trainer.check_device(PLATFORMS[topology.kind], topology.chip.name)
     # `lower_step` pads the state.
     traits = traits_of(trainer, partitioning.with_padded_state())
-    options = chosen_for(device, compile_options, traits)
-    partitioning = partitioning.on(platform)
+    chosen_for(device, compile_options, traits)
+    partitioning = partitioning.on(platform, device.device_kind)
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    simulated = (*trainer.device_notes(platform), *offloading.notes(trainer, platform))
+    options = chosen_for(device, compile_options, traits, program.program)
+    simulated = (
+        *trainer.device_notes(platform),
+        *offloading.notes(trainer, platform),
+        *notes_on_ragged_exchanges(program.program, device, options),
+    )
     program = dataclasses.replace(program, notes=(*program.notes, *simulated))
     return plan_program(program, partitioning, topology, tokens, progress, calibration, options)
 

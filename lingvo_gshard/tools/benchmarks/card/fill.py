@@ -103,8 +103,9 @@ def _planned(
     params: Params, topology: Topology, options: Mapping[str, str]
 ) -> tuple[Program, Plan]:
     """Returns the training step of an experiment and its plan with options of the compiler."""
-    platform = platform_of(topology.compile_devices()[0])
-    partitioning = planned_partitioning(params, topology, PlanOptions()).on(platform)
+    device = topology.compile_devices()[0]
+    partitioning = planned_partitioning(params, topology, PlanOptions())
+    partitioning = partitioning.on(platform_of(device), device.device_kind)
     trainer = experiments.make_trainer(params)
     batch = experiments.batch_specs(params)
     planned = planned_program.lower_step(trainer, batch, partitioning, params.name, "gspmd")

@@ -61,8 +61,10 @@ def attend_fused(
     kernel_use.note(context.layer_path(), "attention", obstacle)
     if obstacle:
         return None
-    attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
     arrays = (query_BNLD, keys_BNKD, values_BNKD)
+    if made is None:
+        call = kernels.attention.with_packed_segments(call, mask.most_segments, *arrays)
+    attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
     return _attend_on_shards(attend, splits, *arrays, mask, softmax)
 
 
