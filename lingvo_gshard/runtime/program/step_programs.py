@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
@@ -18,7 +17,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, Work
 from lingvo_gshard.sharding.annotate import annotate_like
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.training.step.metric_vectors import (
     Measurement,
     metric_vector,
@@ -26,7 +25,6 @@ from lingvo_gshard.training.step.metric_vectors import (
 )
 from lingvo_gshard.training.step.trainer import Trainer
 
-BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
 _BATCH_LAYOUT = "BL"
 
 # Functions that count the useful floating-point operations of a training step on a batch.

@@ -14,9 +14,9 @@ from lingvo_gshard.runtime import offloading
 from lingvo_gshard.runtime.compile_options import chosen_for, in_words
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.compiler_options.table import (

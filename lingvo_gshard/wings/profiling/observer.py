@@ -21,11 +21,11 @@ from lingvo_gshard.core import processes
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
 from lingvo_gshard.training.run.monitoring.step_observer import (
     ObservedRun,

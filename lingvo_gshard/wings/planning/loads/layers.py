@@ -13,8 +13,8 @@ from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.planning.loads.devices import ExpertDevices
 

@@ -13,9 +13,9 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.training.experiments import (
     batch_specs,
     make_trainer,
