@@ -91,6 +91,8 @@ setup(
     package_data={
         "lingvo_gshard": [
             "py.typed",
+            "__init__.pyi",
+            "*/__init__.pyi",
             "data/embedded/*",
             "wings/pages/*.css",
             "wings/pages/*.html",
@@ -118,6 +120,8 @@ setup(
         # Chat templates of published models. Older versions let templates leave the sandbox.
         "jinja2>=3.1.6",
         "jax>=0.10.2,<0.11",
+        # Names of public modules, imported when they are first used.
+        "lazy-loader>=0.4",
         "ml-dtypes>=0.5",
         "msgspec>=0.19",
         "numpy>=2.0",

@@ -39,24 +39,41 @@ def test_imports_between_the_heart_and_its_wings_are_counted(tmp_path):
         "layer.py": "from toy.core import A\nfrom toy.kernels import fused\n",
         "kernels/__init__.py": "",
         "kernels/fused.py": "from toy.core import A, B\nfrom toy import layer\n",
+        "data/__init__.py": "import lazy_loader\n",
+        "data/__init__.pyi": "from . import rows as rows\nfrom .deep.text import Text as Text\n",
+        "data/rows.py": "",
+        "data/deep/__init__.py": "",
+        "data/deep/text.py": "Text = Line = 1\n",
+        "serving.py": "from toy.data import Text, rows\nfrom toy.data.deep.text import Line\n",
         "late.py": "def f():\n    import toy.plans\n    from toy.plans import C\n",
         "plans.py": "from toy.kernels.fused import A\nfrom toy.core import A\nC = 1\n",
     }.items():
         (package / path).parent.mkdir(parents=True, exist_ok=True)
         (package / path).write_text(text)
-    house = House(package, "kernels ^kernels/\n\nplanning ^plans\\.py\n")
+    house = House(package, "kernels ^kernels/\n\nplanning ^plans\\.py\nserving ^serving\n")
     assert house.sizes() == [
-        Size("heart", 4, 7, 2),
+        Size("heart", 8, 9, 1),
         Size("kernels", 2, 2, 1),
         Size("planning", 1, 3, 3),
+        Size("serving", 1, 2, 2),
     ]
     assert house.breaches == [
         Import("late.py", "toy.plans", ""),
         Import("late.py", "toy.plans", "C"),
         Import("layer.py", "toy.kernels.fused", ""),
     ]
-    assert house.taken() == {("toy.core", "A"), ("toy.core", "B"), ("toy.layer", "")}
-    assert house.taken("planning") == {("toy.core", "A")}
+    assert {(i.target, i.name) for i in house.taken("kernels")} == {
+        ("toy.core", "A"),
+        ("toy.core", "B"),
+        ("toy.layer", ""),
+    }
+    assert house.taken("planning") == [Import("plans.py", "toy.core", "A")]
+    assert house.offered == {("toy.data.rows", ""), ("toy.data.deep.text", "Text")}
+    assert house.taken("serving") == [
+        Import("serving.py", "toy.data.deep.text", "Text", is_public=True),
+        Import("serving.py", "toy.data.rows", "", is_public=True),
+        Import("serving.py", "toy.data.deep.text", "Line"),
+    ]
 
 
 @pytest.mark.slow

@@ -29,19 +29,34 @@ def table(sizes: list[Size]) -> str:
 
 def rooms_table(house: House) -> str:
     """Returns the heart and its wings as a table in Markdown."""
-    rows = ["| | files | lines | names of the heart that it imports |", "|---|---|---|---|"]
+    rows = [
+        "| | files | lines | public names of the heart | other names |",
+        "|---|---|---|---|---|",
+    ]
     for size in house.sizes():
-        taken = "" if size.name == HEART else f"{len(house.taken(size.name)):,}"
+        taken = "|" if size.name == HEART else _counts(house, size.name)
         rows.append(
             f"| {size.name.replace('_', ' ')} | {size.files:,} | {size.lines:,} | {taken} |"
         )
-    taken = house.taken()
-    rows.append("")
-    rows.append(
-        f"The heart imports its wings in {len(house.breaches):,} places. They import "
-        f"{len(taken):,} names of {len({module for module, _ in taken}):,} of its modules."
-    )
+    public, deep = _counts(house).split(" | ")
+    rows += ["", _in_words(house)]
     return "\n".join(rows)
+
+
+def _in_words(house: House) -> str:
+    """Returns a sentence on the imports between the heart and its wings."""
+    public, others = _counts(house).split(" | ")
+    return (
+        f"The heart imports its wings in {len(house.breaches):,} places. They import {public} of "
+        f"its {len(house.offered):,} public names, and {others} others."
+    )
+
+
+def _counts(house: House, wing: str = "") -> str:
+    """Returns how many public and how many other names of the heart a wing imports."""
+    names = {(i.is_public, i.target, i.name) for i in house.taken(wing)}
+    public = sum(is_public for is_public, *_ in names)
+    return f"{public:,} | {len(names) - public:,}"
 
 
 def with_tables(text: str, tables: str) -> str:

@@ -3,6 +3,9 @@
 `docs/wings.txt` has a line for each wing: its name, and a regular expression over the paths of its
 files in the package. The heart is every file that no line matches. Imports within functions, and
 for types alone, count like others.
+
+A folder of the heart offers names, by a stub `__init__.pyi` whose names are imported when they are
+first used, or by `__all__` in `__init__.py`. They are public: wings import them from there.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from docs.size.count import Size, size_of
 
 WINGS = pathlib.Path(__file__).parents[1] / "wings.txt"
 HEART = "heart"
+# Stands for libraries that are slow to import; they are no names of the heart.
+LIBRARIES = "core.lazy"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -28,11 +33,13 @@ class Import:
       source: the importing file, relative to the package.
       target: the module, by its dotted name.
       name: the name within the module; empty for the module itself.
+      is_public: whether a public module offers it, and the file imports it from there.
     """
 
     source: str
     target: str
     name: str
+    is_public: bool = False
 
 
 class House:
@@ -50,6 +57,13 @@ class House:
         self._package = package
         self._paths = {_module(path, package): path for path in sorted(package.rglob("*.py"))}
         self._rooms = {module: self._room_of(path) for module, path in self._paths.items()}
+        self._offers = {
+            module: dict(self._offered_by(module))
+            for module, room in self._rooms.items()
+            if room == HEART
+            and module.count(".") == 1
+            and self._paths[module].name == "__init__.py"
+        }
 
     def sizes(self) -> list[Size]:
         """Returns the size of the heart, then of each wing."""
@@ -63,13 +77,20 @@ class House:
         """Imports of wings in the heart."""
         return [i for i, source in self._crossings if source == HEART]
 
-    def taken(self, wing: str = "") -> set[tuple[str, str]]:
-        """Returns the modules and names of the heart that a wing imports; by default all wings."""
-        return {
-            (i.target, i.name)
+    @functools.cached_property
+    def offered(self) -> set[tuple[str, str]]:
+        """Names that the folders of the heart offer, each with the module that defines it."""
+        return {found for offers in self._offers.values() for found in offers.values()}
+
+    def taken(self, wing: str = "") -> list[Import]:
+        """Returns the imports of the heart in a wing; by default in all wings."""
+        return [
+            i
             for i, source in self._crossings
-            if self._rooms[i.target] == HEART and wing in ("", source)
-        }
+            if self._rooms[i.target] == HEART
+            and wing in ("", source)
+            and i.target != f"{self._package.name}.{LIBRARIES}"
+        ]
 
     @functools.cached_property
     def _crossings(self) -> list[tuple[Import, str]]:
@@ -93,10 +114,33 @@ class House:
             else:
                 continue
             for target, name in names:
-                if f"{target}.{name}" in self._paths:
+                if name in self._offers.get(target, ()):
+                    yield Import(source, *self._offers[target][name], is_public=True)
+                elif f"{target}.{name}" in self._paths:
                     yield Import(source, f"{target}.{name}", "")
                 elif target in self._paths:
                     yield Import(source, target, name)
+
+    def _offered_by(self, module: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yields the names that a folder offers, each with the module and name behind it."""
+        path = self._paths[module]
+        stub = path.with_suffix(".pyi")
+        tree = ast.parse((stub if stub.exists() else path).read_text(encoding="utf-8"))
+        origins = dict(self._origins(tree, module))
+        for name in _all_of(tree) if not stub.exists() else origins:
+            yield name, origins.get(name, (module, name))
+
+    def _origins(self, tree: ast.Module, package: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yields the names that a file imports from the package at its top."""
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                source = ".".join(filter(None, [package * bool(node.level), node.module]))
+                for alias in node.names:
+                    inner = f"{source}.{alias.name}"
+                    if node.level and inner in self._paths:
+                        yield alias.name, (inner, "")
+                    elif source in self._paths:
+                        yield alias.name, (source, alias.name)
 
     def _room_of(self, path: pathlib.Path) -> str:
         relative = path.relative_to(self._package).as_posix()
@@ -108,3 +152,11 @@ def _module(path: pathlib.Path, package: pathlib.Path) -> str:
     """Returns the dotted name of a file of a package."""
     parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _all_of(tree: ast.Module) -> list[str]:
+    """Returns what a module lists as `__all__`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return []

@@ -6,15 +6,12 @@ import functools
 from typing import Any
 
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime import devices
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import experiments
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.runtime import SingleDeviceRuntime, devices
+from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings.cluster.cluster import Cluster
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
@@ -115,7 +112,8 @@ class Backend:
             from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, limit)
-        from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
+        from lingvo_gshard.runtime import SpmdRuntime
+        from lingvo_gshard.runtime.spmd import SpmdOptions
         from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names

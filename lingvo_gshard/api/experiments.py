@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import params_text, registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.gin.binding import apply_gin, to_gin
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ import pathlib
 from collections.abc import Collection, Sequence
 
 from lingvo_gshard.api.experiments import apply_settings
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from lingvo_gshard.training.run.checkpoint.run_item import read_run
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.core import Params
+from lingvo_gshard.training import Logdir, read_run, steps_in
 from lingvo_gshard.wings.inference.published_settings import PublishedSettings
 from lingvo_gshard.wings.open_models import importing
 from lingvo_gshard.wings.open_models.config import PublishedConfig

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from lingvo_gshard.core import Options, option
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.core.options import Options, option
 from lingvo_gshard.runtime.compile_options import CompileOptions
-from lingvo_gshard.sharding.options import PartitioningOptions
+from lingvo_gshard.sharding import PartitioningOptions
 from lingvo_gshard.wings.cluster.member import ClusterOptions
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")

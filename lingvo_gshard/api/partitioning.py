@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core import SILENT, Params, Progress
 from lingvo_gshard.wings.functions import partition as partition_lib
 from lingvo_gshard.wings.verification.experiment import VerifyOptions, verify_experiment
 from lingvo_gshard.wings.verification.findings import Verification

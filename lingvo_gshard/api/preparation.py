@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from lingvo_gshard.wings.preparation.preparation import Preparation

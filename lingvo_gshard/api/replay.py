@@ -9,16 +9,20 @@ import rich.console
 
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training import (
+    METRICS_FILE,
+    Checkpoint,
+    CheckpointStore,
+    Logdir,
+    MetricsRow,
+    make_trainer,
+    read_run,
+    steps_in,
+)
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
 from lingvo_gshard.wings.services import determinism as replaying
 from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.determinism import Replayed

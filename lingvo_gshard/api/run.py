@@ -15,10 +15,10 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.tasks.evaluation import Evaluation
-from lingvo_gshard.training.run.checkpoint.choice import BEST
+from lingvo_gshard.tasks import Evaluation
+from lingvo_gshard.training import BEST
 from lingvo_gshard.wings.export.decoder import DecoderSettings
 from lingvo_gshard.wings.inference.decoding.precision import INT8, INT8_WEIGHTS, TRAINED
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions

@@ -12,18 +12,13 @@ from typing import Any, Self
 
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.input import Input
+from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError
+from lingvo_gshard.data import Input
 from lingvo_gshard.tasks import Task
-from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run.checkpoint.choice import BEST, check_choice, preferred
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training import BEST, CheckpointStore, Logdir, Trainer, make_trainer
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.run.checkpoint.choice import check_choice, preferred
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 

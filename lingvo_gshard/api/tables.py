@@ -13,7 +13,7 @@ import rich.table
 import rich.text
 
 if typing.TYPE_CHECKING:
-    from lingvo_gshard.tasks.evaluation import Table
+    from lingvo_gshard.tasks import Table
 
 # The width for a terminal that does not state its width, and a width that no table exceeds.
 _USUAL, _UNLIMITED = 80, 10_000

@@ -17,10 +17,10 @@ import numpy as np
 
 from lingvo_gshard.api.options import TaskOptions
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.tasks.evaluation import Evaluation, Table
+from lingvo_gshard.data import Vocabulary
+from lingvo_gshard.tasks import Evaluation, Table
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import chat_template_of
 from lingvo_gshard.wings.inference.engine.engine import Engine

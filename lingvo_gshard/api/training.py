@@ -19,21 +19,23 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.closed_output import GuardedStream
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, Progress, processes
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError, StopRequest
-from lingvo_gshard.data.input import Batch, Input
-from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.training.experiments import first_batch, make_trainer, with_vocabulary_sizes
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.data import CleaningReport, Input
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.training import (
+    METRICS_FILE,
+    Checkpoint,
+    CheckpointStore,
+    Logdir,
+    ObservedRun,
+    Trainer,
+    make_trainer,
+)
+from lingvo_gshard.training.experiments import first_batch, with_vocabulary_sizes
 from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, ObserverFactory
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.wings.services import divergence, run_records, snapshots, trackers

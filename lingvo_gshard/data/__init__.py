@@ -1,1 +1,5 @@
-"""Data: turns text into batches. Readers, vocabularies, mixing, packing, a corpus."""
+"""The public names of the data: readers, vocabularies, mixing, packing, a corpus."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.keras.mesh_state import MeshState
 from lingvo_gshard.keras.mesh_steps import MeshSteps

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.lazy import Device, jax, keras
 from lingvo_gshard.keras import model_state
 from lingvo_gshard.keras.checkpoints import Checkpoints, Saver
 from lingvo_gshard.keras.layouts import Layouts, LayoutTable, check_keras
 from lingvo_gshard.keras.mesh_steps import MeshSteps
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.runtime import devices_for
+from lingvo_gshard.sharding import Mesh
 
 # Methods of callbacks that run between the steps of an epoch.
 _BATCH_METHODS = (

@@ -6,12 +6,9 @@ import functools
 import inspect
 from typing import Any
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import Params, UserError, VariableSpec, context
 from lingvo_gshard.core.lazy import keras, tf
-from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.sharding import annotate_weights
 
 
 def gshard_layer(params: Params, name: str | None = None, seed: int = 0, **options: Any) -> Any:

@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import keras
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Mesh, Partitioning, Split
 
 # The layout of a variable: letters such as "MH", or for each dimension an axis, axes or None.
 Layout: TypeAlias = "str | Sequence[str | Sequence[str] | None]"

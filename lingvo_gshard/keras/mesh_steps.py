@@ -20,8 +20,7 @@ from lingvo_gshard.keras.step_programs import (
     flat_batch,
     lower_step,
 )
-from lingvo_gshard.runtime.compile_options import chosen_for
-from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime import Executable, chosen_for
 
 _log = logging.getLogger(__name__)
 

@@ -6,13 +6,12 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, known_sizes
 from lingvo_gshard.core.lazy import keras
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.keras.layouts import MOMENTS, WEIGHTS, Layouts
+from lingvo_gshard.runtime import Array
 from lingvo_gshard.runtime.lowering.variables import HeldVariable
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Split
 
 # Parts of the state, which begin the paths of its arrays.
 THETA, OPTIMIZER, METRICS = "theta", "moments", "metrics"

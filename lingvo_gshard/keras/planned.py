@@ -7,17 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core import SILENT, Progress
 from lingvo_gshard.keras import model_state
 from lingvo_gshard.keras.fitting import layouts_for
 from lingvo_gshard.keras.layouts import LayoutTable
 from lingvo_gshard.keras.model_state import METRICS, OPTIMIZER, THETA
 from lingvo_gshard.keras.step_programs import TRAIN, StepProgram, lower_step
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime import Array, platform_of
 from lingvo_gshard.runtime.program.program import bytes_of
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.sharding_tables import REPLICATED
+from lingvo_gshard.sharding import REPLICATED, Mesh
 from lingvo_gshard.wings.planning import memory
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import topologies

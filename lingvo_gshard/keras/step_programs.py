@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.keras.layouts import Layouts
-from lingvo_gshard.runtime.lowering.lowering import Tracing, lower
+from lingvo_gshard.runtime import Array, Program, lower
+from lingvo_gshard.runtime.lowering.lowering import Tracing
 from lingvo_gshard.runtime.lowering.variables import HeldVariable
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program
 
 TRAIN, TEST = "train", "test"
 

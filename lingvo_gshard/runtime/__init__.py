@@ -1,1 +1,5 @@
-"""Runs a trainer's steps: on one device, over a mesh, with workers, or on a TPU's cores."""
+"""The public names of the runtimes and of programs: lowered, compiled, executed."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

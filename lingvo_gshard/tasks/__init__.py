@@ -1,7 +1,5 @@
-"""Tasks: models with loss, metrics and decoding."""
+"""The public names of the tasks: models with loss, metrics and decoding."""
 
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.tasks.translation import TranslationTask
+import lazy_loader
 
-__all__ = ["LanguageModelTask", "Task", "TranslationTask"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

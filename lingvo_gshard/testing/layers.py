@@ -12,23 +12,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Experiment, NestedMap, Params, UserError, context
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.testing.test_case import TestCase
+from lingvo_gshard.training import CheckpointStore
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
 from lingvo_gshard.wings.inference.loading import make_engine

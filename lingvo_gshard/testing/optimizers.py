@@ -8,20 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gshard.core import context, initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method
+from lingvo_gshard.layers import FeedForward
+from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdRuntime, devices_for
+from lingvo_gshard.sharding import Partitioning, annotate
+from lingvo_gshard.tasks import Task
 from lingvo_gshard.testing.test_case import TestCase
-from lingvo_gshard.training.step.schedules import Linear
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Linear, Trainer
 
 _B, _L, _M, _H, _STEPS = 8, 4, 6, 12, 20
 

@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, NestedMap, Params, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate_weights
 
 # Sizes of the inputs: rows, positions of targets and sources, model dimension and so on.

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime import Executable, devices_for
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.functions.partition import Partitioned
 

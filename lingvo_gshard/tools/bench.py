@@ -56,8 +56,8 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import transient_stages

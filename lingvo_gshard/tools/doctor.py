@@ -30,8 +30,8 @@ import rich.console
 from absl import flags
 from rich.markup import escape
 
+from lingvo_gshard.core import Progress
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import planning_stages

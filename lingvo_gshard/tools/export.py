@@ -39,9 +39,9 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.decoding.quality import table_of
 from lingvo_gshard.api.export import DecoderSettings
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.tasks.task import Decoding
+from lingvo_gshard.tasks import Decoding
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import comma_list, integer, make_flags
 from lingvo_gshard.tools.flags.options import given_options, option_flags

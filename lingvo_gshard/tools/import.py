@@ -34,7 +34,7 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.importing import import_model, open_model
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, string

@@ -77,16 +77,17 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding import recording, sharding_tables
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import PartitioningOptions
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE
+from lingvo_gshard.runtime import Program, devices_for
+from lingvo_gshard.sharding import (
+    HARDWARE,
+    Mesh,
+    Partitioning,
+    PartitioningOptions,
+    recording,
+    sharding_tables,
+)
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import make_flags, string, switch
@@ -94,8 +95,7 @@ from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import EXPERIMENT
 from lingvo_gshard.tools.inspection import activations, compiler, inspection, tables, weights
-from lingvo_gshard.training import experiments
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Trainer, experiments
 
 NAME = "gshard-inspect"
 

@@ -85,8 +85,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.importing import open_model
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import planning_stages
 from lingvo_gshard.tools.flags import goodput, program

@@ -44,7 +44,7 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import preparation, tables
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated, string
 from lingvo_gshard.tools.flags.run import SETTINGS

@@ -31,7 +31,7 @@ from absl import flags
 from rich.markup import escape
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.tasks.evaluation import Table
+from lingvo_gshard.tasks import Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.tools.flags.definitions import make_flags, repeated

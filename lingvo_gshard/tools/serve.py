@@ -25,7 +25,7 @@ import pathlib
 from absl import flags
 
 from lingvo_gshard.api.run import load
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.stages import stages_on_terminal

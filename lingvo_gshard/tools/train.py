@@ -71,10 +71,8 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, TrainingFailedError
+from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes
+from lingvo_gshard.core.signals import CLOSED_OUTPUT, TrainingFailedError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
@@ -94,7 +92,7 @@ from lingvo_gshard.tools.flags.run import (
     runtime_flags,
     runtime_options,
 )
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training import Logdir
 from lingvo_gshard.training.run.loop import Outcome
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines

@@ -4,7 +4,7 @@
 
 import pytest
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.machines import (
     chip_figures,
     chips,

@@ -12,9 +12,7 @@ import json
 import pytest
 
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.tasks.evaluation import Evaluation, Table
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.task import Decoding
+from lingvo_gshard.tasks import Decoding, Evaluation, LanguageModelTask, Table
 from lingvo_gshard.tools import evaluate, export, generate, train
 from tests.tools import tiny_language_model
 

@@ -10,12 +10,10 @@ import tensorflow as tf
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core import context
+from lingvo_gshard.layers import Experts, FeedForward
 from lingvo_gshard.layers.embedding import Softmax
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.tools import plan
-from lingvo_gshard.training.experiments import make_trainer
-from lingvo_gshard.training.step.precision import PRECISIONS
+from lingvo_gshard.training import PRECISIONS, make_trainer
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from tests.test_docs import ROOT, write_files
 

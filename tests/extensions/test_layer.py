@@ -6,11 +6,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard import testing
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, TokenShape, initializers, layer_method
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.testing.passes import M
 from lingvo_gshard.wings.facts.flops import flops

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core import context, initializers
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.core import Layer, context, initializers, layer_method
+from lingvo_gshard.layers import Sequential
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.wings.inference.decoding.precision import INT8_WEIGHTS, stored_weights
 from lingvo_gshard.wings.inference.options import DecodingOptions

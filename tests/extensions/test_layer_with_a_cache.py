@@ -9,13 +9,9 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.core import context, initializers
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
-from lingvo_gshard.layers.products import product
-from lingvo_gshard.training.experiments import make_trainer
+from lingvo_gshard.core import Layer, NestedMap, UserError, context, initializers, layer_method
+from lingvo_gshard.layers import AttentionMask, Reach, product
+from lingvo_gshard.training import make_trainer
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import cache_shapes, extend, state_shapes
 from lingvo_gshard.wings.inference.options import DecodingOptions

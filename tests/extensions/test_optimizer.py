@@ -5,12 +5,9 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard import testing
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.optimizer import Optimizer
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdRuntime, devices_for
+from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.training import Optimizer, Trainer
 from lingvo_gshard.wings.gin.binding import apply_gin
 from tests import tiny
 

@@ -8,16 +8,16 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard import testing
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
+from lingvo_gshard.core import NestedMap, Params, TokenShape, context, layer_method
+from lingvo_gshard.layers import (
+    Choice,
+    EinsumDispatch,
+    MixtureOfExperts,
+    Router,
+    TokenCapacity,
+    TokenChoiceRouting,
+)
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
-from lingvo_gshard.layers.moe.routers.router import Router
-from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import E, H, M
 from lingvo_gshard.wings.facts.flops import flops

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core import context
-from lingvo_gshard.training.run.monitoring.step_observer import OBSERVERS, StepObserver
+from lingvo_gshard.training import OBSERVERS, StepObserver
 from tests import tiny
 from tests.test_docs import ROOT, write_files
 

@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.sharding import einsum, strategies
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh, einsum, strategies
 from tests.sharding import compiled
 
 MESH = "rack=2,model=2"

@@ -9,7 +9,7 @@ import rich.console
 
 import lingvo_gshard as gshard
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.data.sources.tsv import EmbeddedCorpus
+from lingvo_gshard.data import EmbeddedCorpus
 from lingvo_gshard.tools.benchmarks import step
 from tests import test_docs
 

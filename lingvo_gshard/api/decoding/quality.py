@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.api.decoding.decoder import LoadedRun
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching.permutations import permutation
-from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.tasks.evaluation import Table
+from lingvo_gshard.core import Progress
+from lingvo_gshard.data import Row, permutation
+from lingvo_gshard.tasks import Table
 from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translator

@@ -22,17 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import (
-    Program,
-    memory_bytes,
-    using_partitioner,
-)
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.runtime import Array, Program, platform_of
+from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 from lingvo_gshard.wings.saved_programs import program_file
 from lingvo_gshard.wings.saved_programs.platforms import check_platform

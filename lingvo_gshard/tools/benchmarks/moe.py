@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core import (
+    Layer,
+    NestedMap,
+    Params,
+    Progress,
+    context,
+    known_sizes,
+    layer_method,
+)
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import EinsumDispatch, GatherDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.layers import EinsumDispatch, FeedForward, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import GatherDispatch
+from lingvo_gshard.runtime import Array, devices_for, lower
+from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks.step import products
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch

@@ -10,27 +10,23 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import rich.console
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import (
+    NestedMap,
+    Params,
+    Progress,
+    TokenShape,
+    UserError,
+    known_sizes,
+    layer_method,
+)
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tasks.task import BatchSpecs, Task
+from lingvo_gshard.layers import FeedForward, MixtureOfExperts, TransformerStack
+from lingvo_gshard.runtime import SingleDeviceRuntime
+from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
-from lingvo_gshard.training.experiments import (
-    batch_specs,
-    make_trainer,
-    with_configured_vocabularies,
-)
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Trainer, make_trainer
+from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.profiling.files import ProfileFiles
 from lingvo_gshard.wings.profiling.observer import ProfiledStep, tracer_of, write_profile

@@ -7,13 +7,11 @@ import itertools
 import rich.console
 from absl import flags
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.layers import Sequential, TransformerStack
+from lingvo_gshard.runtime import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import moe, step
 from lingvo_gshard.tools.benchmarks.decode import measure as decode
 from lingvo_gshard.tools.benchmarks.step import make_directory, profile_case

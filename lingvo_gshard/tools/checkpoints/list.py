@@ -12,11 +12,11 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training import Logdir
 from lingvo_gshard.wings.services import inventory
 from lingvo_gshard.wings.services.inventory import CheckpointFacts
 

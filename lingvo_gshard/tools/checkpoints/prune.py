@@ -17,7 +17,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training import Logdir
 from lingvo_gshard.wings.services import inventory
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training import Logdir
 from lingvo_gshard.wings.services import inventory
 
 

@@ -20,12 +20,9 @@ from absl import flags
 
 from lingvo_gshard import tools
 from lingvo_gshard.api.closed_output import discard
+from lingvo_gshard.core import EXIT_CODES, VERSION
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.signals import (
-    CLOSED_OUTPUT,
-    EXIT_CODES,
-)
-from lingvo_gshard.core.version import VERSION
+from lingvo_gshard.core.signals import CLOSED_OUTPUT
 from lingvo_gshard.tools.console import libraries, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.process_start import open_closed_streams

@@ -21,8 +21,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 
-from lingvo_gshard.core import lazy
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, lazy
 from lingvo_gshard.runtime import devices, standard_error
 from lingvo_gshard.tools.console.spelling import with_flags
 

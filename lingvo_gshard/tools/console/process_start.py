@@ -16,14 +16,8 @@ import time
 from typing import IO, TextIO, cast
 
 from lingvo_gshard.api.closed_output import GuardedStream
-from lingvo_gshard.core.signals import (
-    EXIT_CODES,
-    FINISHING,
-    REPEAT_SECONDS,
-    SIGNALS,
-    State,
-    handled_signals,
-)
+from lingvo_gshard.core import EXIT_CODES
+from lingvo_gshard.core.signals import FINISHING, REPEAT_SECONDS, SIGNALS, State, handled_signals
 
 _SHOW_CURSOR = b"\x1b[?25h"
 

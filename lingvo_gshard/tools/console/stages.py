@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import rich.console
 
-from lingvo_gshard.core.progress import SilentProgress
+from lingvo_gshard.core import SilentProgress
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.wings.services.progress import StageDisplay

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard.api.closed_output import discard
+from lingvo_gshard.core import EXIT_CODES, VERSION, UserError
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.signals import CLOSED_OUTPUT, EXIT_CODES, StoppedError
-from lingvo_gshard.core.version import VERSION
+from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT

@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.layers import MixtureOfExperts, TransformerStack
+from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdRuntime
+from lingvo_gshard.runtime.spmd import SpmdOptions
+from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase, stack_cases
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.tools.diagnosis.environment import Check, State
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.planning.machines.chips import Chip
 
 _STEPS = 3

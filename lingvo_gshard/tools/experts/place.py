@@ -21,7 +21,7 @@ import numpy as np
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun

@@ -39,12 +39,10 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core import Layer, NestedMap, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data import Row, rows_by_language
 from lingvo_gshard.data.sources.readers import SPLITS
-from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened

@@ -14,18 +14,12 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.tools.flags.run import required_logdir
-from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
+from lingvo_gshard.training import Checkpoint, CheckpointStore, Logdir, Trainer, make_trainer
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.services.progress import StageDisplay
 
 # The help of --output, which names the new directory.

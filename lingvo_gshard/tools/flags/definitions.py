@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 
 # Defines a flag of a name.
 Definition = Callable[[str, flags.FlagValues], object]

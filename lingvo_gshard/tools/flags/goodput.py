@@ -7,8 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import declared
+from lingvo_gshard.core import UserError, declared
 from lingvo_gshard.tools.flags.definitions import Flags, decimal, refuse, string, switch
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.wings.planning.machines.topologies import Topology

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import Option, Options, declared
+from lingvo_gshard.core import Options, UserError, declared
+from lingvo_gshard.core.options import Option
 from lingvo_gshard.tools.flags.definitions import (
     Definition,
     Flags,

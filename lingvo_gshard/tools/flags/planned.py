@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, planned
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.flags.run import experiment_params
 
 if TYPE_CHECKING:

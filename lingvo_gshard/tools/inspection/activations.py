@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import rich.console
 from rich.markup import escape
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.tables import (

@@ -8,11 +8,10 @@ from typing import Any
 import rich.console
 from absl import flags
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.runtime import compile_options
+from lingvo_gshard.runtime import compile_options, devices_for, platform_of
 from lingvo_gshard.runtime.compile_options import CompileOptions
-from lingvo_gshard.runtime.devices import devices_for, platform_of
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.flags.definitions import Flags, refuse
 from lingvo_gshard.tools.flags.options import option_flags

@@ -10,24 +10,24 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core import Layer, Params, UserError, scope_name
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime.devices import devices_for, platform_of
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
-from lingvo_gshard.sharding import sharding_tables, weight_patterns
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE
+from lingvo_gshard.runtime import Program, devices_for, platform_of, train_program
+from lingvo_gshard.runtime.program.step_programs import eval_program, init_program
+from lingvo_gshard.sharding import (
+    HARDWARE,
+    Mesh,
+    Partitioning,
+    Split,
+    sharding_tables,
+    weight_patterns,
+    weight_rows,
+)
 from lingvo_gshard.sharding.recording import Recorded
-from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow, weight_rows
-from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training import experiments
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
+from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.pipeline import pipeline
 from lingvo_gshard.wings.planning.planned_program import layer_names

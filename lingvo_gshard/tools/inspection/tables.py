@@ -9,8 +9,7 @@ import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE
+from lingvo_gshard.sharding import HARDWARE, Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.tables import make_table, print_rows, print_table, say_hidden

@@ -14,16 +14,12 @@ from absl import flags
 from rich.markup import escape
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import Params, UserError, VariableSpec
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse
-from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Checkpoint, Trainer, read_run, steps_in
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.open_models.streamed import WeightReader

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.flags.definitions import make_flags

@@ -23,9 +23,9 @@ from collections.abc import Mapping, Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.options import declared
-from lingvo_gshard.core.signals import EXIT_CODES, StopRequest, called_before_abrupt_end
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, declared
+from lingvo_gshard.core.signals import StopRequest
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, spell_options

@@ -29,10 +29,8 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.core.signals import EXIT_CODES, StopRequest
+from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option
+from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options

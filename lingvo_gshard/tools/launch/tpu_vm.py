@@ -24,9 +24,7 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core import Options, UserError, is_bucket, option
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 
 
 def check_utf8(text: str) -> str:

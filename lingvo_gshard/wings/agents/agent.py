@@ -19,11 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from lingvo_gshard.core.signals import (
-    EXIT_CODES,
-    StopRequest,
-    called_before_abrupt_end,
-)
+from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end
+from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.wings.agents.health import HealthCheck
 from lingvo_gshard.wings.agents.keeper import Keeper, Preparation
 from lingvo_gshard.wings.agents.leader import Leader

@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.core import UserError
+from lingvo_gshard.sharding import Mesh
 
 # Axes that may shrink, the first one first: fewer devices along `fsdp` need more memory of each.
 # Experts are along `data`. The other axes split single rows or layers, and stay.

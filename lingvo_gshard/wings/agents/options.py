@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core import Options, UserError, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

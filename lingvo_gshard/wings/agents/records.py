@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lingvo_gshard.core.signals import EXIT_CODES
+from lingvo_gshard.core import EXIT_CODES
 from lingvo_gshard.wings.services.snapshot_parts import Part
 
 # Exit codes of workers that were asked to stop.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.signals import EXIT_CODES
+from lingvo_gshard.core import EXIT_CODES
 from lingvo_gshard.wings.agents.records import KILLED, Outcome
 from lingvo_gshard.wings.agents.spare import Spare, module_of
 from lingvo_gshard.wings.cluster.worker_report import (

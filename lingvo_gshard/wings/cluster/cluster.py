@@ -21,9 +21,9 @@ from typing import Protocol
 
 import msgspec
 
+from lingvo_gshard.core import EXIT_CODES, VERSION
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.signals import EXIT_CODES, State, StoppedError, end_abruptly
-from lingvo_gshard.core.version import VERSION
+from lingvo_gshard.core.signals import State, StoppedError, end_abruptly
 from lingvo_gshard.wings.cluster.member import (
     DEFAULT_TIMEOUT,
     ClusterMember,

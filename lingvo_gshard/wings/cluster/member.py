@@ -6,10 +6,8 @@ import dataclasses
 import ipaddress
 import os
 
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Options, UserError, option, whole_number
 from lingvo_gshard.core.lazy import clusters
-from lingvo_gshard.core.options import Options, option
 
 DEFAULT_TIMEOUT = 60
 _FIELDS = ("coordinator", "num_processes", "process_id")

@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.runtime.compile_options import DEFAULTS, RAGGED_EXCHANGE, Traits
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.program import Program
 
 # Groups of options that are on in some programs and off in others.
 COLLECTIVE_PRODUCTS, ALL_TO_ALLS = "collective matrix products", "asynchronous all-to-alls"

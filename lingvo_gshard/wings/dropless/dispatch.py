@@ -18,22 +18,17 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import NestedMap, Params, UserError, context, random_numbers
 from lingvo_gshard.core.context import Context
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.layers.moe.exchange import Exchange
-from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
-from lingvo_gshard.sharding import collectives
-from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.layers.moe.routing import count_rows
+from lingvo_gshard.sharding import collectives, current_partitioning, manual, mesh_in_use
+from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows

@@ -13,15 +13,13 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import NestedMap, context, custom_gradient, random_numbers, write_slice
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.core.shapes import read_slice, write_slice
+from lingvo_gshard.core.shapes import read_slice
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
 _POLICY = "products"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import context, kernel_use
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, context, custom_gradient, kernel_use, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import feed_forward, products
-from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers import Experts, feed_forward, products
 from lingvo_gshard.layers.products import ProductContext, add_bias, rounded_by_rows
-from lingvo_gshard.sharding.platforms import platform_in_use
+from lingvo_gshard.sharding import platform_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 

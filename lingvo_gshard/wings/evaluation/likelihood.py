@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.progress import SILENT, PartProgress, Progress
+from lingvo_gshard.core import SILENT, Progress
+from lingvo_gshard.core.progress import PartProgress
+from lingvo_gshard.data import Row, rows_by_language
 from lingvo_gshard.data.packed_input import PairInput
-from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.tasks.evaluation import EvaluationRuntime, WeightedMeans, perplexity
 
 

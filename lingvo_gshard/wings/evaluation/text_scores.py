@@ -17,19 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.lazy import bleu, chrf
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data import TextInput, permutation
 from lingvo_gshard.data.batching.packing import Batch
-from lingvo_gshard.data.batching.permutations import permutation
-from lingvo_gshard.data.packed_input import TextInput, TextSize
-from lingvo_gshard.tasks.evaluation import (
-    Evaluation,
-    EvaluationRuntime,
-    Table,
-    WeightedMeans,
-    perplexity,
-)
+from lingvo_gshard.data.packed_input import TextSize
+from lingvo_gshard.tasks import Evaluation, Table
+from lingvo_gshard.tasks.evaluation import EvaluationRuntime, WeightedMeans, perplexity
 from lingvo_gshard.tasks.task import EVALUATIONS
 
 # Languages with fewer rows are scored, but left out of the average.

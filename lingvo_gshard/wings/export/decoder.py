@@ -12,17 +12,10 @@ import itertools
 
 import numpy as np
 
-from lingvo_gshard.core import shapes
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, known_sizes, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.data.input import Input
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.data import Input, Vocabulary
+from lingvo_gshard.tasks import Task, TokenTask
 from lingvo_gshard.wings.inference.decoding.precision import (
     TRAINED,
     check_precision,

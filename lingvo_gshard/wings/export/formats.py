@@ -6,10 +6,8 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
+from lingvo_gshard.core import Params, Progress, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.wings.export import (
     decoder,
     safetensors_writer,

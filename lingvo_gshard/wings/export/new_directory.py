@@ -11,10 +11,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import BucketError, UserError, called_before_abrupt_end, is_bucket
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import BucketError, GivenPath, is_bucket
-from lingvo_gshard.core.signals import called_before_abrupt_end
+from lingvo_gshard.core.files.stores import GivenPath
 from lingvo_gshard.wings.object_stores import buckets, scratch
 from lingvo_gshard.wings.object_stores.connections import split
 

@@ -15,12 +15,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lingvo_gshard.core import SILENT, Progress, UserError, known_sizes, scope_name
 from lingvo_gshard.core.config import params_text
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.wings.export.decoder import TRANSLATION, PortableDecoder
 from lingvo_gshard.wings.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph

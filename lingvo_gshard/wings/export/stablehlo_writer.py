@@ -22,15 +22,14 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.core import SILENT, Progress
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.lazy import tf, tf_text
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.data.vocabularies.files import save_pair
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.runtime import Array, Program, lower
+from lingvo_gshard.runtime.lowering.lowering import Outputs
+from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.wings.export.decoder import PortableDecoder
 from lingvo_gshard.wings.export.safetensors_writer import save
 from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer

@@ -9,22 +9,22 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.faces import face
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.core import Layer, TokenShape, face
+from lingvo_gshard.layers import (
+    CrossAttention,
+    Execution,
+    Experts,
+    FeedForward,
+    LinearScores,
+    MixtureOfExperts,
+    Router,
+    SelfAttention,
+)
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.embedding import Softmax
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.layer import MixtureOfExperts
-from lingvo_gshard.layers.moe.routers.router import Part, Router
-from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.token_task import FutureToken, TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask
+from lingvo_gshard.tasks.token_task import FutureToken
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.adapters import Adapters
 

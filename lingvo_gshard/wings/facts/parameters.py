@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core.faces import face
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.layers.moe.layer import MixtureOfExperts
-from lingvo_gshard.layers.stacks.execution import Execution
+from lingvo_gshard.core import Layer, face
+from lingvo_gshard.layers import Execution, MixtureOfExperts
 
 
 @face

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core import TokenShape
 from lingvo_gshard.runtime.program.step_programs import USEFUL_FLOPS
-from lingvo_gshard.tasks.task import BatchSpecs, Task
+from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
 

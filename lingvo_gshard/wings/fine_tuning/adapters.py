@@ -17,13 +17,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import context, initializers, letters
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import MATRIX, Layer, VariableSpec, layer_method
+from lingvo_gshard.core import (
+    Layer,
+    NestedMap,
+    Params,
+    VariableSpec,
+    context,
+    initializers,
+    layer_method,
+    letters,
+)
+from lingvo_gshard.core.layer import MATRIX
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import RULES, Product, ProductRule
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.product_rules import RULES, Product, ProductRule
 from lingvo_gshard.layers.products import multiply, unrounded
 
 LOCAL_LETTERS = {"z": "rank of an adapter"}

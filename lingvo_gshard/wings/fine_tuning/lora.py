@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
-from lingvo_gshard.tasks.task import TASK_FEATURES, Task, TaskFeature
+from lingvo_gshard.tasks import Task
+from lingvo_gshard.tasks.task import TASK_FEATURES, TaskFeature
 from lingvo_gshard.wings.fine_tuning.adapters import CHILD, Adapters, is_factor, merged
 
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.losses import per_token
 from lingvo_gshard.sharding import einsum
-from lingvo_gshard.tasks.language_model import LANGUAGE_MODEL_FEATURES, LanguageModelTask
-from lingvo_gshard.tasks.task import Task, TaskFeature
+from lingvo_gshard.tasks import LanguageModelTask, Task
+from lingvo_gshard.tasks.language_model import LANGUAGE_MODEL_FEATURES
+from lingvo_gshard.tasks.task import TaskFeature
 from lingvo_gshard.tasks.token_task import count_tokens
 from lingvo_gshard.wings.fine_tuning.adapters import switched_off
 

@@ -11,16 +11,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import NestedMap, Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import BEST, Checkpoint, CheckpointStore, Logdir, Trainer
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
-from lingvo_gshard.training.run.checkpoint.choice import BEST
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.fine_tuning.preferences import REFERENCE
 

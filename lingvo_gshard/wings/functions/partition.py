@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, known_sizes
 from lingvo_gshard.core.lazy import Device, jax, tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.compile_options import chosen_for
-from lingvo_gshard.runtime.devices import devices_for, platform_of
-from lingvo_gshard.runtime.lowering.lowering import Tracing, lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding import recording
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.runtime import (
+    Array,
+    Executable,
+    Program,
+    chosen_for,
+    devices_for,
+    lower,
+    platform_of,
+)
+from lingvo_gshard.runtime.lowering.lowering import Tracing
+from lingvo_gshard.sharding import Mesh, Partitioning, Split, recording
 
 _log = logging.getLogger(__name__)
 

@@ -9,22 +9,24 @@ in Google's code.
 
 from __future__ import annotations
 
+from lingvo_gshard.core import Experiment, Params
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.data import TranslationInput
 from lingvo_gshard.data.sources.tsv import TsvReader
-from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers import (
+    CrossAttention,
+    EinsumDispatch,
+    MixtureOfExperts,
+    SelfAttention,
+    Sequential,
+    Top2Router,
+    TransformerStack,
+)
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
-from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.run.options import RunOptions
+from lingvo_gshard.tasks import TranslationTask
+from lingvo_gshard.training import RunOptions, Trainer
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.repeat.loop import Repeat
 
 MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 1024, 8192, 16, 128

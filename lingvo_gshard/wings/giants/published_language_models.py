@@ -8,21 +8,22 @@ activations of one would not fit.
 
 from __future__ import annotations
 
+from lingvo_gshard.core import Experiment, Params
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.config.registry import Experiment
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
+from lingvo_gshard.layers import (
+    EinsumDispatch,
+    MixtureOfExperts,
+    RMSNorm,
+    Top2Router,
+    TransformerStack,
+)
 from lingvo_gshard.layers.embedding import LearnedPositions
-from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.run.options import RunOptions
+from lingvo_gshard.tasks import LanguageModelTask
+from lingvo_gshard.training import Adam, RunOptions, Trainer
 from lingvo_gshard.training.step.adafactor import Adafactor
-from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.training.step.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 from lingvo_gshard.wings.repeat.loop import Repeat
 

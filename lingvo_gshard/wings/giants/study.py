@@ -5,18 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
+from lingvo_gshard.core import Experiment, Params
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.run.options import RunOptions
-from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.schedules import Linear
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.layers import FeedForward, MixtureOfExperts, RMSNorm, TransformerStack
+from lingvo_gshard.tasks import LanguageModelTask
+from lingvo_gshard.training import Adam, Linear, RunOptions, Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.giants import prepared_translation
 from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput

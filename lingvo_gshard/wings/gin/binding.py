@@ -26,9 +26,9 @@ from typing import Any
 
 from gin import selector_map
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import names, params_text
-from lingvo_gshard.core.config.params import Params, ParamsError
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.config.params import ParamsError
 from lingvo_gshard.wings.gin import reader
 from lingvo_gshard.wings.gin.reader import Setting
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from gin import config_parser
 
+from lingvo_gshard.core import Configurable, Params, UserError
 from lingvo_gshard.core.config import names, params_text, registry
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo import demand, tpu_slices
 from lingvo_gshard.wings.hlo.module import Computation, Instruction, Shape, numpy_name
 from lingvo_gshard.wings.hlo.operations import Collective

@@ -6,7 +6,7 @@ import collections
 import os
 from collections.abc import Iterator
 
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
+from lingvo_gshard.core import OPTIMIZER_SCOPE
 from lingvo_gshard.wings.hlo import tpu_slices
 from lingvo_gshard.wings.hlo.module import Instruction
 from lingvo_gshard.wings.hlo.names import (

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from lingvo_gshard.core.scopes import trips_of
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo import collectives as hlo_collectives
 from lingvo_gshard.wings.hlo import costs, demand
 from lingvo_gshard.wings.hlo import names as hlo_names

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from google.protobuf import unknown_fields
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.core import UserError
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.messages import (
     NEWEST_INSTRUCTION_FIELD,
     MeshAxesReplicaGroupListProto,

@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.module import Instruction, Shape
 from lingvo_gshard.wings.hlo.replica_groups import Groups
 

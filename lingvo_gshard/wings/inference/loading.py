@@ -8,17 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import NestedMap, Params, UserError
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.data import TextIds
+from lingvo_gshard.runtime import Array, platform_of
+from lingvo_gshard.sharding import Mesh, Partitioning
+from lingvo_gshard.tasks import Task, TokenTask
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.wings.inference.engine.engine import Engine

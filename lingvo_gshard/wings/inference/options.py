@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core import Options, UserError, option
 from lingvo_gshard.wings.inference.decoding.state import SearchKind
 
 

@@ -17,11 +17,10 @@ import dataclasses
 import math
 from typing import Any
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import NestedMap, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.product_rules import RULES, Multiply, Product, ProductRule
+from lingvo_gshard.layers import RULES, Product, ProductRule
+from lingvo_gshard.layers.product_rules import Multiply
 from lingvo_gshard.sharding import annotate, einsum
 
 INT8, INT8_WEIGHTS = "int8", "int8_weights"

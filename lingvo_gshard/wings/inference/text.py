@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference.options import DecodingOptions
 
 # Stands for a character whose bytes are not all there yet.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.core import UserError
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference.engine.engine import Engine
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.wings.inference.requests import Answer, Finished, Hypothesis, Request

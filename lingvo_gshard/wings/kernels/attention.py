@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding.platforms import device_kind_in_use, hardware_of, platform_in_use
+from lingvo_gshard.sharding import hardware_of, platform_in_use
+from lingvo_gshard.sharding.platforms import device_kind_in_use
 from lingvo_gshard.wings.kernels import attention_cuda, attention_cudnn, attention_tpu
 from lingvo_gshard.wings.kernels.call import AttentionCall
 from lingvo_gshard.wings.kernels.kernel import register
@@ -68,8 +68,8 @@ def with_packed_segments(
         return call
     # cuDNN takes two segments for packed ones, and one for a row as a whole.
     packed = msgspec.structs.replace(call, packed_segments=max(most, 2))
-    shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
-    is_known = attention_cudnn.can(packed, *shapes, query_BNLD.dtype.name)
+    shapes = [known_sizes(x.shape) for x in (query_BNLD, keys_BNKD, values_BNKD)]
+    is_known = attention_cudnn.can(packed, shapes, query_BNLD.dtype.name)
     is_known = is_known and attention_cudnn.knows_segments(packed, device_kind_in_use())
     return packed if is_known else call
 

@@ -51,5 +51,4 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
 
 
 def _cudnn_can(call: AttentionCall, operands: Any) -> bool:
-    shapes = [x.shape for x in operands[:3]]
-    return attention_cudnn.can(call, *shapes, operands[0].dtype.name)
+    return attention_cudnn.can(call, [x.shape for x in operands[:3]], operands[0].dtype.name)

@@ -11,6 +11,7 @@ of other tokens (https://github.com/jax-ml/jax/pull/39521).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import cudnn_attention, jax, jnp
@@ -23,16 +24,15 @@ _LARGEST_HEAD = 128
 _KNOWS_SEGMENTS = re.compile(r"\b(g?h|gb|b)\d{2,3}\b", re.IGNORECASE)
 
 
-def can(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> bool:
+def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> bool:
     """Returns whether cuDNN knows the mask, the sizes and the type of a call.
 
     Args:
       call: the static arguments.
-      query: shape [B,N,L,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape of the values.
+      shapes: shapes [B,N,L,D] of queries, keys and values.
       dtype: their type, by its name in NumPy.
     """
+    query, keys, values = shapes
     is_plain = not (call.has_sinks or call.logit_cap or call.first_query)
     # cuDNN drops weights by random numbers of its own, and reads a bias of each query and key.
     is_plain = is_plain and not call.dropout_rate and call.buckets is None

@@ -11,9 +11,9 @@ import json
 
 import msgspec
 
+from lingvo_gshard.core import known_sizes
 from lingvo_gshard.core.lazy import jax, jnp, tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
+from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels.kernel import register
 
 # Name of the kernel in plans and logs.

@@ -13,12 +13,10 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import collectives
-from lingvo_gshard.sharding.manual import mesh_in_use
-from lingvo_gshard.sharding.platforms import is_interpreted, platform_in_use
+from lingvo_gshard.sharding import collectives, mesh_in_use, platform_in_use
+from lingvo_gshard.sharding.platforms import is_interpreted
 from lingvo_gshard.wings.kernels.kernel import register
 
 LOCAL_LETTERS = {"d": "devices that exchange rows", "r": "rows, with room for more"}

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import msgspec
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.sharding.einsum import Factor, Rounding
-from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels import grouped_tpu, grouped_triton
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall

@@ -11,7 +11,8 @@ import msgspec
 
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.scopes import FusedCall
-from lingvo_gshard.sharding.platforms import hardware_of, is_interpreted
+from lingvo_gshard.sharding import hardware_of
+from lingvo_gshard.sharding.platforms import is_interpreted
 
 _PREFIX = "lingvo_gshard.kernels."
 

@@ -13,34 +13,31 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core import NestedMap, UserError
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, jax, jnp, tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.runtime.program.step_programs import state_arrays, train_program
-from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
-from lingvo_gshard.runtime.step_compiler import (
-    CompiledStep,
-    StepCompiler,
-    batch_key,
+from lingvo_gshard.runtime import (
+    Array,
+    Executable,
+    Program,
+    SpmdRuntime,
     batch_specs,
-    traits_of,
+    lower,
+    platform_of,
+    train_program,
 )
-from lingvo_gshard.sharding.annotate import annotate_weights
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
+from lingvo_gshard.runtime.program.step_programs import state_arrays
+from lingvo_gshard.runtime.spmd import SpmdOptions
+from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key, traits_of
+from lingvo_gshard.sharding import Partitioning, annotate_weights
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.training.step.metric_vectors import (
     Measurement,
     ReadMeasured,
     WeightedMetrics,
 )
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked
 from lingvo_gshard.wings.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 

@@ -8,14 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import letters, processes
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError, letters, processes
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.runtime import Array
+from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
 from lingvo_gshard.training.step.metric_vectors import StepMetrics
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
 

@@ -14,13 +14,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import AttentionMask
 from lingvo_gshard.layers.attention.dense import soft_cap, soft_cap_gradient
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax, repeat_heads
-from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
+from lingvo_gshard.layers.attention.mask import BLOCK_PADDING
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate, einsum
 

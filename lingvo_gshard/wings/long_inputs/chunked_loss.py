@@ -27,11 +27,8 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import LOSS_SCOPE, context, custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.dense import soft_cap, soft_cap_gradient
 from lingvo_gshard.layers.losses import LONG_LOSSES, CrossEntropy, LossOfProducts, Objective
 from lingvo_gshard.sharding import annotate, einsum

@@ -15,14 +15,12 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import AttentionMask
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
-from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
+from lingvo_gshard.layers.attention.mask import BLOCK_PADDING
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.collectives import rotated
@@ -369,9 +367,8 @@ class RingKernel(AttentionKernel):
         """
         parts = self._parts(query_BNLD, keys_BNKD)
         if self.p.use_fused:
-            fused_BNLD = attend_fused(
-                query_BNLD, keys_BNKD, values_BNKD, mask, softmax, self.p.is_balanced
-            )
+            arrays = query_BNLD, keys_BNKD, values_BNKD
+            fused_BNLD = attend_fused(*arrays, mask, softmax, self.p.is_balanced)
             if fused_BNLD is not None:
                 return fused_BNLD
 

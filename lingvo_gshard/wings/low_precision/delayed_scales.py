@@ -16,12 +16,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.product_rules import RULES, Multiply, Product, ProductContext, ProductRule
+from lingvo_gshard.layers import RULES, Product, ProductRule
+from lingvo_gshard.layers.product_rules import Multiply, ProductContext
 from lingvo_gshard.wings.low_precision.rounding import DelayedScales, largest_magnitude
 
 LOCAL_LETTERS = {

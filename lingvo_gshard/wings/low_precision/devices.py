@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.precision import Precision
+from lingvo_gshard.core import UserError
+from lingvo_gshard.layers import MixtureOfExperts
+from lingvo_gshard.tasks import Task
+from lingvo_gshard.training import Precision
 from lingvo_gshard.wings.low_precision.rounding import BY_KERNELS, ROUNDINGS, SIMULATED
 
 # The compute capabilities of Ada and Blackwell. Earlier NVIDIA GPUs have no FP8 and no MXFP8.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_gshard.core import Configurable, Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.precision import PRECISIONS, Precision
-from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients
+from lingvo_gshard.tasks import Task
+from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision
 from lingvo_gshard.wings.low_precision import delayed_scales, devices
 from lingvo_gshard.wings.low_precision.measured import Measured
 from lingvo_gshard.wings.low_precision.rounding import (

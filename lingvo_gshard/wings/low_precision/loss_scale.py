@@ -10,20 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.initializers import constant
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.precision import PRECISIONS, Precision
-from lingvo_gshard.training.step.state_part import (
-    STEP_PARTS,
-    Ingredients,
-    Seen,
-    StatePart,
-    Verdict,
-)
+from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision, StatePart
+from lingvo_gshard.training.step.state_part import Seen, Verdict
 
 PRECISIONS.register("float16")(Precision("float16", "float16", scales_loss=True))
 

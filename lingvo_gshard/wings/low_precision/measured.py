@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, VariableSpec, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step.state_part import StatePart, Update
+from lingvo_gshard.tasks import Task
+from lingvo_gshard.training import StatePart
+from lingvo_gshard.training.step.state_part import Update
 
 
 class Measured(StatePart):

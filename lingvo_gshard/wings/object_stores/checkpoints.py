@@ -16,12 +16,12 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core.digits import whole_number
+from lingvo_gshard.core import BucketError, is_bucket, whole_number
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import BucketError, is_bucket
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training.run.checkpoint.orbax_storage import ORBAX, marker, steps_in
-from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
+from lingvo_gshard.training import RunRecord, marker, steps_in
+from lingvo_gshard.training.run.checkpoint.orbax_storage import ORBAX
+from lingvo_gshard.training.run.checkpoint.run_item import WriteExtras
 from lingvo_gshard.training.run.checkpoint.storage import (
     STORAGES,
     DiskStorage,

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.stores import BucketError
+from lingvo_gshard.core import BucketError, UserError
 
 # Answers that may be better next time: too many requests, timeouts and errors of the service.
 _TRANSIENT_CODES = {408, 429, 499, 500, 502, 503, 504}

@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
 

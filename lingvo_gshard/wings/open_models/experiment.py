@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.training.run.options import RunOptions
-from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.schedules import Linear
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.core import Experiment, Params, UserError
+from lingvo_gshard.training import Adam, Linear, RunOptions, Trainer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families import family_of
 from lingvo_gshard.wings.open_models.families.family import USUAL_LENGTH

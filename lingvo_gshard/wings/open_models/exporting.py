@@ -20,13 +20,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.core import NestedMap, Params, UserError
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.training import Checkpoint, Trainer, read_run
 from lingvo_gshard.wings.fine_tuning.adapters import RANK, factors_of, is_factor, without_factors
 from lingvo_gshard.wings.fine_tuning.lora import LoRA
 from lingvo_gshard.wings.fine_tuning.preferences import without_reference

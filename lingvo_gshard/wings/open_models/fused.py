@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.shards import Box, Source
 
 _FUSED = re.compile(r"(?P<layer>.*\.experts)\.(?P<name>gate_up_proj|down_proj)")

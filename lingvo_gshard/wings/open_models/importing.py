@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end, is_bucket
 from lingvo_gshard.core.files import atomic, objects, stores
-from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.signals import called_before_abrupt_end
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training import Logdir
 from lingvo_gshard.training.step import precision
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor, without_factors
 from lingvo_gshard.wings.fine_tuning.preferences import without_reference

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.shards import Box, Published, Source
 
 FP8, SCALE_SUFFIX = "F8_E4M3", "_scale_inv"

@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import safetensors
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 
 SUFFIX = ".safetensors"

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import NestedMap, Params
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import Checkpoint, RunRecord, Trainer
 from lingvo_gshard.training.run.checkpoint import run_item
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint, RunRecord
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.fine_tuning.starting import PART, initial_factors, references
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE
 from lingvo_gshard.wings.open_models.importing import PublishedModel

@@ -8,9 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec
 from lingvo_gshard.wings.open_models.table import EXPERT, LAYER, Rearrangement, Table, TensorPattern
 
 _LAYER_PATH = re.compile(r"(?P<stack>\w+)\.(?P<layer>(?:first_layers|layers)\[(?P<index>\d+)\])\.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 
 # `model_type` of a whole config -> whether its softmax shares the table if no key says so, as the
 # published models of this type have it.

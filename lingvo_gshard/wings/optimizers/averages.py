@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec, scope_name
+from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StatePart, Update
+from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
+from lingvo_gshard.training.step.state_part import Update
 
 if TYPE_CHECKING:
     import jax

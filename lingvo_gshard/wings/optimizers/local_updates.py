@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart
+from lingvo_gshard.training import STEP_PARTS, Ingredients
+from lingvo_gshard.training.step.state_part import StepPart
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 
 # The axis of the mesh over the workers, and the parts that they add to the state.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, annotate_like
+from lingvo_gshard.training import STEP_PARTS, Ingredients
 from lingvo_gshard.training.step.gradients import (
     OWN_LOSS,
     Accumulate,
@@ -21,7 +19,7 @@ from lingvo_gshard.training.step.gradients import (
     TensorBatch,
     Weigh,
 )
-from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart
+from lingvo_gshard.training.step.state_part import StepPart
 
 _REDUCE_DTYPE = "step.reduce_dtype"
 REDUCE_DTYPES = ("float32", "bfloat16")

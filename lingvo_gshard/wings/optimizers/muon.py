@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding import weight_patterns
-from lingvo_gshard.sharding.platforms import HARDWARE, platform_in_use
-from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.sharding import HARDWARE, platform_in_use, weight_patterns
+from lingvo_gshard.training import Adam
 from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer, decayed_mean
 from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32, Moments, WeightStep
 from lingvo_gshard.wings.optimizers.orthogonalization import Matrices, matrices_of, orthogonalize

@@ -17,18 +17,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec, is_vector, scope_name
+from lingvo_gshard.core import (
+    OPTIMIZER_SCOPE,
+    NestedMap,
+    Params,
+    UserError,
+    VariableSpec,
+    scope_name,
+)
+from lingvo_gshard.core.layer import is_vector
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.memory_kinds import to_device, to_host
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.sharding import annotate_like
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding import annotate_like, current_partitioning
+from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer
 from lingvo_gshard.training.step.clipping import Clipping
-from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
-from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart, Update
+from lingvo_gshard.training.step.optimizer import Moments, WeightStep
+from lingvo_gshard.training.step.state_part import StepPart, Update
 
 # The letter of stacked layers, whose weights are updated one after the other.
 _LAYERS = "R"

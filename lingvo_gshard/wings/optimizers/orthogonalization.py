@@ -28,13 +28,11 @@ import dataclasses
 import math
 import string
 
-from lingvo_gshard.core import letters
-from lingvo_gshard.core.layer import MATRIX, VariableSpec
+from lingvo_gshard.core import VariableSpec, known_sizes, letters, write_slice
+from lingvo_gshard.core.layer import MATRIX
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes, read_slice, write_slice
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.core.shapes import read_slice
+from lingvo_gshard.sharding import Mesh, current_partitioning, xla
 
 # These maximize the slope at 0. Singular values end between about 0.68 and 1.2 (Jordan et al.).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -19,20 +19,12 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 
 from __future__ import annotations
 
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.initializers import constant
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.step.state_part import (
-    STEP_PARTS,
-    Ingredients,
-    Seen,
-    StatePart,
-    Verdict,
-)
+from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
+from lingvo_gshard.training.step.state_part import Seen, Verdict
 
 ROLL_BACK = "roll_back"
 POLICIES = ("off", "warn", "skip", ROLL_BACK)

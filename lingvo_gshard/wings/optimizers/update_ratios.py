@@ -14,14 +14,12 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.sharding.weight_patterns import layer_of
-from lingvo_gshard.training.step.optimizer import Optimizer, WeightStep
-from lingvo_gshard.training.step.state_part import STEP_PARTS, Ingredients, StepPart, Update
+from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer
+from lingvo_gshard.training.step.optimizer import WeightStep
+from lingvo_gshard.training.step.state_part import StepPart, Update
 
 # The name of the metric after the layer's path.
 NAME = "update_ratio"

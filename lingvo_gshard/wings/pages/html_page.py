@@ -12,9 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.sharding_tables import REPLICATED
+from lingvo_gshard.core import UserError
+from lingvo_gshard.sharding import REPLICATED, Mesh
 
 # A file of a package: the package and the name of the file.
 File = tuple[str, str]

@@ -7,20 +7,24 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import (
+    Iteration,
+    Layer,
+    NestedMap,
+    Params,
+    UserError,
+    VariableSpec,
+    context,
+    layer_method,
+)
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
+from lingvo_gshard.core.layer import stop_frozen
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.repetition import Iteration
+from lingvo_gshard.layers import Execution
 from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports
-from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.sharding import annotate, annotate_like
-from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
+from lingvo_gshard.sharding import annotate, annotate_like, current_partitioning, use_partitioning
 from lingvo_gshard.wings.pipeline.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.wings.pipeline.pipeline_operands import Schedule
 

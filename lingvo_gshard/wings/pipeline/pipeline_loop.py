@@ -23,14 +23,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import Iteration, VariableSpec, custom_gradient
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.core.repetition import Repetition
+from lingvo_gshard.sharding import annotate, current_partitioning, use_partitioning
 from lingvo_gshard.sharding.collectives import rotated
-from lingvo_gshard.sharding.partitioning import current_partitioning, parts_of, use_partitioning
+from lingvo_gshard.sharding.partitioning import parts_of
 from lingvo_gshard.wings.pipeline.pipeline_operands import (
     MicroBatchOperand,
     Schedule,

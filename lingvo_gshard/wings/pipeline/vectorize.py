@@ -14,15 +14,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, context, known_sizes, optimization_barrier
 from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Mesh, Split, current_partitioning, use_partitioning, xla
 
 _UNKNOWN = "No pfor vectorization defined"
 

@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import option
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.core import SILENT, Params, Progress, UserError, option
+from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.runtime.compile_options import CompileOptions
-from lingvo_gshard.sharding.options import DEFAULT_STRATEGY, PartitioningOptions
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import Partitioning, PartitioningOptions
+from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import calibration, planner
 from lingvo_gshard.wings.planning.compiling import compilation

@@ -17,21 +17,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.program import Program, bytes_of
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.training.experiments import (
-    check_overrides,
-    make_trainer,
-    requested_partitioner,
+from lingvo_gshard.core import (
+    SILENT,
+    Options,
+    Params,
+    Progress,
+    TokenShape,
+    UserError,
+    option,
+    scope_name,
 )
+from lingvo_gshard.runtime import Program, platform_of
+from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.tasks import TokenTask
+from lingvo_gshard.training import make_trainer
+from lingvo_gshard.training.experiments import check_overrides, requested_partitioner
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape

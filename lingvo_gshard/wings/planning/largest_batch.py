@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core import SILENT, Params, Progress
 from lingvo_gshard.wings.inference.programs.maker import row_parts
 from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.wings.planning.generation import (

@@ -15,12 +15,8 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core.layer import Layer, scope_name
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.layer import MixtureOfExperts
-from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.core import OPTIMIZER_SCOPE, Layer, scope_name
+from lingvo_gshard.layers import Attention, Experts, MixtureOfExperts, Router
 from lingvo_gshard.wings.hlo.operations import Operation
 from lingvo_gshard.wings.planning.plan.plan import (
     ACROSS_SLICES,

@@ -7,15 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.runtime.program.program import LayerNames, Program, bytes_of
-from lingvo_gshard.runtime.program.step_programs import train_program
-from lingvo_gshard.sharding import recording
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words, weight_rows
-from lingvo_gshard.tasks.task import BatchSpecs, Task
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.core import LOSS_SCOPE, scope_name
+from lingvo_gshard.runtime import LayerNames, Program, train_program
+from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.sharding import Partitioning, recording, weight_rows
+from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words
+from lingvo_gshard.tasks import BatchSpecs, Task
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.functions.partition import Partitioned

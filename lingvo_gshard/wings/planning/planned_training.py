@@ -7,12 +7,11 @@ import os
 
 import msgspec
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan import plan as plans

@@ -6,18 +6,15 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lingvo_gshard.core import SILENT, VERSION, Progress
 from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.version import VERSION
-from lingvo_gshard.runtime import offloading
-from lingvo_gshard.runtime.compile_options import chosen_for, in_words
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime import Program, chosen_for, offloading, platform_of
+from lingvo_gshard.runtime.compile_options import in_words
 from lingvo_gshard.runtime.step_compiler import traits_of
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.task import BatchSpecs
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.tasks import BatchSpecs
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.compiler_options.table import (
     has_parallel_collectives,

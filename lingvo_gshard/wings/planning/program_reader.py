@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime.program.executable import READERS, Executable
+from lingvo_gshard.runtime import Executable
+from lingvo_gshard.runtime.program.executable import READERS
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo import names
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning.machines import efficiencies, interconnect
 from lingvo_gshard.wings.planning.machines.chips import Chip

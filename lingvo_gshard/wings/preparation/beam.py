@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import SILENT
+from lingvo_gshard.core import SILENT, UserError
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.pool import Report
 

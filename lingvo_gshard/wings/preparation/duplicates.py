@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.core import Progress
+from lingvo_gshard.data import Row
 from lingvo_gshard.wings.preparation import read_rows, row_files
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import are_in, runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.preparation import parts, split_copies
 from lingvo_gshard.wings.preparation.duplicates import BucketRecord
 from lingvo_gshard.wings.preparation.formats.moses import UNEQUAL

@@ -15,12 +15,10 @@ from typing import IO, Any, TypeVar
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, Progress, UserError, is_bucket
 from lingvo_gshard.core.config.params_text import class_today
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.core.files.stores import is_bucket, store_of
-from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.core.files.stores import store_of
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner
 from lingvo_gshard.wings.preparation.prepared.manifest import TEXT
 from lingvo_gshard.wings.preparation.sources import Source

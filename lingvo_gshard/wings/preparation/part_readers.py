@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.files.lines import bounded_lines
-from lingvo_gshard.core.files.stores import BucketError
+from lingvo_gshard.core import BucketError, Params, bounded_lines
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.sources import readers, text, tsv
 from lingvo_gshard.data.sources.compression import decompressed
 from lingvo_gshard.data.sources.readers import LONG_LINE
-from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation import sources as source
 from lingvo_gshard.wings.preparation.formats import (
     archives,

@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core import SILENT, Params, Progress, UserError, is_bucket
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket, store_of
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core.files.stores import store_of
 from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 from lingvo_gshard.wings.preparation import (
     duplicates,

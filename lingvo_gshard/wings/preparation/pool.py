@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import SilentProgress
+from lingvo_gshard.core import SilentProgress, UserError
 from lingvo_gshard.wings.preparation.job import Job, Task
 
 _SECONDS_BETWEEN_REPORTS = 0.25

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core import Configurable, Params
 from lingvo_gshard.wings.preparation import parts, split_copies
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner

@@ -6,14 +6,11 @@ import functools
 import os
 import pathlib
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.input import TextIds
+from lingvo_gshard.data import TextIds, TranslationInput, Vocabulary
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.packed_input import PairInput
-from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     PublishedVocabulary,
     ids_of,

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data import held_out
-from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.core import Progress
+from lingvo_gshard.data import CleaningReport, Row, held_out
 from lingvo_gshard.wings.preparation import part_readers, row_files
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
 from lingvo_gshard.wings.preparation.job import Job, Task

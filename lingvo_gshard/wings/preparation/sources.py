@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core import UserError, is_bucket
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.data.sources.readers import SPLITS

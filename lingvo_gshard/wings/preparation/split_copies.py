@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.core import Progress
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.held_out import fold
-from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import TextHashes, are_in
 from lingvo_gshard.wings.preparation.duplicates import found_in_train
 from lingvo_gshard.wings.preparation.job import Job, Task

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.sources.row import Row, rows_by_language
+from lingvo_gshard.core import Progress, UserError
+from lingvo_gshard.data import Row, Vocabulary, rows_by_language
 from lingvo_gshard.data.vocabularies.files import save_pair
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.prepared import manifest as record_format

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Mapping
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.planning.calibration import Calibration, WorkKindRatio
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.operation_rows import KINDS

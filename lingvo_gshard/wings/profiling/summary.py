@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.core import UserError
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Operation
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES, OPTIMIZER
 from lingvo_gshard.wings.profiling.profile import (

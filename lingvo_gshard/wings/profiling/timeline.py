@@ -22,8 +22,8 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.core import UserError
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo import names as hlo_names
 from lingvo_gshard.wings.hlo.module import Instruction

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.wings.hlo.module import Module

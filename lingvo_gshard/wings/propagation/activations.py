@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.training.step.state_part import STEP_PARTS, StatePart
+from lingvo_gshard.runtime import Array
+from lingvo_gshard.sharding import Mesh
+from lingvo_gshard.training import STEP_PARTS, StatePart
 from lingvo_gshard.wings.hlo.module import (
     Computation,
     Instruction,

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.core import scope_name
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime.program.executable import Executable, without_cache
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.runtime import Executable, Program
+from lingvo_gshard.runtime.program.executable import without_cache
+from lingvo_gshard.sharding import Mesh, Split, xla
 from lingvo_gshard.sharding.recording import Recorded
-from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo.module import Instruction, Module
 from lingvo_gshard.wings.hlo.names import layer_and_phase, operation_name

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.attention.mask import MASKED
+from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, einsum
 
 LOCAL_LETTERS = {

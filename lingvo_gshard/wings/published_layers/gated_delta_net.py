@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import BIAS, SCALE, Layer, layer_method
+from lingvo_gshard.core import (
+    Layer,
+    NestedMap,
+    Params,
+    TokenShape,
+    UserError,
+    initializers,
+    known_sizes,
+    layer_method,
+)
+from lingvo_gshard.core.layer import BIAS, SCALE
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import AttentionMask, Reach, RMSNorm, product
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
-from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
-from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import joined_product, product
+from lingvo_gshard.layers.products import joined_product
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import (

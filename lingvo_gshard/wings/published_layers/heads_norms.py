@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import SCALE, Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method
+from lingvo_gshard.core.layer import SCALE
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.norm import RMSNorm, layer_norm
+from lingvo_gshard.layers import RMSNorm
+from lingvo_gshard.layers.norm import layer_norm
 
 
 class HeadsLayerNorm(Layer):

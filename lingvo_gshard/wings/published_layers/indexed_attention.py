@@ -6,18 +6,20 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import (
+    NestedMap,
+    Params,
+    TokenShape,
+    UserError,
+    initializers,
+    known_sizes,
+    layer_method,
+)
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import MASKED, AttentionMask
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
-from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
 from lingvo_gshard.layers.attention.rotary import TextPositions
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.products import multiply

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.faces import face
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import (
+    NestedMap,
+    Params,
+    TokenShape,
+    UserError,
+    face,
+    initializers,
+    layer_method,
+)
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import Attention, AttentionMask, RMSNorm, product
 from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
-from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
-from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import add_bias, joined_product, product
+from lingvo_gshard.layers.products import add_bias, joined_product
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import cache_shapes, cached, decoding_weights, extend

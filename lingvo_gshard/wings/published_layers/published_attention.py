@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import BIAS, layer_method
+from lingvo_gshard.core import NestedMap, Params, TokenShape, UserError, initializers, layer_method
+from lingvo_gshard.core.layer import BIAS
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
+from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention
 from lingvo_gshard.layers.attention.rotary import TextPositions
-from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of
 from lingvo_gshard.wings.published_layers import rotary_pairs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions

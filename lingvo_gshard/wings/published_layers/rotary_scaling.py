@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.rotary import RotaryScaling
 

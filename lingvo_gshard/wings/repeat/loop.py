@@ -10,21 +10,36 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import (
+    Iteration,
+    Layer,
+    NestedMap,
+    VariableSpec,
+    context,
+    custom_gradient,
+    known_sizes,
+    layer_method,
+    optimization_barrier,
+    write_slice,
+)
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient, optimization_barrier
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
-from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
+from lingvo_gshard.core.layer import stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.memory_kinds import to_device, to_host
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.core.shapes import known_sizes, write_slice
-from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.sharding import annotate, annotate_like, recording, xla
-from lingvo_gshard.sharding.manual import annotate_stack, mesh_in_use, own_shard, stack_of_shards
-from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
+from lingvo_gshard.core.repetition import Repetition
+from lingvo_gshard.layers import Execution
+from lingvo_gshard.sharding import (
+    annotate,
+    annotate_like,
+    current_partitioning,
+    mesh_in_use,
+    recording,
+    xla,
+)
+from lingvo_gshard.sharding.manual import annotate_stack, own_shard, stack_of_shards
+from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.wings.repeat import subgraph
 from lingvo_gshard.wings.repeat.joint_graph import JointGraph
 from lingvo_gshard.wings.repeat.minimum_cut import MemoryCosts, RematCosts, TimeCosts

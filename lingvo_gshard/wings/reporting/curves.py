@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
+from lingvo_gshard.training import MetricsRow
 from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_until
 from lingvo_gshard.wings.services.run_records import Launch
 

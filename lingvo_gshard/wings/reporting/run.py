@@ -11,13 +11,10 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core import UserError, is_bucket, whole_number
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects, stores
-from lingvo_gshard.core.files.stores import is_bucket
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training import METRICS_FILE, Logdir
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.profiling.comparison import Comparison
 from lingvo_gshard.wings.profiling.files import COMPARISON, FOLDER, SUMMARY

@@ -8,13 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core import memory_kinds
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, memory_kinds
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE
+from lingvo_gshard.runtime import Program, platform_of
+from lingvo_gshard.sharding import HARDWARE, Partitioning
 from lingvo_gshard.wings.saved_programs.program_file import ProgramRecord
 
 ALL = ("cpu", "cuda", "rocm", "tpu")

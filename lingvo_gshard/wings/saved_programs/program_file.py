@@ -17,13 +17,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, whole_number, write_atomically
 from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import LayerNames, Work, encoded_bodies
+from lingvo_gshard.runtime import Array, LayerNames
+from lingvo_gshard.runtime.program.program import Work, encoded_bodies
 
 # Files with bodies for platforms have the second format, which earlier versions do not read.
 FORMATS = (1, 2)

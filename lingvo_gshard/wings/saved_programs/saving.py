@@ -6,10 +6,11 @@ import os
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.lazy import jax_export
-from lingvo_gshard.runtime.program.program import FILES, Program
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.runtime import Program
+from lingvo_gshard.runtime.program.program import FILES
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.saved_programs import program_file
 from lingvo_gshard.wings.saved_programs.platforms import platforms_of
 from lingvo_gshard.wings.saved_programs.program_file import ProgramRecord

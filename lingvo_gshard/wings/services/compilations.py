@@ -10,8 +10,7 @@ from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, input_words, phases
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.services import run_records
 
 # The shapes that batches are declared to have, one dict for each.

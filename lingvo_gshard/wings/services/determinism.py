@@ -25,17 +25,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import processes
+from lingvo_gshard.core import NestedMap, processes
 from lingvo_gshard.core.lazy import Device, jax, jnp
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.data.batching.packing import PackedBatch
+from lingvo_gshard.data import PackedBatch
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.training import MetricsRow, ObservedRun, RunRecord, StepObserver
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.arrays import IN_RUN_RECORD
-from lingvo_gshard.training.run.checkpoint.run_item import RunRecord
-from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST, MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST
 from lingvo_gshard.training.run.runtime_protocol import Metrics
 from lingvo_gshard.wings.services.roll_back import BatchesWithoutSkipped
 from lingvo_gshard.wings.services.runtime import DeviceRuntime

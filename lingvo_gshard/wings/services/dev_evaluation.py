@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from lingvo_gshard.core import processes
+from lingvo_gshard.core import Params, UserError, processes
 from lingvo_gshard.core.config.names import nearest
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
-from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
+from lingvo_gshard.training.run.checkpoint.run_item import Best
 from lingvo_gshard.wings.services.run_options import DEV
 
 _SHOWN = ("loss", "perplexity", "accuracy")

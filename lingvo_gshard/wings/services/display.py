@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import (
-    COMPILING,
-    ObservedRun,
-    StepObserver,
-)
+from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
+from lingvo_gshard.training.run.monitoring.step_observer import COMPILING
 from lingvo_gshard.wings.services.expert_balance import ExpertBalance
 from lingvo_gshard.wings.services.progress import StepDisplay, Waiting
 

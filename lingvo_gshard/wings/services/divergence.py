@@ -8,17 +8,20 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import NestedMap, Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.data.batching.packing import PackedBatch
+from lingvo_gshard.data import PackedBatch
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training import (
+    METRICS_FILE,
+    Checkpoint,
+    MetricsRow,
+    ObservedRun,
+    StepObserver,
+    Trainer,
+)
 from lingvo_gshard.training.step.gradients import TensorBatch
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.services.expert_balance import DEAD
 from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_until

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
+from lingvo_gshard.training import MetricsRow
 
 # Names of the metrics of layers/moe/load_metrics.py.
 LOAD, DROPPED, UTILIZATION, DEAD = (

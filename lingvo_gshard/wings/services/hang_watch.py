@@ -20,12 +20,10 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, processes
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import compilations
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import StepObserver
+from lingvo_gshard.training import MetricsRow, StepObserver
 from lingvo_gshard.wings.cluster.peer_monitor import Snapshot
 
 # Libraries wait for other threads and devices; the line that asked them to is more telling.

@@ -10,19 +10,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, is_bucket
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket, store_of
+from lingvo_gshard.core.files.stores import store_of
+from lingvo_gshard.training import marker, read_run, steps_in
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.choice import best_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import (
     COMMIT_MARKER,
-    marker,
     quiet_orbax,
     reason_of,
-    steps_in,
 )
-from lingvo_gshard.training.run.checkpoint.run_item import read_run
 from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
 
 _NEW = ".partial"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.training.run.monitoring.step_observer import (
-    OBSERVERS,
-    ObservedRun,
-    StepObserver,
-)
+from lingvo_gshard.training import OBSERVERS, ObservedRun, StepObserver
 from lingvo_gshard.wings.services import snapshots, step_reporter, trackers
 from lingvo_gshard.wings.services.compilations import CompilationLog
 from lingvo_gshard.wings.services.determinism import BatchDigests

@@ -14,7 +14,7 @@ import rich.table
 import rich.text
 
 from lingvo_gshard.core.progress import Stage, duration
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
+from lingvo_gshard.training import MetricsRow
 
 _COMPILING = "compiling"
 # Seconds until the first line of `Waiting`; the time to the next one doubles.

@@ -19,20 +19,14 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError, processes
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.data.input import Batch, TrainBatches
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import (
-    ObservedRun,
-    RollBackError,
-    StepObserver,
-)
+from lingvo_gshard.data import TrainBatches
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
+from lingvo_gshard.training.run.monitoring.step_observer import RollBackError
 from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 

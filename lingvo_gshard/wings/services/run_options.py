@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Configurable, Params, UserError
 from lingvo_gshard.training.run.options import SERVICE_OPTIONS, ServiceOptions
 
 # Metrics of the dev split begin so.

@@ -14,13 +14,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lingvo_gshard.core import VERSION, write_atomically
 from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.core.files.atomic import write_atomically
-from lingvo_gshard.core.version import VERSION
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.sharding_tables import weight_rows
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.sharding import Mesh, Partitioning, weight_rows
+from lingvo_gshard.training import Trainer
 
 _Row = TypeVar("_Row")
 

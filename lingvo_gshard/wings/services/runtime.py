@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from lingvo_gshard.core import NestedMap
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.compilations import Compilation
 from lingvo_gshard.training.run.runtime_protocol import Runtime
 

@@ -8,7 +8,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core.digits import whole_number
+from lingvo_gshard.core import whole_number
 
 # Environment variables: the folder for parts, and the parts to restore, separated by os.pathsep.
 FOLDER, RESTORED = "GSHARD_SNAPSHOTS", "GSHARD_SNAPSHOT"

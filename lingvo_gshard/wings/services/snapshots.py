@@ -22,18 +22,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import processes
+from lingvo_gshard.core import NestedMap, processes
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import (
+    Checkpoint,
+    Logdir,
+    MetricsRow,
+    ObservedRun,
+    RunRecord,
+    StepObserver,
+)
 from lingvo_gshard.training.run.checkpoint.arrays import (
     IN_RUN_RECORD,
     Arrays,
     check_fit,
 )
-from lingvo_gshard.training.run.checkpoint.run_item import Best, Checkpoint, RunRecord
-from lingvo_gshard.training.run.logdir import Logdir
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training.run.checkpoint.run_item import Best
 from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.wings.services.roll_back import count_roll_backs
 from lingvo_gshard.wings.services.run_lock import ROUND

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, report_step
 
 _STEPS_OF_MEDIAN = 20

@@ -13,13 +13,11 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import processes
+from lingvo_gshard.core import UserError, processes
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.training.run.monitoring.metrics import MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 
 # Name of a tracker -> the package that it needs.
 TRACKERS = {"wandb": "wandb", "mlflow": "mlflow"}

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
-from lingvo_gshard.training.run.checkpoint.choice import BEST, preferred
-from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.data import Vocabulary
+from lingvo_gshard.training import BEST, Logdir
+from lingvo_gshard.training.run.checkpoint.choice import preferred
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import chat_template_of
 from lingvo_gshard.wings.inference.engine.engine import Engine

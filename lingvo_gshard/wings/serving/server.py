@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.serving.app import make_app
 from lingvo_gshard.wings.serving.connection import Connection, ConnectionLimits, Phase
 from lingvo_gshard.wings.serving.metrics import Metrics

@@ -14,7 +14,7 @@ import anyio.to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.programs.executables import ProgramKey

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime.lowering.operations import operations_of
+from lingvo_gshard.runtime import operations_of
 
 _WHILE, _CALL = "stablehlo.while", "func.call"
 _CUSTOM_CALL, _COMPUTATIONS = "stablehlo.custom_call", "called_computations"

@@ -25,15 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.operations import (
-    annotated,
-    annotation_of,
-    maker_of,
-    operations_of,
-    shape_of,
-)
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.runtime import annotation_of, maker_of, operations_of
+from lingvo_gshard.runtime.lowering.operations import annotated, shape_of
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.builders import (
     Axes,
     added,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime.lowering.lowering import PASSES
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops
 from lingvo_gshard.wings.spmd_passes.loop_sums import reduce_after_loops
 from lingvo_gshard.wings.spmd_passes.partial_operations import add_before_reducing

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.sharding.xla import split_of_tiling
 
 _TILED = re.compile(

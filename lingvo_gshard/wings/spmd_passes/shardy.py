@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, UserError
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime import annotation_of, operations_of
 from lingvo_gshard.runtime.lowering.lowering import OTHER_PARTITIONERS
 from lingvo_gshard.runtime.lowering.operations import (
     ENTERS_REGION,
     LEAVES_REGION,
-    annotation_of,
     call_target,
     open_dimensions_of,
-    operations_of,
 )
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 
 _REFUSAL = (

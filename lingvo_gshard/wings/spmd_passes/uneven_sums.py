@@ -16,14 +16,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime.lowering.operations import (
-    annotation_of,
-    maker_of,
-    operations_of,
-    shape_of,
-)
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.runtime import annotation_of, maker_of, operations_of
+from lingvo_gshard.runtime.lowering.operations import shape_of
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.builders import (
     constant,
     create,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime.lowering.operations import annotation_of, maker_of, shape_of
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.runtime import annotation_of, maker_of
+from lingvo_gshard.runtime.lowering.operations import shape_of
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 
 # Operations whose results and operands have the same dimensions.

@@ -8,8 +8,8 @@ import re
 import sysconfig
 from collections.abc import Iterable
 
+from lingvo_gshard.core import RECOMPUTED_SCOPE
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import RECOMPUTED_SCOPE
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.

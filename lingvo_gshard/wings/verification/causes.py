@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.core import scope_name
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.runtime import Executable
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.verification.findings import (
     Compared,

@@ -9,22 +9,14 @@ import time
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.runtime import Executable, Program, devices_for
+from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.sharding.platforms import interpreted
-from lingvo_gshard.training import experiments
+from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.training.step import precision
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.local_updates.runtime import outer_step_program
 from lingvo_gshard.wings.local_updates.workers import Workers, check
 from lingvo_gshard.wings.verification import shrinking, synthetic

@@ -12,15 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import UserError, context
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import Device, tf
-from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE, interpreted
+from lingvo_gshard.runtime import Executable, devices_for
+from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning
+from lingvo_gshard.sharding.platforms import interpreted
 from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.verification.causes import find_first
 from lingvo_gshard.wings.verification.findings import Compared, Verification, compare

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import Iteration, context
 from lingvo_gshard.core.lazy import jax, tf
-from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding.partitioning import current_sharding
 

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
+from lingvo_gshard.core import known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh, xla
 from lingvo_gshard.wings.tracing.source_lines import line_of_operation
 from lingvo_gshard.wings.verification.findings import REGION_END, sources
 

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Mesh, Split
 
 # Numbers are equal up to this share of the largest number of the right tensor.
 _EQUAL = 1e-7

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, tf
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh, xla
 from lingvo_gshard.wings.verification import patterns
 from lingvo_gshard.wings.verification.findings import (
     Annotation,

@@ -6,12 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.options import option
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import PartitioningOptions
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE
+from lingvo_gshard.core import Params, option
+from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning, PartitioningOptions
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.local_updates.workers import with_rows_over_workers
 from lingvo_gshard.wings.optimizers.local_updates import AXIS

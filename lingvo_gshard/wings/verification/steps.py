@@ -9,21 +9,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lingvo_gshard.core import NestedMap, known_sizes
 from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.lowering.lowering import check_layers, lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime import Array, Executable, Program, batch_specs, lower
+from lingvo_gshard.runtime.lowering.lowering import check_layers
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays, state_arrays
-from lingvo_gshard.runtime.step_compiler import batch_specs
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import Mesh, Partitioning
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.training.step.metric_vectors import metric_vector
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.verification.findings import (
     Compared,
     TensorDifference,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 
 # Positions of a sentence: about the mean of the embedded corpus.
 SENTENCE = 16

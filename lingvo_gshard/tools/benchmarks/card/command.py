@@ -8,7 +8,7 @@ import typing
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.benchmarks.card.folder import CardRecord
 from lingvo_gshard.tools.benchmarks.card.measure import Gap
 from lingvo_gshard.tools.console import units

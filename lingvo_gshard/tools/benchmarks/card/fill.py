@@ -9,11 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.runtime.devices import platform_of
-from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.core import Params, Progress, UserError
+from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.training import experiments

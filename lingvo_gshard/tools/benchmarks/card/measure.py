@@ -16,10 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.runtime.program.program import LayerNames
+from lingvo_gshard.runtime import LayerNames
 from lingvo_gshard.tools.benchmarks import exported
 from lingvo_gshard.tools.benchmarks.card import folder as card_folder
 from lingvo_gshard.tools.benchmarks.card.folder import CardFolder, CardRecord

@@ -15,16 +15,11 @@ import numpy as np
 import rich.console
 from absl import flags
 
+from lingvo_gshard.core import NestedMap, Params, Progress, TokenShape, UserError
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.data import TranslationInput
+from lingvo_gshard.tasks import TokenTask, TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import print_rows

@@ -15,7 +15,7 @@ import msgspec
 import rich.console
 
 from lingvo_gshard.api import tables
-from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.core import Progress
 from lingvo_gshard.tools.benchmarks.input import reading
 from lingvo_gshard.tools.console.units import in_bytes
 

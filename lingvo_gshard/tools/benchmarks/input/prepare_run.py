@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from lingvo_gshard.core.progress import SilentProgress
+from lingvo_gshard.core import SilentProgress
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 
 

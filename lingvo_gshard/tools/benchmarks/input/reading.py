@@ -13,15 +13,14 @@ import numpy as np
 import rich.console
 
 from lingvo_gshard.api.training import share_filled
+from lingvo_gshard.core import Params, Progress
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data.batching.packing import PackedBatch
-from lingvo_gshard.data.input import Input, TrainBatches
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.data import Input, PackedBatch, TrainBatches
+from lingvo_gshard.runtime import SingleDeviceRuntime
 from lingvo_gshard.tools.console.tables import print_rows as print_cells
 from lingvo_gshard.tools.console.units import in_bytes
-from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
+from lingvo_gshard.training import make_trainer
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.wings.services.memory import resident_bytes
 

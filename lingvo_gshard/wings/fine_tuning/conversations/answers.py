@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.core import UserError
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.fine_tuning.conversations.examples import ASSISTANT, Example
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import PublishedVocabulary

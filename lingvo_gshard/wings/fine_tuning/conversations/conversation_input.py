@@ -10,20 +10,17 @@ import pathlib
 
 import numpy as np
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data import CleaningReport, Row, TextIds, TextInput, Vocabulary
 from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
-from lingvo_gshard.data.input import TextIds
-from lingvo_gshard.data.packed_input import TextInput, TextSize
-from lingvo_gshard.data.sources.report import CleaningReport, Limit
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.packed_input import TextSize
+from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.fine_tuning.conversations import encoding
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import (
     TEMPLATE_FILE,

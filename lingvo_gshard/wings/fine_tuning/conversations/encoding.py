@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.core import UserError
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.fine_tuning.conversations.answers import Answers, Span, Tokenized
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate, Message
 from lingvo_gshard.wings.fine_tuning.conversations.examples import ASSISTANT, Example

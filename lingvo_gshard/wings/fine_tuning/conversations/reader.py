@@ -8,13 +8,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data import held_out
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
+from lingvo_gshard.data import CleaningReport, Row, held_out
 from lingvo_gshard.data.sources import readers
-from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.fine_tuning.conversations.examples import FIELDS, example_of, pair_of
 from lingvo_gshard.wings.preparation.cleaning import normalization
 

@@ -23,7 +23,7 @@ import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 
 # Seconds that a template may take to compile, or to write a conversation.
 SECONDS = 10.0

@@ -12,11 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
-from lingvo_gshard.training.step.trainer import Trainer
 
 # find(name, layout, shape) returns the array to use, or None to draw the weight.
 Find = Callable[[str, str, tuple[int, ...]], np.ndarray | None]

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers import MixtureOfExperts
 
 
 def order_of(

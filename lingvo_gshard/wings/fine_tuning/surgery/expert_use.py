@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, NestedMap, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.step.metric_vectors import metric_vector
 
 _OBSERVED = ("load", "gate", "tokens", "slots")

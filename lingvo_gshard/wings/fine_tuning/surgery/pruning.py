@@ -11,12 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lingvo_gshard.core import NestedMap, Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.fine_tuning.surgery.upcycling import has_experts, stacks

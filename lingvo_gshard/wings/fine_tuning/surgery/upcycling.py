@@ -11,19 +11,19 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import feed_forward, token_context
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
+from lingvo_gshard.layers import (
+    FeedForward,
+    MixtureOfExperts,
+    TransformerStack,
+    feed_forward,
+    token_context,
+)
+from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
-from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 
 _FEED_FORWARD, _EXPERTS = ".feed_forward.", ".feed_forward.experts."

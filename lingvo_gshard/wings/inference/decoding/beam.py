@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lingvo_gshard.core import NestedMap
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.wings.inference.decoding.greedy import (
     end_logits,
     normalizer_of_choice,

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.faces import face
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask
 from lingvo_gshard.wings.inference.layers import decoding_weights, transformer
 from lingvo_gshard.wings.inference.layers.cached import CacheView, row_view
 from lingvo_gshard.wings.inference.layers.stored import with_softmax

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import Layer, NestedMap, UserError, context
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.wings.inference.layers import decoding_weights
 from lingvo_gshard.wings.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core import NestedMap, known_sizes, random_numbers
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.wings.inference.decoding.greedy import log_normalizer, only_allowed
 from lingvo_gshard.wings.inference.decoding.selection import top_few
 from lingvo_gshard.wings.inference.decoding.state import IMPOSSIBLE

@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from lingvo_gshard.core import NestedMap
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.layers import TransformerStack
+from lingvo_gshard.tasks import TokenTask
 from lingvo_gshard.wings.inference.layers import transformer
 from lingvo_gshard.wings.inference.layers.cached import CacheView, block_count
 

@@ -6,16 +6,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import context, shapes
+from lingvo_gshard.core import NestedMap, context, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.layers.attention.mask import MASKED
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.layers import MASKED
+from lingvo_gshard.sharding import annotate, platform_in_use
 from lingvo_gshard.sharding.partitioning import axes_of
-from lingvo_gshard.sharding.platforms import platform_in_use
-from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tasks import TokenTask, TranslationTask
 from lingvo_gshard.wings.inference.decoding.beam import add_coverage, extend_beam
 from lingvo_gshard.wings.inference.decoding.greedy import choose_best
 from lingvo_gshard.wings.inference.decoding.models import encode_memory, extend_texts, next_logits

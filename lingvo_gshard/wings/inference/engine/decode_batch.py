@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.layers.attention.mask import MASKED
-from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.layers import MASKED
+from lingvo_gshard.runtime import Array
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape, record_names
 from lingvo_gshard.wings.inference.engine.waiting import DecodedText
 from lingvo_gshard.wings.inference.model_facts import NO_TOKEN, ModelFacts

@@ -18,14 +18,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import shapes
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, layer_method, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, count_rows
-from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
+from lingvo_gshard.layers import Experts, TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import count_rows
+from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.inference.experts import stacked_experts
 from lingvo_gshard.wings.inference.experts.split_experts import SplitExperts

@@ -17,16 +17,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
+from lingvo_gshard.core import NestedMap, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
-from lingvo_gshard.sharding import collectives, xla
-from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import current_partitioning, even, use_partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.layers import Experts, TokenChoiceRouting
+from lingvo_gshard.sharding import (
+    Mesh,
+    Split,
+    collectives,
+    current_partitioning,
+    manual,
+    mesh_in_use,
+    use_partitioning,
+    xla,
+)
+from lingvo_gshard.sharding.manual import resolve
+from lingvo_gshard.sharding.partitioning import even
 
 LOCAL_LETTERS = {"k": "choices of a token", "c": "an expert and a gate for each choice"}
 

@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import shapes
+from lingvo_gshard.core import NestedMap, shapes
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.layers.moe.routing import count_rows
 

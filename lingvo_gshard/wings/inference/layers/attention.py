@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import Attention, CrossAttention, SelfAttention
 from lingvo_gshard.layers.attention import multi_head_attention, rotary
-from lingvo_gshard.layers.attention.attention import Attention
-from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.platforms import platform_in_use
+from lingvo_gshard.sharding import annotate, platform_in_use
 from lingvo_gshard.wings.inference.layers import cached
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.wings.inference.layers.cached_fused import attend_slots

@@ -17,12 +17,11 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import shapes
+from lingvo_gshard.core import NestedMap, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import MASKED, AttentionMask, Reach
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
-from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.attention.rotary import positions_in_segments
 from lingvo_gshard.sharding import annotate, einsum

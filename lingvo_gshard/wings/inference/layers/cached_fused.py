@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core import context, kernel_use
+from lingvo_gshard.core import NestedMap, context, kernel_use, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.kernel import Softmax, heads_first
-from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
+from lingvo_gshard.sharding import manual, mesh_in_use, platform_in_use
+from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.sharding.partitioning import even
-from lingvo_gshard.sharding.platforms import platform_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.inference.layers.cached import Ring, Visible
 from lingvo_gshard.wings.kernels.cache_call import CacheCall

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.faces import face
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, UserError, face, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 
 

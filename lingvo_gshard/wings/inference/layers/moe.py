@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 
+from lingvo_gshard.core import NestedMap, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers import Experts, Groups, MixtureOfExperts, token_context
 from lingvo_gshard.layers.moe import load_metrics
-from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.groups import Groups
-from lingvo_gshard.layers.moe.layer import MixtureOfExperts
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding import current_partitioning
 from lingvo_gshard.wings.inference.experts import chosen_experts, split_experts
 from lingvo_gshard.wings.inference.layers.faces import decoding_weights, infer
 from lingvo_gshard.wings.inference.stored_weights import restore

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
-from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers import FeedForward, TokenEmbedding
+from lingvo_gshard.layers.embedding import Softmax
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.inference.layers.faces import decoding_weights
 from lingvo_gshard.wings.inference.stored_weights import store

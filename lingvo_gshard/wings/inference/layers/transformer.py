@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core.faces import face
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, face, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.mask import MASKED, Reach
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers import MASKED, Reach, TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.wings.inference.layers import attention
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, used_slots

@@ -11,19 +11,21 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from lingvo_gshard.core import NestedMap, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import POSITIONS
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.annotate import annotate_weights
-from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.runtime import Array, Program, lower
+from lingvo_gshard.runtime.lowering.lowering import Outputs
+from lingvo_gshard.sharding import (
+    Partitioning,
+    Split,
+    Strategy,
+    annotate_weights,
+    use_partitioning,
+    xla,
+)
 from lingvo_gshard.sharding.platforms import PLATFORMS
-from lingvo_gshard.sharding.strategies import Split, Strategy
-from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks import TokenTask
 from lingvo_gshard.wings.inference.decoding.models import expert_gates, token_scores
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape, state_specs

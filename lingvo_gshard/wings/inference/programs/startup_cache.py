@@ -29,13 +29,10 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files.atomic import write_atomically
+from lingvo_gshard.core import UserError, is_bucket, write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
-from lingvo_gshard.core.files.stores import is_bucket
 from lingvo_gshard.core.lazy import Device, jax, jnp, serialize_executable
-from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime import Array, standard_error
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
 from lingvo_gshard.wings.inference.programs.executables import DecodingExecutable, ProgramKey
 

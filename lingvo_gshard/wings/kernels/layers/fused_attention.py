@@ -6,15 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import cast
 
-from lingvo_gshard.core import context, kernel_use
+from lingvo_gshard.core import context, kernel_use, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import AttentionMask
 from lingvo_gshard.layers.attention.kernel import FUSED, Softmax, repeat_heads, weights_shape
-from lingvo_gshard.layers.attention.mask import AttentionMask
-from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
+from lingvo_gshard.sharding import Split, hardware_of, manual, mesh_in_use, platform_in_use
+from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.sharding.partitioning import even
-from lingvo_gshard.sharding.platforms import hardware_of, platform_in_use
-from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.call import AttentionCall
 from lingvo_gshard.wings.kernels.layers.fused_ring import FusedRing

@@ -21,9 +21,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.kernels import attention
 from lingvo_gshard.wings.kernels.call import AttentionCall, Operands

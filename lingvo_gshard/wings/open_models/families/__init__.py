@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families import (
     cohere,

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.core import Params
+from lingvo_gshard.layers import RMSNorm, TransformerStack
+from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import SILU, Family, Part, always, rotating
 from lingvo_gshard.wings.open_models.families.rope import ROPE

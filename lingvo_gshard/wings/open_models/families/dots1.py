@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.layers import MixtureOfExperts, Router
 from lingvo_gshard.layers.moe.routers import TopKRouter
-from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig

@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core import Params, UserError, random_numbers
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.table import Table
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.layers import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (

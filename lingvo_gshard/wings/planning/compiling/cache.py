@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.core import write_atomically
 from lingvo_gshard.core.context import Scope
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo.host_transfers import HOST_SPACE

@@ -13,13 +13,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.runtime import compile_options, standard_error
-from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.runtime import Executable, Program, compile_options, standard_error
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo, current_settings
 from lingvo_gshard.wings.planning.compiling.tpu_process import EFFORT, TpuProcess
 from lingvo_gshard.wings.planning.machines import chips, compilers, cuda, topologies

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime import Program
 from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.hlo import names
 from lingvo_gshard.wings.planning.compiling import cache

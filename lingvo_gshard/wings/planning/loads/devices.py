@@ -21,8 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import Mesh, Partitioning
 
 # Marks a place on a device without an expert.
 EMPTY = -1

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, random_numbers
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes
 from lingvo_gshard.wings.planning.loads.devices import rows_by_device

@@ -5,17 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import Layer, context, known_sizes, random_numbers, scope_name
 from lingvo_gshard.core.context import Context
-from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.groups import Groups
-from lingvo_gshard.layers.stacks.execution import Execution
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.task import BatchSpecs
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.layers import Execution, Groups, MixtureOfExperts
+from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.tasks import BatchSpecs
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.planning.loads.devices import ExpertDevices
 
 

@@ -19,11 +19,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core import OPTIMIZER_SCOPE, Options, UserError, option
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.wings.planning.loads import file
 from lingvo_gshard.wings.planning.loads.devices import EMPTY, least_largest, place, rows_by_device
 from lingvo_gshard.wings.planning.loads.file import (

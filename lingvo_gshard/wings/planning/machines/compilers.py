@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.planning.machines import cuda
 from lingvo_gshard.wings.planning.machines.chips import Chip
 

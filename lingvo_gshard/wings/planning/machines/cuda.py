@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.planning.machines.chips import Chip
 from lingvo_gshard.wings.planning.machines.gpu_targets import description
 

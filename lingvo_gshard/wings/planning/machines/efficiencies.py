@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective, FusedAttention
 from lingvo_gshard.wings.planning.machines import interconnect, topologies
 from lingvo_gshard.wings.planning.machines.chips import FP8, Chip, rate_of

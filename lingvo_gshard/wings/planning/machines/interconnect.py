@@ -23,7 +23,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective
 from lingvo_gshard.wings.planning.machines.chips import Chip
 from lingvo_gshard.wings.planning.machines.topologies import Topology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.planning.plan.plan import Plan
 

@@ -12,12 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, sdy, stablehlo
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program, writers_versions
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.runtime import Array, Program
+from lingvo_gshard.runtime.program.program import writers_versions
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.planning.search.candidates import factorizations
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 

@@ -14,16 +14,12 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import LOSS_SCOPE, SILENT, Progress, UserError, scope_name
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.scopes import LOSS_SCOPE
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program import Program, bytes_of
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.sharding_tables import REPLICATED
+from lingvo_gshard.runtime import Array, Program
+from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.sharding import REPLICATED, Mesh
 from lingvo_gshard.wings.planning import memory, planner
 from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology

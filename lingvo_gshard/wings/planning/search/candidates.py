@@ -10,12 +10,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from lingvo_gshard.core import letters
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import VariableSpec, letters
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import INNER, ROWS
-from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
-from lingvo_gshard.sharding.strategies import KINDS, Strategy, Table
+from lingvo_gshard.sharding import Mesh, Strategy
+from lingvo_gshard.sharding.mesh import NO_AXES
+from lingvo_gshard.sharding.strategies import KINDS, Table
 from lingvo_gshard.wings.planning.search.choices import Candidate, Saving
 
 

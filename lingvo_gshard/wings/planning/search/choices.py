@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from lingvo_gshard.core import Params
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe.dispatches import EinsumDispatch, GatherDispatch
-from lingvo_gshard.layers.stacks.execution import Sequential
+from lingvo_gshard.layers import EinsumDispatch, Sequential
+from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.wings.gin.binding import gin_name
 from lingvo_gshard.wings.planning.plan.plan import Record
 from lingvo_gshard.wings.repeat.loop import Repeat

@@ -11,12 +11,11 @@ import copy
 import dataclasses
 import functools
 
+from lingvo_gshard.core import VariableSpec
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.layers.embedding import are_few
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.strategies import KINDS, Strategy
+from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
+from lingvo_gshard.sharding.strategies import KINDS
 from lingvo_gshard.wings.planning.search.candidates import (
     Einsum,
     Flow,

@@ -14,8 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.planning.search.candidates import Tensor
 
 # The sharding of a tensor: mesh axis -> the letter that it shards. Unused axes are left out.

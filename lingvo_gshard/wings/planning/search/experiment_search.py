@@ -8,17 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from lingvo_gshard.core import SILENT, Options, Params, Progress, known_sizes, option
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.task import BatchSpecs
+from lingvo_gshard.sharding import Mesh, Partitioning
+from lingvo_gshard.tasks import BatchSpecs
+from lingvo_gshard.training import make_trainer
 from lingvo_gshard.training.experiments import (
     batch_specs,
-    make_trainer,
     requested_compile_options,
     requested_partitioner,
 )

@@ -11,13 +11,10 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.letters import ROWS
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.sharding import strategies
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.sharding import Mesh, Strategy, strategies
 from lingvo_gshard.wings.planning.search.candidates import (
     AxisRole,
     LayerGroups,

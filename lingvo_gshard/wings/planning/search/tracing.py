@@ -8,15 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import VariableSpec, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import recording
-from lingvo_gshard.sharding.partitioning import use_partitioning
+from lingvo_gshard.sharding import recording, use_partitioning
 from lingvo_gshard.sharding.recording import Event
-from lingvo_gshard.tasks.task import BatchSpecs
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.tasks import BatchSpecs
+from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.planning.search.candidates import Einsum, Flow, Tensor, TracedStep
 
 # Norms compute a mean over the model dimension. The result of a norm counts as another tensor than

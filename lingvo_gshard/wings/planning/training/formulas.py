@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
 _NEWTON_STEPS = 60

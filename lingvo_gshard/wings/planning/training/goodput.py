@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.training import formulas
 from lingvo_gshard.wings.planning.training.formulas import RATES, Interruptions

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.options import Options, option
+from lingvo_gshard.core import Options, UserError, option
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan

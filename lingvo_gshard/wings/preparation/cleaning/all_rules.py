@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.data import Row
 from lingvo_gshard.wings.preparation.cleaning import markup
 from lingvo_gshard.wings.preparation.cleaning.scripts import WrongScript
 

@@ -7,11 +7,9 @@ import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.sources.report import CleaningReport, Limit
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
+from lingvo_gshard.data import CleaningReport, Row
+from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.stages import PAIRS, STAGES
 from lingvo_gshard.wings.preparation.cleaning import all_rules, near_duplicates, normalization
 from lingvo_gshard.wings.preparation.cleaning.all_rules import Rule

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core import Configurable, Params
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.batching.permutations import splitmix64
 from lingvo_gshard.data.held_out import fold
-from lingvo_gshard.data.sources.row import Row
 
 _BASE = 0xD1342543DE82EF95
 _INVERSE = pow(_BASE, -1, 1 << 64)

@@ -11,8 +11,8 @@ from typing import Literal
 
 import regex
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 
 REWRITTEN_CONTROL = "control characters taken out"
 REWRITTEN_SPACE = "white space made single"

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 import regex
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.errors import UserError
 
 # Scripts, by the codes of ISO 15924 -> codes of languages that are written in them.
 LANGUAGES = {

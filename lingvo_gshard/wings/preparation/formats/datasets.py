@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.files import atomic, objects
 
 # Files that list the files of a data set, and the splits of a directory with several.

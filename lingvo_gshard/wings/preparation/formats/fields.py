@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data import Row
 from lingvo_gshard.wings.preparation.prepared.manifest import NO_LANGUAGE
 
 NO_FIELD = "a field is missing or no text"

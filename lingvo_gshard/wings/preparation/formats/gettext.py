@@ -15,11 +15,10 @@ from typing import TypeAlias
 import numpy as np
 import polib
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.report import excerpt
-from lingvo_gshard.data.sources.row import Row
 
 _BYTE_ORDERS = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 _HEADER_BYTES = 28

@@ -5,10 +5,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.sources import compression, readers
-from lingvo_gshard.data.sources.row import Row
 
 UNEQUAL = "sides of unequal length"
 _COMPRESSED = ("", *compression.SUFFIXES)

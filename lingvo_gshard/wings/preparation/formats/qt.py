@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.wings.preparation.formats import units
 from lingvo_gshard.wings.preparation.formats.gettext import OBSOLETE

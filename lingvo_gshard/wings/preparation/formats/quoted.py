@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.sources import readers
-from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.sources.tsv import HEADER, names_columns
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 from xml.parsers import expat
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params
+from lingvo_gshard.data import Row
 from lingvo_gshard.data.sources import readers
-from lingvo_gshard.data.sources.row import Row
 
 NO_TARGET = "a unit without a text in the target language"
 NO_SOURCE = "a unit without a text in another language"

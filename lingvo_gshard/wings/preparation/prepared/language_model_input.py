@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data.packed_input import TextInput
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.core import Params
+from lingvo_gshard.data import TextInput, Vocabulary
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.base_input import PreparedInput
 

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.files import atomic, objects, stores
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.vocabularies.files import load
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 _LARGEST_OF_TWO_BYTES = 0xFFFF
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.preparation.prepared.manifest import Shard, sha256_of
 
 # Sentence pairs have some dozens of ids. In a group of one, a pair takes 1.5 times the size of its

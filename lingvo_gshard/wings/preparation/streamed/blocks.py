@@ -14,16 +14,15 @@ from typing import Any
 
 import grain
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
+from lingvo_gshard.data import PackedBatch, Row
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch
-from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.batching.stream import (
     Assembly,
     BaseBatches,
     Stage,
     prefetched_batches,
 )
-from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation.streamed.examples import Examples
 
 

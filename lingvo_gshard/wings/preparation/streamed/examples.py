@@ -10,10 +10,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from lingvo_gshard.core import Configurable, Params, UserError
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.wings.preparation.formats import datasets as saved
 from lingvo_gshard.wings.preparation.formats.fields import Fields

@@ -9,17 +9,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.data import CleaningReport, Row, TextInput, TrainBatches, Vocabulary, permutation
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch, Planner, in_order
-from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.batching.table import MemoryTable
-from lingvo_gshard.data.input import TrainBatches
-from lingvo_gshard.data.packed_input import PackedInput, PairInput, TextInput
+from lingvo_gshard.data.packed_input import PackedInput, PairInput
 from lingvo_gshard.data.sources.readers import ON_BAD_ROW
-from lingvo_gshard.data.sources.report import CleaningReport
-from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.wings.preparation.streamed.examples import DatasetReader

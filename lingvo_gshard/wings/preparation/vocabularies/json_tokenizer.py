@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 
 if TYPE_CHECKING:
     import tokenizers

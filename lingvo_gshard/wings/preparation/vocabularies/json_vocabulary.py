@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.data.vocabularies.files import KINDS
 from lingvo_gshard.data.vocabularies.vocabulary import encoding
 from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import JsonTokenizer

@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Sequence
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import objects
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
 from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import sentencepiece
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.data.vocabularies.vocabulary import piece_places
 from lingvo_gshard.wings.preparation.vocabularies import byte_ranks

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary, encoding
+from lingvo_gshard.data import Vocabulary
+from lingvo_gshard.data.vocabularies.vocabulary import encoding
 
 
 class Tokenizer(Protocol):

@@ -14,16 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import sentencepiece
 
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import cached
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.data import Row, Vocabulary, permutation, rows_by_language
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from lingvo_gshard.data.batching.permutations import permutation
-from lingvo_gshard.data.sources.row import Row, rows_by_language
 from lingvo_gshard.data.stages import STAGES, VOCABULARIES
-from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 from lingvo_gshard.wings.preparation.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.vocabularies.others import of_others, paths_of

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, Params, UserError, custom_gradient, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import LinearScores, Router
 from lingvo_gshard.layers.moe.load_metrics import gate_metrics
-from lingvo_gshard.layers.moe.routers.router import Capacity, Router
-from lingvo_gshard.layers.moe.routers.scores import LinearScores
+from lingvo_gshard.layers.moe.routers.router import Capacity
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, expert_capacity
 from lingvo_gshard.sharding import annotate
 

@@ -9,8 +9,7 @@ section 2.2.2), or the sum of the k / groups_per_token largest scores (DeepSeek-
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routers import TopKRouter, selection
 

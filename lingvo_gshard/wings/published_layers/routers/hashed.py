@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, Params, UserError, context, layer_method, random_numbers
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import Choice, Router, TokenCapacity, TokenChoiceRouting
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
-from lingvo_gshard.layers.moe.routers.router import Router
-from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 
 class HashRouter(Router):

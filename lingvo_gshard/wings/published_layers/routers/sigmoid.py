@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core import context, initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import Choice, LinearScores, Router, TokenCapacity, TokenChoiceRouting
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.balance_loss import auxiliary_loss, groups_with_tokens
-from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
-from lingvo_gshard.layers.moe.routers.router import Part, Router
-from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting, WeightedLoss
+from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.layers.moe.routing import WeightedLoss
 from lingvo_gshard.wings.published_layers.routers.group_limited import LimitedTopK
 
 # Keeps gates finite if all scores underflow to 0 in float32.

@@ -10,17 +10,11 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, Params, context, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import Choice, LinearScores, Router, TokenCapacity, TokenChoiceRouting
 from lingvo_gshard.layers.moe.load_metrics import gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
-from lingvo_gshard.layers.moe.routers.router import Router
-from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 _GATES = ("softmax", "sigmoid")
 # Log-score of padding in the iteration; finite, so that groups of padding alone give no NaN.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params
 from lingvo_gshard.core.files import objects, regular
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers import MixtureOfExperts
 
 # Name of the file in the run's directory.
 ROUTERS_FILE = "routers.jsonl"

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeAlias
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe.groups import Groups
+from lingvo_gshard.layers import Groups, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, ENTROPY
-from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 
 AnyRouting: TypeAlias = TokenChoiceRouting | ExpertChoiceRouting
 

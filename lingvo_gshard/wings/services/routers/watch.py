@@ -12,10 +12,8 @@ from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.input import Batch
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.training.run.checkpoint.run_item import Checkpoint
-from lingvo_gshard.training.run.monitoring.metrics import METRICS_FILE, MetricsRow
-from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun, StepObserver
+from lingvo_gshard.layers import MixtureOfExperts
+from lingvo_gshard.training import METRICS_FILE, Checkpoint, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.training.step.metric_vectors import ReadMeasured
 from lingvo_gshard.wings.services.routers.counts import (
     records_of,

@@ -12,8 +12,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.training.step import precision
 from lingvo_gshard.wings.planning import picture

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.serving.planning.process import PlanProcess
 from lingvo_gshard.wings.serving.planning.requests import PlanRequest

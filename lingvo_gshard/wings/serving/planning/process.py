@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.planning.compiling.cache import Settings
 from lingvo_gshard.wings.planning.plan.plan import Plan

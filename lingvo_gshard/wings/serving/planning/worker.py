@@ -12,8 +12,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import SilentProgress
+from lingvo_gshard.core import SilentProgress, UserError
 from lingvo_gshard.wings.cluster.child_process import answer_stream, end_with_parent
 from lingvo_gshard.wings.planning.compiling.cache import Settings, using_settings
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment

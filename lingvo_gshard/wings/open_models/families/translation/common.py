@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.layers import MixtureOfExperts, Sequential, TransformerStack
+from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.experts import loss_coefficient, loss_weight

@@ -1,0 +1,12 @@
+from .batching.packing import PackedBatch as PackedBatch
+from .batching.permutations import permutation as permutation
+from .input import Input as Input
+from .input import TextIds as TextIds
+from .input import TrainBatches as TrainBatches
+from .packed_input import TextInput as TextInput
+from .sources.report import CleaningReport as CleaningReport
+from .sources.row import Row as Row
+from .sources.row import rows_by_language as rows_by_language
+from .sources.tsv import EmbeddedCorpus as EmbeddedCorpus
+from .translation_input import TranslationInput as TranslationInput
+from .vocabularies.vocabulary import Vocabulary as Vocabulary

@@ -1,0 +1,17 @@
+from . import devices as devices
+from . import standard_error as standard_error
+from .compile_options import chosen_for as chosen_for
+from .devices import devices_for as devices_for
+from .devices import platform_of as platform_of
+from .lowering.lowering import lower as lower
+from .lowering.operations import annotation_of as annotation_of
+from .lowering.operations import maker_of as maker_of
+from .lowering.operations import operations_of as operations_of
+from .program.array import Array as Array
+from .program.executable import Executable as Executable
+from .program.program import LayerNames as LayerNames
+from .program.program import Program as Program
+from .program.step_programs import train_program as train_program
+from .single_device import SingleDeviceRuntime as SingleDeviceRuntime
+from .spmd import SpmdRuntime as SpmdRuntime
+from .step_compiler import batch_specs as batch_specs

@@ -1,0 +1,9 @@
+from .evaluation import Evaluation as Evaluation
+from .evaluation import Table as Table
+from .language_model import LanguageModelTask as LanguageModelTask
+from .task import BatchSpecs as BatchSpecs
+from .task import Decoding as Decoding
+from .task import Task as Task
+from .token_task import TokenTask as TokenTask
+from .token_task import token_loss as token_loss
+from .translation import TranslationTask as TranslationTask
