@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
 
 
@@ -14,12 +15,14 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
     """Returns the output [B,L,M] of self-attention.
 
     Args:
-      p: Params of SelfAttention.
+      p: Params of SelfAttention or PublishedAttention.
       theta: its weights.
       x: input [B,L,M].
       segments: [B,L].
       sees: (b, q, k) -> whether query q attends to key k in row b, before the window is applied.
     """
+    own, p = dict(p.items()), PublishedAttention.params()
+    p.set(**{name: value for name, value in own.items() if name in p})
     weights = {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
     heads, head_dim = weights["w_query"].shape[1:]
     group = heads // weights["w_key"].shape[1]
