@@ -50,7 +50,7 @@ _NO_CALL = FusedCall("", 0.0, 1.0)
 # HLO's types of queries, keys and values, and of the factors of grouped products.
 _ATTENTION_DTYPES = frozenset("bf16 f16 f32".split())
 _GROUPED_DTYPES = _ATTENTION_DTYPES | frozenset("f8e4m3fn f8e5m2 s8".split())
-# Lengths and offsets of the segments of queries and keys.
+# cuDNN reads two arrays each, lengths and offsets, for the segments of queries and of keys.
 _PACKED_OPERANDS = 4
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22

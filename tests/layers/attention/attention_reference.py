@@ -21,8 +21,7 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
       segments: [B,L].
       sees: (b, q, k) -> whether query q attends to key k in row b, before the window is applied.
     """
-    own, p = dict(p.items()), PublishedAttention.params()
-    p.set(**{name: value for name, value in own.items() if name in p})
+    p = _with_all_options(p)
     weights = {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
     heads, head_dim = weights["w_query"].shape[1:]
     group = heads // weights["w_key"].shape[1]
@@ -73,6 +72,11 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
                     mixed /= 1 + np.exp(-gate)
                 y[b, q] += mixed @ weights["w_out"][n]
     return y + weights["b_out"] if p.use_output_bias else y
+
+
+def _with_all_options(p):
+    found = PublishedAttention.params()
+    return found.set(**{name: value for name, value in p.items() if name in found})
 
 
 def _score(p, weights, query, key, head, distance) -> float:
