@@ -21,8 +21,7 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
       segments: [B,L].
       sees: (b, q, k) -> whether query q attends to key k in row b, before the window is applied.
     """
-    p = _with_all_options(p)
-    weights = {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
+    p, weights = _prepared(p, theta)
     heads, head_dim = weights["w_query"].shape[1:]
     group = heads // weights["w_key"].shape[1]
     y = np.zeros(x.shape)
@@ -74,9 +73,11 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
     return y + weights["b_out"] if p.use_output_bias else y
 
 
-def _with_all_options(p):
+def _prepared(p, theta):
+    """Returns Params with all options of attention, and the weights by name in float64."""
     found = PublishedAttention.params()
-    return found.set(**{name: value for name, value in p.items() if name in found})
+    found.set(**{name: value for name, value in p.items() if name in found})
+    return found, {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
 
 
 def _score(p, weights, query, key, head, distance) -> float:
