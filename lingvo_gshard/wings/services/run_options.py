@@ -46,7 +46,7 @@ class BestCheckpoint(ServiceOptions):
 
 @SERVICE_OPTIONS.register("choices")
 class RouterChoices(ServiceOptions):
-    """Which choices of routers are recorded, and which are replayed."""
+    """Options that record choices of routers, and replay them."""
 
     @classmethod
     def define(cls, p: Params) -> None:

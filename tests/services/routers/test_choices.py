@@ -1,5 +1,4 @@
 # tests: wings/services/routers/choices.py, wings/services/routers/replayed.py
-# tests: wings/services/run_options.py
 """Tests recorded choices of routers and their replay, in runs of gshard-train."""
 
 import json

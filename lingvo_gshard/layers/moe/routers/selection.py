@@ -44,7 +44,7 @@ def top_k(scores_GSE: tf.Tensor, k: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
 def settled(
     router: Router, selected: list[tuple[tf.Tensor, tf.Tensor]]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns the experts of each token: those that a router selected, or those of a replay.
+    """Returns the experts of each token: a router's selection, or what a replay gives.
 
     Args:
       router: the router.

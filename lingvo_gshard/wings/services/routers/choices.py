@@ -1,4 +1,4 @@
-"""Choices: records the choices of a run's routers in files, and replays those of another run.
+"""Choices: records the choices of a run's routers in files, and replays recorded ones.
 
 A recorded step first computes its choices in a forward pass of its own, and then takes exactly
 these, as a replay does. So a replay in the same precision is equal to the bit.
@@ -33,7 +33,7 @@ _DIGEST, _EXPERTS, _KEPT = "batch_digest", "/experts", "/kept"
 
 
 class Choices(StepObserver):
-    """Adds recorded choices to the batches of steps, and writes those of other steps."""
+    """Adds recorded choices to the batches of steps, and writes the choices of steps."""
 
     def __init__(self, run: ObservedRun):
         """Checks that the run can record or replay.
@@ -117,7 +117,7 @@ class Choices(StepObserver):
         """Returns the recorded choices of a step.
 
         Raises:
-          UserError: they are those of another batch or of another model.
+          UserError: they belong to another batch or another model.
         """
         file = self._replayed[step]
         with np.load(file) as found:

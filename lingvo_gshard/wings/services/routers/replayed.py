@@ -27,6 +27,8 @@ from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.wings.services.routers.counts import sums_of_step
 from lingvo_gshard.wings.services.run_options import CHOICES
 
+LOCAL_LETTERS = {"k": "choices of a token"}
+
 # int32 [B,1], the number of each row of a batch, among the arrays that begin with CHOICES.
 _ROWS = "rows"
 
@@ -46,7 +48,7 @@ def arrays(rows: int, codes: Codes) -> dict[str, np.ndarray]:
 
 
 def replaying(batch: TensorBatch) -> contextlib.AbstractContextManager[object]:
-    """Returns a context in which routers replay the choices among the arrays of a batch."""
+    """Opens a context for a pass: routers replay the choices among the arrays of a batch."""
     given = {name.removeprefix(CHOICES): x for name, x in batch.items() if name.startswith(CHOICES)}
     if not given:
         return contextlib.nullcontext()
@@ -70,7 +72,7 @@ class RecordedChoices:
 
         Args:
           theta: the weights before the step.
-          batch: the arrays that `watched_batch` returned, with those of `arrays`.
+          batch: the arrays that `watched_batch` returned, and `arrays`.
         """
         return sums_of_step(self.trainer, theta, batch, {"on_choice": Replayed(self.rows)})
 
@@ -116,7 +118,7 @@ class Replayed:
         choices: Sequence[Choice],
         assign: Callable[[Sequence[Choice]], tuple[Assignment, ...]],
     ) -> tuple[Assignment, ...]:
-        """Returns the assignments of choices, of which those that were recorded as kept are kept.
+        """Returns the assignments of choices. Choices recorded as kept are kept.
 
         Raises:
           UserError: the router learns, but does not let its experts be replaced.
@@ -142,7 +144,7 @@ class Replayed:
         return tuple(made)
 
     def _record(self, router: Router, made: Sequence[Assignment]) -> None:
-        """Adds the choices of these rows to those of the whole batch, at their places."""
+        """Adds the choices of these rows to the choices of the whole batch."""
         codes = [1 + 2 * a.expert_GS + tf.cast(a.kept_GS, tf.int32) for a in made]
         now = token_context.current()
         assert now.choices is not None
