@@ -107,7 +107,7 @@ class Choices(StepObserver):
             found[path + _EXPERTS] = (code - 1) // 2
             found[path + _KEPT] = (code - 1) % 2 == 1
         content = io.BytesIO()
-        np.savez_compressed(content, **found)
+        np.savez_compressed(content, allow_pickle=False, **found)
         self._folder.mkdir(parents=True, exist_ok=True)
         replace_file(self._folder / _FILE.format(step), content.getvalue())
         if step == self._first_and_last[1]:

@@ -157,7 +157,7 @@ class Replayed:
 
 def _kept(choice: Choice, code_GS: tf.Tensor) -> Choice:
     """Returns a choice that asks for slots where it was recorded as kept."""
-    kept_GS = tf.cast((code_GS - 1) % 2, tf.float32)
+    kept_GS = tf.cast(tf.math.floormod(code_GS - 1, 2), tf.float32)
     wanted_GS, counted_GS = (
         tf.where(code_GS > 0, kept_GS, own_GS) for own_GS in (choice.wanted_GS, choice.counted_GS)
     )
