@@ -141,9 +141,9 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
 
     def test_programs_say_whether_they_call_xlas_ragged_exchange(self):
         """XLA has wrong gradients where it overlaps one with others, so options depend on it."""
-        layer = make_layer()
+        layer = make_layer(dispatch__exchange="ragged")
         exchanges = program(layer, "data=4", "expert", "cuda")
-        alone = program(layer, "data=4", "data", "cuda")
+        alone = program(make_layer(), "data=4", "expert", "cuda")
         self.assertTrue(exchanges.calls("ragged_all_to_all", "cuda"))
         self.assertFalse(alone.calls("ragged_all_to_all", "cuda"))
 
@@ -220,7 +220,7 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(*programs.TPUS, *programs.GPUS)
     def test_the_exchange_sends_the_rows_that_there_are(self, name):
-        operations = self.compile(name, "expert", dispatch__bound=1.25)
+        operations = self.compile(name, "expert", dispatch__bound=1.25, dispatch__exchange="ragged")
         calls = collective_calls(operations)
         ragged = [call for call in calls if call.kind == "ragged-all-to-all"]
         # To the experts and back, forward and backward.
@@ -230,6 +230,13 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         self.assertNotIn("all-to-all", {call.kind for call in calls})
         kernels = 9 if name.startswith("gpu") else 8
         self.assertLen([each for each in operations if each.is_grouped], kernels)
+
+    @parameterized.parameters(("gathered", "gpu:h100:1x8"), ("fixed", "gpu:h100:1x8"))
+    def test_gpus_exchange_rows_without_a_ragged_collective(self, exchange, name):
+        operations = self.compile(name, "expert", dispatch__bound=1.25, dispatch__exchange=exchange)
+        calls = collective_calls(operations)
+        print([(c.kind, c.bytes, c.op_name) for c in calls])
+        self.fail()
 
 
 if __name__ == "__main__":
