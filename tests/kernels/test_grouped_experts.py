@@ -1,6 +1,8 @@
 # tests: wings/dropless/sorted_experts.py, wings/kernels/grouped.py, wings/dropless/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -231,12 +233,35 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         kernels = 9 if name.startswith("gpu") else 8
         self.assertLen([each for each in operations if each.is_grouped], kernels)
 
-    @parameterized.parameters(("gathered", "gpu:h100:1x8"), ("fixed", "gpu:h100:1x8"))
-    def test_gpus_exchange_rows_without_a_ragged_collective(self, exchange, name):
-        operations = self.compile(name, "expert", dispatch__bound=1.25, dispatch__exchange=exchange)
-        calls = collective_calls(operations)
-        print([(c.kind, c.bytes, c.op_name) for c in calls])
-        self.fail()
+    def exchanged(self, exchange):
+        """Returns the bytes of collectives by kind for eight H100, router's gradient left out."""
+        values = {"dispatch__bound": 1.25, "dispatch__exchange": exchange}
+        operations = self.compile("gpu:h100:1x8", "expert", **values)
+        self.assertLen([each for each in operations if each.is_grouped], 9)
+        found = collections.defaultdict(list)
+        for call in collective_calls(operations):
+            found[call.kind].append(call.bytes)
+        # Gradients of the router's weights, which are gathered before.
+        self.assertLess(sum(found.pop("all-reduce")), 1 << 15)
+        return found
+
+    def test_gpus_gather_tokens_and_scatter_sums(self):
+        found = self.exchanged("")
+        rows = 65536 * M2 * 2
+        self.assertCountEqual(found, ["all-gather", "reduce-scatter"])
+        # Tokens, and gradients of their sums. Expert and gate of a token's two choices are 16
+        # bytes.
+        self.assertEqual(sum(1 for size in found["all-gather"] if size >= rows), 2)
+        self.assertBetween(sum(found["all-gather"]), 2 * rows, 2 * rows + 65536 * 16 + (1 << 15))
+        # Sums, the gradients of tokens, and of the gates.
+        self.assertBetween(sum(found["reduce-scatter"]), 2 * rows, 2 * rows + 65536 * 8)
+
+    def test_gpus_exchange_buffers_of_the_bound(self):
+        found = self.exchanged("fixed")
+        # To the experts and back, forward and backward; and the loads of eight experts.
+        rows = 16384 * 5 // 4 * M2 * 2
+        self.assertCountEqual(found["all-to-all"], [rows] * 4 + [8 * 4])
+        self.assertNotIn("ragged-all-to-all", found)
 
 
 if __name__ == "__main__":

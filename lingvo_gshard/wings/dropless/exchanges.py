@@ -137,7 +137,7 @@ class GatheredExchange(RowExchange):
         bound = _bounded(self.bound, sent, sent * self.devices)
         y_aM = rows.compute(x_aM, gate_ka, self.experts, theta, sent, bound)
         with tf.name_scope(COMBINE_SCOPE):
-            y_TM = collectives.reduce_scatter(y_aM, self.axes, 0)
+            y_TM = collectives.reduce_scatter(y_aM, self.axes, 0, keeps_type=True)
         over_bound = tf.maximum(tf.reduce_sum(rows.load_E) - bound, 0)
         return y_TM, tf.cast(over_bound, tf.float32)
 
