@@ -8,6 +8,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
@@ -90,6 +91,5 @@ def run_experts(dispatch, experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS)
         for e, g, k in zip(expert_KGS, gate_KGS, kept_KGS, strict=True)
     )
     routing = TokenChoiceRouting(assignments, experts.p.num_experts, x_GSM.shape[1])
-    return dispatch.instantiate(path="moe.dispatch").run(
-        routing, tf.convert_to_tensor(x_GSM), experts, theta, None
-    )
+    x_GSM, exchange = tf.convert_to_tensor(x_GSM), Exchange.params().instantiate()
+    return dispatch.instantiate(path="moe.dispatch").run(routing, x_GSM, experts, theta, exchange)

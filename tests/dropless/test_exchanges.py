@@ -193,6 +193,30 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         rows, choices = 8 * TOKENS * M * 4, 8 * TOKENS * K * 4
         self.assertCountEqual(gathered, [rows, rows, choices, choices])
 
+    @parameterized.parameters(("fp8", "uint8"), ("int8", "int8"))
+    def test_gathered_tokens_have_the_precision_of_the_exchange(self, precision, dtype):
+        """Rows are rounded on one device as well; tokens and gradients of sums are sent so."""
+        values = {"dispatch__exchange": "gathered", "exchange__precision": precision}
+        layer, exact = make(experts=8, **values), make(experts=8)
+        theta = weights_of(layer)
+        x = np.random.default_rng(1).normal(size=(8, TOKENS, M)).astype(np.float32)
+        step = on_devices(layer, "data=8", "expert")
+        mask = tf.ones(x.shape[:2], tf.int32)
+        one = both_ways(layer, theta, x, mask)
+        check_equal(step(theta, x), one)
+        difference = np.abs(one.output - both_ways(exact, theta, x, mask).output).max()
+        self.assertGreater(difference, 1e-4)
+        shapes = theta.transform(lambda w: tf.TensorSpec(w.shape, w.dtype))
+        calls = step.compile(shapes, tf.TensorSpec(x.shape)).collectives()
+        sent = [(call.kind, call.bytes) for call in calls if call.dtype == dtype]
+        self.assertEqual(sent, [("all-gather", x.size)] * 2)
+
+    @parameterized.parameters("fixed", "")
+    def test_other_exchanges_send_rows_as_they_are(self, exchange):
+        message = "moe.exchange.precision='fp8' .*moe.dispatch.exchange to 'gathered'"
+        with self.assertRaisesRegex(ValueError, message):
+            make(dispatch__exchange=exchange, exchange__precision="fp8")
+
 
 if __name__ == "__main__":
     testing.main()

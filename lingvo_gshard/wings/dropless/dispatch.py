@@ -22,7 +22,7 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.exchange import Exchange
+from lingvo_gshard.layers.moe.exchange import CODECS, Codec, Exchange
 from lingvo_gshard.sharding import (
     collectives,
     current_partitioning,
@@ -31,8 +31,12 @@ from lingvo_gshard.sharding import (
     platform_in_use,
 )
 from lingvo_gshard.sharding.manual import resolve
-from lingvo_gshard.wings.dropless.exchanges import Axes, check_exchange_name, exchange_class
-from lingvo_gshard.wings.dropless.sorted_rows import SortedRows
+from lingvo_gshard.wings.dropless.exchanges import (
+    Axes,
+    OwnRows,
+    check_exchange_name,
+    exchange_class,
+)
 
 LOCAL_LETTERS = {"k": "choices of a token"}
 
@@ -50,6 +54,7 @@ class ExpertRegion:
       expert_axes: the axes among `group_axes` that also split the experts.
       dispatch: the Params of the DroplessDispatch.
       path: their Params path.
+      codec: the format of the tokens that devices gather.
     """
 
     experts: Experts
@@ -57,16 +62,19 @@ class ExpertRegion:
     expert_axes: Axes
     dispatch: Params
     path: str
+    codec: Codec
 
     @classmethod
-    def for_partitioning(cls, experts: Experts, dispatch: Params, path: str) -> ExpertRegion:
+    def for_partitioning(
+        cls, experts: Experts, dispatch: Params, path: str, codec: Codec
+    ) -> ExpertRegion:
         """Returns the region for the current partitioning.
 
         Along axes that split experts but not groups, every device has all experts.
         """
         groups = resolve("GSM", 3)[0]
         expert_axes = tuple(axis for axis in resolve("EGCM", 4)[0] if axis in groups)
-        return cls(experts, groups, expert_axes, dispatch, path)
+        return cls(experts, groups, expert_axes, dispatch, path, codec)
 
     def run(
         self, x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, theta: NestedMap
@@ -103,7 +111,7 @@ class ExpertRegion:
             p.exchange, platform_in_use(), expert_parts, expert_kGS.shape[0], p.bound,
             f"{self.path}.exchange",
         )  # fmt: skip
-        exchange = exchange_of(self.experts, self.expert_axes, padded_experts, p.bound)
+        exchange = exchange_of(self.experts, self.expert_axes, padded_experts, p.bound, self.codec)
 
         def on_device(x_GSM, expert_kGS, gate_kGS, seed, *weights):
             tokens = math.prod(x_GSM.shape[:2])
@@ -193,12 +201,17 @@ class DroplessDispatch(Dispatch):
         check_exchange_name(self.p.exchange, f"{path}.exchange")
 
     def check_exchange(self, exchange: Params, path: str) -> None:
-        """Raises ValueError if any option of the exchange is set; all options are for buffers."""
+        """Raises UserError if an option of the exchange is set that is for buffers."""
         for name, value in exchange.items():
+            if name == "precision" and self.p.exchange == "gathered":
+                continue
             if value != exchange.default(name):
+                also = " and gathered tokens" if name == "precision" else ""
+                instead = f"set {self.path}.exchange to 'gathered', " if also else ""
                 raise UserError(
-                    f"{path}.{name}={value!r} applies to capacity buffers, which {self.path} "
-                    "(DroplessDispatch) does not have; reset it or choose another dispatch"
+                    f"{path}.{name}={value!r} applies to capacity buffers{also}, which {self.path} "
+                    f"(DroplessDispatch) does not have; {instead}reset it or choose another "
+                    "dispatch"
                 )
 
     def run(
@@ -217,10 +230,11 @@ class DroplessDispatch(Dispatch):
         expert_kGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
         gate_kGS = tf.stack([a.gate_GS for a in assignments])
         over_bound = tf.constant(0.0)
+        codec = CODECS[exchange.p.precision]
         if current_partitioning() is None or mesh_in_use() is None:
-            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, experts, theta)
+            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, experts, theta, codec)
         else:
-            region = ExpertRegion.for_partitioning(experts, self.p, self.path)
+            region = ExpertRegion.for_partitioning(experts, self.p, self.path, codec)
             y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
@@ -237,9 +251,10 @@ def _run_on_one_device(
     gate_kGS: tf.Tensor,
     experts: Experts,
     theta: NestedMap,
+    codec: Codec,
 ) -> tf.Tensor:
     choices, groups, size = expert_kGS.shape.as_list()
     expert_kT, gate_kT = (tf.reshape(x, [choices, groups * size]) for x in (expert_kGS, gate_kGS))
     x_TM = tf.reshape(x_GSM, [groups * size, x_GSM.shape[-1]])
-    rows = SortedRows(expert_kT, experts.p.num_experts)
-    return tf.reshape(rows.compute(x_TM, gate_kT, experts, theta), x_GSM.shape)
+    own = OwnRows(experts, (), experts.p.num_experts, 0.0, codec)
+    return tf.reshape(own.compute(x_TM, expert_kT, gate_kT, theta)[0], x_GSM.shape)

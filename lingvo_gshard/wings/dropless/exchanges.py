@@ -14,13 +14,15 @@ Which one is chosen, and why, is in `default_exchange`.
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
-from lingvo_gshard.core import NestedMap, UserError, random_numbers
+from lingvo_gshard.core import NestedMap, UserError, custom_gradient, random_numbers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import Experts
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
+from lingvo_gshard.layers.moe.exchange import Codec
 from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless.sorted_rows import SortedRows, clip_loads
@@ -52,12 +54,14 @@ class RowExchange:
       axes: mesh axes that split the experts. Devices along them are a group.
       num_experts: the number of experts on all devices, padding included.
       bound: as in DroplessDispatch.
+      codec: the format of gathered tokens, and of the gradients of their sums.
     """
 
     experts: Experts
     axes: Axes
     num_experts: int
     bound: float
+    codec: Codec
 
     @property
     def devices(self) -> int:
@@ -114,9 +118,14 @@ class OwnRows(RowExchange):
     def compute(
         self, x_TM: tf.Tensor, expert_kT: tf.Tensor, gate_kT: tf.Tensor, theta: NestedMap
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes the tokens where they are; no row is over a bound."""
+        """Computes the tokens where they are; no row is over a bound.
+
+        Tokens are rounded as if they were sent, so that results do not depend on the mesh.
+        """
         rows = SortedRows(expert_kT, self.num_experts)
-        return rows.compute(x_TM, gate_kT, self.experts, theta), tf.constant(0.0)
+        x_TM = _gather_tokens(x_TM, (), self.codec)
+        y_TM = rows.compute(x_TM, gate_kT, self.experts, theta)
+        return _scatter_sums(y_TM, (), self.codec), tf.constant(0.0)
 
 
 class GatheredExchange(RowExchange):
@@ -128,7 +137,7 @@ class GatheredExchange(RowExchange):
         """Computes the rows of all devices for the experts of this one; see RowExchange."""
         sent = expert_kT.shape.num_elements()
         with tf.name_scope(DISPATCH_SCOPE):
-            x_aM = collectives.all_gather(x_TM, self.axes, 0)
+            x_aM = _gather_tokens(x_TM, self.axes, self.codec)
             expert_ka = collectives.all_gather(expert_kT, self.axes, 1)
             gate_ka = collectives.all_gather(gate_kT, self.axes, 1)
             own_ka = expert_ka - collectives.place_along(self.axes) * self.local_experts
@@ -137,9 +146,35 @@ class GatheredExchange(RowExchange):
         bound = _bounded(self.bound, sent, sent * self.devices)
         y_aM = rows.compute(x_aM, gate_ka, self.experts, theta, sent, bound)
         with tf.name_scope(COMBINE_SCOPE):
-            y_TM = collectives.reduce_scatter(y_aM, self.axes, 0, keeps_type=True)
+            y_TM = _scatter_sums(y_aM, self.axes, self.codec)
         over_bound = tf.maximum(tf.reduce_sum(rows.load_E) - bound, 0)
         return y_TM, tf.cast(over_bound, tf.float32)
+
+
+def _gather_tokens(x_TM: tf.Tensor, axes: Axes, codec: Codec) -> tf.Tensor:
+    """Returns the tokens [a,M] of all devices, sent by the codec; gradients have their own type."""
+    if codec.dtype in (None, x_TM.dtype.name):
+        return collectives.all_gather(x_TM, axes, 0)
+
+    @custom_gradient
+    def gather(x: tf.Tensor):
+        # Codecs take rows of four dimensions.
+        sent = [collectives.all_gather(part, axes, 2) for part in codec.encode(x[None, None])]
+        gradient = lambda d: collectives.reduce_scatter(d, axes, 0, keeps_type=True)  # noqa: E731
+        return codec.decode(sent, x.dtype)[0, 0], gradient
+
+    return cast(tf.Tensor, gather(x_TM))
+
+
+def _scatter_sums(y_aM: tf.Tensor, axes: Axes, codec: Codec) -> tf.Tensor:
+    """Returns [T,M]: a device's slice of the sums over devices; gradients are sent by the codec."""
+
+    @custom_gradient
+    def scatter(y: tf.Tensor):
+        gradient = lambda d: _gather_tokens(d, axes, codec)  # noqa: E731
+        return collectives.reduce_scatter(y, axes, 0, keeps_type=True), gradient
+
+    return cast(tf.Tensor, scatter(y_aM))
 
 
 class FixedExchange(RowExchange):
