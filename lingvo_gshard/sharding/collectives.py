@@ -47,8 +47,8 @@ def reduce_scatter(
       part: This device's summand.
       axes: Mesh axes to sum over.
       dimension: The dimension to slice.
-      keeps_type: Whether 16-bit floats are sent and added as they are. Otherwise they are sent as
-        float32, in which TensorFlow adds them.
+      keeps_type: Whether 16-bit floats are sent and added as they are. Otherwise TensorFlow
+        converts them to float32 first.
 
     Raises:
       ValueError: The mesh lacks an axis, or the dimension does not divide by the devices.

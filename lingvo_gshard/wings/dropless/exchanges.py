@@ -38,7 +38,7 @@ LOCAL_LETTERS = {
 
 Axes = tuple[str, ...]
 
-# The devices of one host with NVLink.
+# GPUs that NVLink connects within one host.
 _HOST = 8
 # XLA's ragged exchange reads past its table of peers in larger groups, on GPUs
 # (https://github.com/openxla/xla/issues/47283).

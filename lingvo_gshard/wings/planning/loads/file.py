@@ -276,7 +276,7 @@ class LayerRecords:
         """Returns [T, slices, sources, parts]: rows that devices send to each other.
 
         With a gathered exchange, a bound limits the rows that a device receives from all sources.
-        They count as those of one source.
+        Here they have one source.
         """
         if self.sent is None:
             return None
