@@ -36,7 +36,9 @@ def psum(part: tf.Tensor, axes: Axes) -> tf.Tensor:
     return _from_full(_summed(part, axes, mesh), axes, ((),) * part.shape.rank, mesh)
 
 
-def reduce_scatter(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
+def reduce_scatter(
+    part: tf.Tensor, axes: Axes, dimension: int, keeps_type: bool = False
+) -> tf.Tensor:
     """Returns this device's slice of the sum over devices, by one reduce-scatter.
 
     XLA for CPU compiles it into an all-reduce and a slice.
@@ -45,6 +47,8 @@ def reduce_scatter(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
       part: This device's summand.
       axes: Mesh axes to sum over.
       dimension: The dimension to slice.
+      keeps_type: Whether 16-bit floats are sent and added as they are. Otherwise TensorFlow
+        converts them to float32 first.
 
     Raises:
       ValueError: The mesh lacks an axis, or the dimension does not divide by the devices.
@@ -54,11 +58,19 @@ def reduce_scatter(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
         return part
     _check_divides(part, dimension, axes, mesh)
     split = _over(axes, dimension, part)
-    return _from_full(_summed(part, axes, mesh), axes, split, mesh)
+
+    @custom_gradient
+    def compute(part: tf.Tensor):
+        full = (_summed_in_type if keeps_type else _summed)(part, axes, mesh)
+        return _from_full(full, axes, split, mesh), lambda d: all_gather(d, axes, dimension)
+
+    return compute(part)
 
 
 def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
     """Returns the shards of all devices along `axes`, concatenated, by one all-gather.
+
+    The gradient is a reduce-scatter in the type of the shards.
 
     Args:
       part: This device's shard.
@@ -71,8 +83,14 @@ def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
     mesh, axes = _mesh_with(axes)
     if mesh is None:
         return part
-    full = _to_full(part, axes, _over(axes, dimension, part), mesh)
-    return _from_full(full, axes, ((),) * part.shape.rank, mesh)
+    split = _over(axes, dimension, part)
+
+    @custom_gradient
+    def compute(part: tf.Tensor):
+        whole = _from_full(_to_full(part, axes, split, mesh), axes, ((),) * part.shape.rank, mesh)
+        return whole, lambda d: reduce_scatter(d, axes, dimension, keeps_type=True)
+
+    return compute(part)
 
 
 def all_to_all(
@@ -246,6 +264,17 @@ def _summed(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
     """Returns the sum of the shards along `axes` in the form of `_to_full`."""
     split = (axes, *((),) * part.shape.rank)
     return tf.reduce_sum(_to_full(part[tf.newaxis], axes, split, mesh), axis=1)
+
+
+def _summed_in_type(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
+    """Returns `_summed`, added in the type of the shards.
+
+    It is a product, since TensorFlow computes tf.reduce_sum of 16-bit floats in float32.
+    """
+    if part.dtype.size > 2:
+        return _summed(part, axes, mesh)
+    full = _to_full(part[tf.newaxis], axes, (axes, *((),) * part.shape.rank), mesh)
+    return tf.einsum("oa...,a->o...", full, tf.ones([mesh.parts(axes)], part.dtype))
 
 
 def _check_divides(part: tf.Tensor, dimension: int, axes: tuple[str, ...], mesh: Mesh) -> None:

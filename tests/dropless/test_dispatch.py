@@ -14,100 +14,31 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from lingvo_gshard import testing
-from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.dropless import expert_blocks
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
-from lingvo_gshard.wings.functions.partition import partition
+from tests.dropless.example_layers import (
+    E,
+    H,
+    M,
+    both_ways,
+    check_equal,
+    make,
+    on_devices,
+    run_experts,
+    weights_of,
+)
 from tests.layers.moe.dispatch_names import dispatch_params
 from tests.layers.stacks.executions import loop, sequential
 
-M, H, E, TOKENS = 4, 6, 4, 8
+TOKENS = 8
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(1, 24, M)).astype(np.float32)
 MASK = np.ones((1, 24), np.int32)
-
-
-def make(dispatch="dropless", experts=E, group_size=8, **values) -> MixtureOfExperts:
-    params = MixtureOfExperts.params().set(
-        model_dim=M,
-        hidden_dim=H,
-        num_experts=experts,
-        group_size=group_size,
-        dispatch=dispatch_params(dispatch),
-    )
-    for name, value in values.items():
-        params.set_path(name.replace("__", "."), value)
-    if dispatch != "dropless":
-        params.router.capacity_factor = float(experts)
-    return params.instantiate(path="moe")
-
-
-def weights_of(layer) -> NestedMap:
-    return layer.init(1).transform(
-        lambda w: (
-            w + 0.1 * np.sin(np.arange(w.shape.num_elements())).reshape(w.shape).astype(np.float32)
-        )
-    )
-
-
-def both_ways(layer, theta, x, mask, training=False, seed=1) -> NestedMap:
-    """Returns the output, metrics and all gradients."""
-    sources = NestedMap(theta=theta, x=tf.convert_to_tensor(x))
-    with (
-        tf.GradientTape() as tape,
-        context.scope(training=training, seed=tf.constant([seed, 0])) as scope,
-    ):
-        tape.watch(sources.flatten())
-        y = layer.fprop(sources.theta, sources.x, mask)
-        weights = np.cos(np.arange(math.prod(y.shape))).reshape(y.shape)
-        total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
-    gradients = tape.gradient(total, sources.flatten(), unconnected_gradients="zero")
-    metrics = NestedMap({name: value for name, (value, _) in scope.metrics.items()})
-    return NestedMap(output=y, metrics=metrics, gradients=sources.pack(gradients))
-
-
-def check_equal(one: NestedMap, other: NestedMap) -> None:
-    for name in ("output", "gradients"):
-        pairs = zip(tf.nest.flatten(one[name]), tf.nest.flatten(other[name]), strict=True)
-        for actual, expected in pairs:
-            assert_close(actual, expected, "order")
-
-
-def run_experts(experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
-    positions = tf.zeros(x_GSM.shape[:2], tf.int32)
-    assignments = tuple(
-        Assignment(
-            tf.cast(e, tf.int32), positions, g, tf.convert_to_tensor(k), tf.cast(k, tf.float32)
-        )
-        for e, g, k in zip(expert_KGS, gate_KGS, kept_KGS, strict=True)
-    )
-    routing = TokenChoiceRouting(assignments, E, x_GSM.shape[1])
-    dispatch = DroplessDispatch.params().instantiate()
-    return dispatch.run(routing, tf.convert_to_tensor(x_GSM), experts, theta, None)
-
-
-def on_devices(layer, mesh: str, strategy: str, with_gradient=True):
-    """Returns a function (weights, x) that runs on the mesh.
-
-    It returns the output, the metrics and, optionally, the gradients.
-    """
-    specs = layer.variable_specs()
-
-    def run(theta, x):
-        theta, x = annotate_weights(theta, specs), annotate(x, "BLM")
-        found = both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32))
-        if not with_gradient:
-            return found.output, found.metrics
-        return found
-
-    return partition(run, mesh, strategy)
 
 
 def make_stack(execution, dispatch="dropless", group_size=5) -> TransformerStack:
@@ -172,7 +103,9 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
         layer = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E).instantiate(path="e")
         theta = layer.init(1)
         x_GSM = RNG.normal(size=(groups, size, M)).astype(np.float32)
-        y_GSM = run_experts(layer, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS)
+        y_GSM = run_experts(
+            DroplessDispatch.params(), layer, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS
+        )
         w_in, w_out = theta.w_in.numpy(), theta.w_out.numpy()
         wanted = np.zeros(x_GSM.shape)
         for k, g, s in np.ndindex(shape):

@@ -1,6 +1,8 @@
 # tests: wings/dropless/sorted_experts.py, wings/kernels/grouped.py, wings/dropless/expert_blocks.py
 """Tests that dropless experts compute the same with the grouped products of a platform."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -141,9 +143,9 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
 
     def test_programs_say_whether_they_call_xlas_ragged_exchange(self):
         """XLA has wrong gradients where it overlaps one with others, so options depend on it."""
-        layer = make_layer()
+        layer = make_layer(dispatch__exchange="ragged")
         exchanges = program(layer, "data=4", "expert", "cuda")
-        alone = program(layer, "data=4", "data", "cuda")
+        alone = program(make_layer(), "data=4", "expert", "cuda")
         self.assertTrue(exchanges.calls("ragged_all_to_all", "cuda"))
         self.assertFalse(alone.calls("ragged_all_to_all", "cuda"))
 
@@ -220,7 +222,7 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(*programs.TPUS, *programs.GPUS)
     def test_the_exchange_sends_the_rows_that_there_are(self, name):
-        operations = self.compile(name, "expert", dispatch__bound=1.25)
+        operations = self.compile(name, "expert", dispatch__bound=1.25, dispatch__exchange="ragged")
         calls = collective_calls(operations)
         ragged = [call for call in calls if call.kind == "ragged-all-to-all"]
         # To the experts and back, forward and backward.
@@ -230,6 +232,36 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         self.assertNotIn("all-to-all", {call.kind for call in calls})
         kernels = 9 if name.startswith("gpu") else 8
         self.assertLen([each for each in operations if each.is_grouped], kernels)
+
+    def exchanged(self, exchange):
+        """Returns the bytes of collectives by kind for eight H100, router's gradient left out."""
+        values = {"dispatch__bound": 1.25, "dispatch__exchange": exchange}
+        operations = self.compile("gpu:h100:1x8", "expert", **values)
+        self.assertLen([each for each in operations if each.is_grouped], 9)
+        found = collections.defaultdict(list)
+        for call in collective_calls(operations):
+            found[call.kind].append(call.bytes)
+        # Gradients of the router's weights, which are gathered before.
+        self.assertLess(sum(found.pop("all-reduce")), 1 << 15)
+        return found
+
+    def test_gpus_gather_tokens_and_scatter_sums(self):
+        found = self.exchanged("")
+        rows = 65536 * M2 * 2
+        self.assertCountEqual(found, ["all-gather", "reduce-scatter"])
+        # Tokens, and gradients of their sums. Expert and gate of a token's two choices are 16
+        # bytes.
+        self.assertEqual(sum(1 for size in found["all-gather"] if size >= rows), 2)
+        self.assertBetween(sum(found["all-gather"]), 2 * rows, 2 * rows + 65536 * 16 + (1 << 15))
+        # Sums, the gradients of tokens, and of the gates.
+        self.assertBetween(sum(found["reduce-scatter"]), 2 * rows, 2 * rows + 65536 * 8)
+
+    def test_gpus_exchange_buffers_of_the_bound(self):
+        found = self.exchanged("fixed")
+        # To the experts and back, forward and backward; and the loads of eight experts.
+        rows = 16384 * 5 // 4 * M2 * 2
+        self.assertCountEqual(found["all-to-all"], [rows] * 4 + [8 * 4])
+        self.assertNotIn("ragged-all-to-all", found)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
 from lingvo_gshard.sharding import collectives, mesh_in_use, platform_in_use
-from lingvo_gshard.sharding.platforms import is_interpreted
+from lingvo_gshard.sharding.platforms import HARDWARE
 from lingvo_gshard.wings.kernels.kernel import register
 
 LOCAL_LETTERS = {"d": "devices that exchange rows", "r": "rows, with room for more"}
@@ -69,13 +69,10 @@ class Route:
         )
 
 
-def is_available() -> bool:
-    """Returns whether the devices that a traced function is for can exchange ragged rows."""
-    return platform_in_use() != ""
-
-
 def exchange(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route) -> tf.Tensor:
     """Returns the rows [count,M] that this device receives. The others are 0.
+
+    XLA for CPUs has no ragged collective. There an all-gather computes the same.
 
     Args:
       axes: mesh axes along which devices exchange rows, in a manual region.
@@ -83,7 +80,7 @@ def exchange(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route
       count: the number of rows of the result.
       route: the rows that go to and come from each device.
     """
-    if is_interpreted(platform_in_use()):
+    if platform_in_use() not in HARDWARE:
         return _emulate(axes, rows_RM, count, route)
     return _exchange(_groups(axes), rows_RM, count, route)
 
@@ -112,7 +109,7 @@ def _groups(axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _emulate(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route) -> tf.Tensor:
-    """Computes an exchange from the rows of all devices: XLA for CPUs has no ragged collective."""
+    """Computes an exchange from the rows of all devices."""
     place = collectives.place_along(axes)
     numbers = tf.stack([route.first_sent, route.sent, route.first_there], 1)
     every_dRM = collectives.all_gather(rows_RM[tf.newaxis], axes, 0)

@@ -10,6 +10,7 @@ import msgspec
 
 from lingvo_gshard.core import SILENT, Params, Progress, UserError, option
 from lingvo_gshard.layers import MixtureOfExperts
+from lingvo_gshard.runtime import platform_of
 from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.sharding import Partitioning, PartitioningOptions
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
@@ -70,7 +71,8 @@ def plan_experiment(
     if loads:
         rating.check_model(loads, watched_layers(trainer.task), experiment.name)
         progress.begin("reading the loads")
-        layers = expert_layers(trainer, batch, partitioning)
+        platform = platform_of(topology.compile_devices()[0])
+        layers = expert_layers(trainer, batch, partitioning.on(platform))
         rating.check_replicas(options.loads.replicas, layers)
     plan = planner.plan_step(
         trainer,

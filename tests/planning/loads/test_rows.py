@@ -92,8 +92,11 @@ def test_a_sufficient_capacity_drops_nothing_and_one_slot_less_does():
         assert int(SIZE * factor * CHOICES / EXPERTS) == slots
 
 
-def test_a_sufficient_bound_drops_nothing_and_less_does():
-    mesh = {"mesh": "data=4"}
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_a_sufficient_bound_drops_nothing_and_less_does(is_gathered):
+    """A bound limits the rows for each pair of devices, or those of a device that gathers."""
+    mesh = {"mesh": "data=4", "is_gathered": is_gathered}
+    senders = 1 if is_gathered else 4
     rows = rows_of(dropless(**mesh))
     placement = rows.layer.devices.contiguous()
     assert np.all(rows.dropped(placement) == 0)
@@ -101,11 +104,11 @@ def test_a_sufficient_bound_drops_nothing_and_less_does():
     for step, (chosen, bound) in enumerate(
         zip(CHOSEN, rows.sufficient_bound(placement), strict=True)
     ):
-        counts = sent(chosen, lambda g: g // 2, lambda e: e // 2)
+        counts = sent(chosen, lambda g: g // 2 % senders, lambda e: e // 2)
         most = max(counts.values())
         # One row more where the bound is rounded up.
-        assert most <= math.ceil(bound * local / 4) <= most + 1
-        less = rows_of(dropless(bound=(most - 1) * 4 / local, **mesh))
+        assert most <= math.ceil(bound * local / senders) <= most + 1
+        less = rows_of(dropless(bound=(most - 1) * senders / local, **mesh))
         expected = sum(max(count - (most - 1), 0) for count in counts.values())
         assert less.dropped(placement)[step] == expected > 0
 

@@ -196,10 +196,10 @@ class LayerRecords:
         if layer.is_dropless:
             if not layer.bound or layer.devices.parts == 1:
                 return np.zeros(len(self.records))
-            to_device = self._to_device(placement)
-            if to_device is None:
-                return None
-            return np.maximum(to_device - self.most_sent, 0).sum((1, 2, 3))
+            bounded = self._bounded_rows(placement)
+            return (
+                None if bounded is None else np.maximum(bounded - self.most_rows, 0).sum((1, 2, 3))
+            )
         if not layer.limits:
             return np.array([r.dropped_share for r in self.records]) * self.choices.sum(1)
         if not all(record.positions for record in self.records):
@@ -227,10 +227,10 @@ class LayerRecords:
         """Returns [T]: the smallest bound that drops nothing; None if unknown."""
         if not self.layer.is_dropless or self.layer.devices.parts == 1:
             return None
-        to_device = self._to_device(placement)
-        if to_device is None:
+        bounded = self._bounded_rows(placement)
+        if bounded is None:
             return None
-        factor = to_device.max((1, 2, 3)) * self.layer.devices.parts / self.rows_of_device
+        factor = bounded.max((1, 2, 3)) / self._even_rows
         return np.array([random_numbers.ceil(value * 1e4) / 1e4 for value in factor])
 
     @property
@@ -241,12 +241,17 @@ class LayerRecords:
         return round(groups * layer.group_size * layer.experts_per_token)
 
     @property
-    def most_sent(self) -> int:
-        """The rows that a device can send to another one (DroplessDispatch.bound)."""
-        layer, rows = self.layer, self.rows_of_device
-        if not layer.bound:
-            return rows
-        return min(random_numbers.ceil(layer.bound * rows / layer.devices.parts), rows)
+    def most_rows(self) -> int:
+        """The rows that the dispatch's bound allows; see `DroplessDispatch`."""
+        most = self.rows_of_device * (self.layer.devices.parts if self.layer.is_gathered else 1)
+        if not self.layer.bound:
+            return most
+        return min(random_numbers.ceil(self.layer.bound * self._even_rows), most)
+
+    @property
+    def _even_rows(self) -> float:
+        """The rows that `most_rows` limits, under balanced loads."""
+        return self.rows_of_device / (1 if self.layer.is_gathered else self.layer.devices.parts)
 
     def computed(self, placement: np.ndarray) -> np.ndarray:
         """Returns [T]: rows that the slowest device computes, over rows that the plan counts.
@@ -255,7 +260,9 @@ class LayerRecords:
         (`dispatches/dropless.py`). The plan has even loads, and full blocks only.
         """
         parts, places = placement.shape
-        slots = parts * self.most_sent if parts > 1 else self.rows_of_device
+        slots = self.rows_of_device
+        if parts > 1:
+            slots = self.most_rows * (1 if self.layer.is_gathered else parts)
         sizes = BlockSizes.for_rows(slots, self.layer.devices.places)
         rows = np.ceil(rows_by_device(self.received, placement))
         full = np.maximum(rows - 1, 0) // sizes.full * sizes.full
@@ -265,9 +272,16 @@ class LayerRecords:
         active = min(self.layer.devices.places, self.rows_of_device)
         return slowest / (active * (max(even - 1, 0) // sizes.full + 1) * sizes.full)
 
-    def _to_device(self, placement: np.ndarray) -> np.ndarray | None:
-        """Returns [T, slices, sources, parts]: rows that devices send to each other."""
-        return None if self.sent is None else rows_by_device(self.sent, placement).sum(-1)
+    def _bounded_rows(self, placement: np.ndarray) -> np.ndarray | None:
+        """Returns [T, slices, sources, parts]: rows that devices send to each other.
+
+        With a gathered exchange, a bound limits the rows that a device receives from all sources.
+        Here they have one source.
+        """
+        if self.sent is None:
+            return None
+        rows = rows_by_device(self.sent, placement).sum(-1)
+        return rows.sum(2, keepdims=True) if self.layer.is_gathered else rows
 
     def _over(self, record: RouterRecord, capacity: int) -> float:
         """Returns the recorded requests that are dropped with a capacity."""

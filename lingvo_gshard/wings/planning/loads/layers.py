@@ -12,6 +12,7 @@ from lingvo_gshard.layers import Execution, Groups, MixtureOfExperts
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer
+from lingvo_gshard.wings.dropless.exchanges import default_exchange
 from lingvo_gshard.wings.planning.loads.devices import ExpertDevices
 
 
@@ -30,6 +31,7 @@ class ExpertLayer:
       limits: whether the experts' buffers have a capacity that tokens can exceed.
       is_dropless: whether experts compute exactly the rows that they get.
       bound: the dropless dispatch's bound; 0 for none.
+      is_gathered: whether each device of a dropless dispatch gets the tokens of all devices.
       micro_batches: parts of the batch that are routed one after another.
       groups: size of G, in one micro-batch.
       group_size: size of S.
@@ -47,6 +49,7 @@ class ExpertLayer:
     limits: bool
     is_dropless: bool
     bound: float
+    is_gathered: bool
     micro_batches: int
     groups: int
     group_size: int
@@ -146,6 +149,14 @@ def _expert_layer(
     groups = Groups.for_batch(seen.rows, seen.length, p.group_size)
     router = layer.router
     is_dropless = p.dispatch.cls.is_dropless
+    devices = ExpertDevices.of(partitioning, layer.path, p.num_experts, is_dropless)
+    experts_per_token = float(router.experts_per_token(router.p))
+    exchange = is_dropless and (
+        p.dispatch.exchange
+        or default_exchange(
+            partitioning.platform, devices.parts, experts_per_token, p.dispatch.bound
+        )
+    )
     return ExpertLayer(
         path=path,
         scope=scope_name(layer.path),
@@ -153,13 +164,14 @@ def _expert_layer(
         router=type(router).__name__,
         dispatch=p.dispatch.cls.__name__,
         num_experts=p.num_experts,
-        experts_per_token=float(router.experts_per_token(router.p)),
+        experts_per_token=experts_per_token,
         limits=router.capacity.tokens_choose and not is_dropless,
         is_dropless=is_dropless,
         bound=float(p.dispatch.bound) if is_dropless else 0.0,
+        is_gathered=exchange == "gathered",
         micro_batches=trainer.p.micro_batches,
         groups=groups.count,
         group_size=groups.size,
         capacity=round(seen.slots / groups.count / p.num_experts),
-        devices=ExpertDevices.of(partitioning, layer.path, p.num_experts, is_dropless),
+        devices=devices,
     )

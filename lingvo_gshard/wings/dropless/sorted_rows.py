@@ -1,0 +1,91 @@
+"""Rows sorted by expert, which the experts of one device compute."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core import NestedMap
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers import Experts
+from lingvo_gshard.layers.moe.dispatches.gather import Permutation
+from lingvo_gshard.layers.moe.routing import count_rows
+from lingvo_gshard.wings import kernels
+from lingvo_gshard.wings.dropless import sorted_experts
+from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
+
+LOCAL_LETTERS = {"k": "choices of a token"}
+
+
+class SortedRows:
+    """One row for each choice of each token, sorted by expert.
+
+    Attributes:
+      position_kT: int32, each row's position in the sorted order. Rows without an expert are last.
+      load_E: int32, the number of rows of each expert.
+    """
+
+    def __init__(self, expert_kT: tf.Tensor, num_experts: int):
+        """Sorts the rows.
+
+        Args:
+          expert_kT: int32, the expert of each choice of each token; num_experts or more where there
+            is none.
+          num_experts: size of E.
+        """
+        self._expert_kT = expert_kT
+        count = expert_kT.shape.num_elements()
+        order = tf.argsort(tf.reshape(expert_kT, [count]), stable=True)
+        position = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
+        self.position_kT = tf.reshape(position, expert_kT.shape)
+        self.load_E = count_rows(expert_kT, num_experts)
+
+    def compute(
+        self,
+        x_TM: tf.Tensor,
+        gate_kT: tf.Tensor,
+        experts: Experts,
+        theta: NestedMap,
+        even_rows: int = 0,
+        bound: int = 0,
+    ) -> tf.Tensor:
+        """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
+
+        Args:
+          x_TM: the tokens.
+          gate_kT: float32, the gate of each choice.
+          experts: the experts.
+          theta: the weights of the experts of `load_E`.
+          even_rows: the number of rows with an expert under balanced loads; 0: all rows.
+          bound: the number of sorted rows that are computed; 0: all rows. Later ones count as 0.
+        """
+        num_experts = self.load_E.shape[0]
+        count = self._expert_kT.shape.num_elements()
+        rows = min(bound or count, count)
+        even_rows = min(even_rows or rows, rows)
+        platform = sorted_experts.platform_for(rows, x_TM.dtype, theta)
+        sizes = BlockSizes.for_rows(rows, num_experts)
+        if platform:
+            slots = kernels.grouped.padded_rows(platform, rows, even_rows, num_experts)
+        else:
+            # The last block may read up to one block past the last row.
+            slots = rows + sizes.full
+        is_computed_kT = self._expert_kT < num_experts
+        load_E = self.load_E
+        if rows < count:
+            is_computed_kT &= self.position_kT < rows
+            load_E = clip_loads(load_E, rows)
+        slot_kT = tf.where(is_computed_kT, self.position_kT, slots)
+        # A kernel ignores the rows after the last group.
+        permutation = Permutation(tf.unstack(slot_kT), slots, zero_empty=not platform)
+        x_rows = permutation.permute(x_TM)
+        if platform:
+            y_rows = sorted_experts.compute_sorted(experts, theta, x_rows, load_E, even_rows)
+        else:
+            loads = ExpertRows.for_loads(load_E)
+            blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
+            y_rows = blocks.run(x_rows)
+        return permutation.unpermute(y_rows, tf.unstack(gate_kT))
+
+
+def clip_loads(load_dE: tf.Tensor, bound: int) -> tf.Tensor:
+    """Returns the loads [...,d,E] of devices' experts without rows beyond a device's bound."""
+    before_dE = tf.cumsum(load_dE, axis=-1, exclusive=True)
+    return tf.clip_by_value(bound - before_dE, 0, load_dE)

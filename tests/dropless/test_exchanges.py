@@ -1,0 +1,222 @@
+# tests: wings/dropless/exchanges.py, wings/dropless/sorted_rows.py, wings/kernels/exchange.py
+"""Tests that exchanges equal one device, what they drop over a bound, and what they send."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from lingvo_gshard import testing
+from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.dropless.exchanges import default_exchange, exchange_class
+from lingvo_gshard.wings.functions.partition import partition
+from tests.dropless.example_layers import (
+    H,
+    M,
+    both_ways,
+    check_equal,
+    make,
+    on_devices,
+    run_experts,
+    weights_of,
+)
+
+EXCHANGES = ("gathered", "fixed", "ragged")
+K, TOKENS = 2, 8
+# Experts split over one of two axes that split the groups.
+HALF = "activations: B,G->data,host | E->host"
+
+
+def kept_rows(exchange, bound, expert_KGS, num_experts, devices):
+    """Returns the rows that a bound keeps, with one group of tokens on each device of one group.
+
+    Args:
+      exchange: the name of the exchange.
+      bound: the bound.
+      expert_KGS: the experts of tokens.
+      num_experts: size of E.
+      devices: the number of devices.
+    """
+    choices, _, size = expert_KGS.shape
+    local = num_experts // devices
+    kept = np.zeros(expert_KGS.shape, bool)
+    sent = choices * size
+    most = math.ceil(bound * (sent if exchange == "gathered" else sent / devices) - 1e-9)
+    rows_of = collections.defaultdict(list)
+    for k, g, s in np.ndindex(expert_KGS.shape):
+        expert = expert_KGS[k, g, s]
+        sender = None if exchange == "gathered" else g
+        rows_of[sender, expert // local].append((expert, k, g, s))
+    for rows in rows_of.values():
+        for _, *row in sorted(rows)[:most]:
+            kept[tuple(row)] = True
+    return kept
+
+
+class ExchangesTest(testing.TestCase, parameterized.TestCase):
+    def check_mesh(self, mesh, strategy, **values):
+        """Compares output and gradients of a layer on a mesh with one device."""
+        layer = make(experts=8, experts__use_bias=True, experts__activation="swiglu", **values)
+        theta = weights_of(layer)
+        x = np.random.default_rng(1).normal(size=(8, TOKENS, M)).astype(np.float32)
+        found = on_devices(layer, mesh, strategy)(theta, x)
+        check_equal(found, both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)))
+        return found
+
+    @parameterized.parameters("gathered", "ragged")
+    def test_equals_one_device(self, exchange):
+        self.check_mesh("data=8", "expert", dispatch__exchange=exchange)
+
+    @parameterized.product(
+        exchange=EXCHANGES,
+        placed=(
+            ("data=4,model=2", "expert_tensor"),
+            ("data=2,fsdp=4", "expert_fsdp"),
+            ("data=2,fsdp=2,model=2", "expert_fsdp_tensor"),
+            ("data=4,model=2", "folded_tensor"),
+            ("data=2,host=4", HALF),
+        ),
+    )
+    @pytest.mark.slow
+    def test_equals_one_device_under_other_strategies(self, exchange, placed):
+        self.check_mesh(*placed, dispatch__exchange=exchange)
+
+    @parameterized.parameters(*EXCHANGES)
+    @pytest.mark.slow
+    def test_experts_and_groups_that_do_not_divide_evenly(self, exchange):
+        layer = make(experts=5, dispatch__exchange=exchange)
+        theta = weights_of(layer)
+        x = np.random.default_rng(1).normal(size=(6, TOKENS, M)).astype(np.float32)
+        found = on_devices(layer, "data=4", "expert")(theta, x)
+        check_equal(found, both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)))
+
+    @parameterized.parameters(*EXCHANGES)
+    @pytest.mark.slow
+    def test_a_bound_that_no_device_reaches_drops_nothing(self, exchange):
+        found = self.check_mesh(
+            "data=8", "expert", dispatch__exchange=exchange, dispatch__bound=8.0
+        )
+        self.assertEqual(float(found.metrics["moe/over_bound_share"]), 0)
+
+    def check_bound(self, exchange, bound):
+        """Compares output and gradients with one device, whose choices lack what NumPy drops."""
+        devices, experts = 4, 8
+        rng = np.random.default_rng(2)
+        shape = (K, devices, TOKENS)
+        # The second half of the experts has few rows.
+        expert_KGS = np.minimum(rng.integers(0, experts, shape), rng.integers(0, experts, shape))
+        gate_KGS = rng.random(shape).astype(np.float32)
+        x_GSM = rng.normal(size=(*shape[1:], M)).astype(np.float32)
+        kept_KGS = kept_rows(exchange, bound, expert_KGS, experts, devices)
+        self.assertBetween(kept_KGS.mean(), 0.3, 0.95)
+        layer = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=experts)
+        layer = layer.instantiate(path="moe.experts")
+        theta = layer.init(1)
+        specs = layer.variable_specs()
+
+        def run(dispatch, kept_KGS, theta, x_GSM, gate_KGS):
+            sources = [x_GSM, gate_KGS, *theta.flatten()]
+            with tf.GradientTape() as tape, context.scope(training=True, seed=None) as scope:
+                tape.watch(sources)
+                gates = tf.unstack(gate_KGS)
+                y = run_experts(dispatch, layer, theta, x_GSM, expert_KGS, gates, kept_KGS)
+                loss = tf.reduce_sum(
+                    y * np.cos(np.arange(x_GSM.shape.num_elements())).reshape(x_GSM.shape)
+                )
+            return [y, *tape.gradient(loss, sources)], [v for v, _ in scope.metrics.values()]
+
+        def on_mesh(theta, x_GSM, gate_KGS):
+            dispatch = DroplessDispatch.params().set(exchange=exchange, bound=bound)
+            everything = np.ones(shape, bool)
+            theta, x_GSM = annotate_weights(theta, specs), annotate(x_GSM, "GSM")
+            return run(dispatch, everything, theta, x_GSM, gate_KGS)
+
+        arrays = theta, tf.constant(x_GSM), tf.constant(gate_KGS)
+        found, (over_bound,) = partition(on_mesh, f"data={devices}", "expert")(*arrays)
+        expected, _ = run(DroplessDispatch.params(), kept_KGS, *arrays)
+        for one, other in zip(found, expected, strict=True):
+            self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
+        self.assertAllClose(over_bound, 1 - kept_KGS.mean())
+
+    @parameterized.parameters(("gathered", 1.0), ("fixed", 1.0))
+    def test_rows_over_a_bound_are_dropped_and_counted(self, exchange, bound):
+        self.check_bound(exchange, bound)
+
+    @parameterized.parameters(("gathered", 0.5), ("gathered", 1.3), ("ragged", 1.0))
+    @pytest.mark.slow
+    def test_rows_over_other_bounds_are_dropped_and_counted(self, exchange, bound):
+        self.check_bound(exchange, bound)
+
+    @parameterized.parameters(
+        ("tpu", 64, 2, 0.0, "ragged"),
+        ("tpu_interpreted", 4, 2, 1.25, "ragged"),
+        ("", 8, 2, 0.0, "fixed"),
+        ("cuda", 8, 1, 1.25, "gathered"),
+        ("cuda_interpreted", 16, 4, 1.25, "gathered"),
+        ("cuda", 32, 8, 1.25, "gathered"),
+        ("cuda", 16, 2, 1.25, "fixed"),
+        ("cuda", 64, 8, 1.25, "fixed"),
+        ("cuda", 64, 8, 0.0, "gathered"),
+    )
+    def test_the_default_depends_on_the_devices(self, platform, devices, choices, bound, expected):
+        self.assertEqual(default_exchange(platform, devices, choices, bound), expected)
+
+    def test_gpus_exchange_ragged_rows_in_groups_of_at_most_32(self):
+        chosen = [
+            exchange_class("ragged", platform, devices, 2, 0.0, "moe.dispatch.exchange")
+            for platform, devices in (("cuda", 32), ("tpu", 64), ("", 64))
+        ]
+        self.assertLen(set(chosen), 1)
+        message = "moe.dispatch.exchange='ragged' .* 64 GPUs.*47283.*'gathered'.*'fixed'"
+        with self.assertRaisesRegex(ValueError, message):
+            exchange_class("ragged", "cuda", 64, 2, 0.0, "moe.dispatch.exchange")
+
+    def test_rejects_unknown_exchanges(self):
+        with self.assertRaisesRegex(ValueError, "moe.dispatch.exchange: 'gather'.*'gathered'"):
+            make(dispatch__exchange="gather")
+
+    def test_gathered_tokens_travel_once_for_all_choices(self):
+        """Sends tokens, not a row for each choice; XLA for CPUs scatters sums by an all-reduce."""
+        layer = make(experts=8, dispatch__exchange="gathered", dispatch__bound=1.5)
+        shapes = layer.variable_specs().transform(lambda s: tf.TensorSpec(s.shape, s.dtype))
+        step = on_devices(layer, "data=8", "expert")
+        calls = step.compile(shapes, tf.TensorSpec((8, TOKENS, M))).collectives()
+        self.assertEqual({call.kind for call in calls}, {"all-gather", "all-reduce"})
+        gathered = [call.bytes for call in calls if call.kind == "all-gather"]
+        # Float32 tokens, the gradients of their sums, and expert and gate of each choice.
+        rows, choices = 8 * TOKENS * M * 4, 8 * TOKENS * K * 4
+        self.assertCountEqual(gathered, [rows, rows, choices, choices])
+
+    @parameterized.parameters(("fp8", "uint8"), ("int8", "int8"))
+    def test_gathered_tokens_have_the_precision_of_the_exchange(self, precision, dtype):
+        """Rows are rounded on one device as well; tokens and gradients of sums are sent so."""
+        values = {"dispatch__exchange": "gathered", "exchange__precision": precision}
+        layer, exact = make(experts=8, **values), make(experts=8)
+        theta = weights_of(layer)
+        x = np.random.default_rng(1).normal(size=(8, TOKENS, M)).astype(np.float32)
+        step = on_devices(layer, "data=8", "expert")
+        mask = tf.ones(x.shape[:2], tf.int32)
+        one = both_ways(layer, theta, x, mask)
+        check_equal(step(theta, x), one)
+        difference = np.abs(one.output - both_ways(exact, theta, x, mask).output).max()
+        self.assertGreater(difference, 1e-4)
+        shapes = theta.transform(lambda w: tf.TensorSpec(w.shape, w.dtype))
+        calls = step.compile(shapes, tf.TensorSpec(x.shape)).collectives()
+        sent = [(call.kind, call.bytes) for call in calls if call.dtype == dtype]
+        self.assertEqual(sent, [("all-gather", x.size)] * 2)
+
+    @parameterized.parameters("fixed", "")
+    def test_other_exchanges_send_rows_as_they_are(self, exchange):
+        message = "moe.exchange.precision='fp8' .*moe.dispatch.exchange to 'gathered'"
+        with self.assertRaisesRegex(ValueError, message):
+            make(dispatch__exchange=exchange, exchange__precision="fp8")
+
+
+if __name__ == "__main__":
+    testing.main()
