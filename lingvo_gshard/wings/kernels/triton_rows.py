@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.lazy import jnp, pallas, pallas_triton
@@ -41,3 +42,52 @@ def _within(padded: int, dim: int) -> Any:
 def padded_dim(x: Any) -> int:
     """Returns the power of two that holds the size of an array's heads."""
     return 1 << (x.shape[-1] - 1).bit_length()
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Consecutive indices of one dimension.
+
+    Attributes:
+      indices: the indices, int32.
+      is_inside: whether each index is before the end of the dimension, or of a group.
+    """
+
+    indices: Any
+    is_inside: Any
+
+    @classmethod
+    def of(cls, first: Any, size: int, end: Any) -> Range:
+        """Returns `size` indices from `first` on, with an end."""
+        indices = first + jnp.arange(size, dtype=jnp.int32)
+        return cls(indices, indices < end)
+
+
+def _tile_of(ref: Any, lead: tuple, rows: Range, columns: Range) -> tuple[Any, Any]:
+    """Returns a tile of an array, and bool [rows,columns]: which of its elements there are."""
+    shape = (rows.indices.size, columns.indices.size)
+    index = (
+        jnp.broadcast_to(rows.indices[:, None], shape),
+        jnp.broadcast_to(columns.indices[None], shape),
+    )
+    mask = rows.is_inside[:, None] & columns.is_inside[None]
+    return ref.at[(*lead, *index)], mask
+
+
+def load_tile(ref: Any, lead: tuple, rows: Range, columns: Range) -> Any:
+    """Returns a tile of an array, with zeros beyond the ends of its ranges.
+
+    Args:
+      ref: the array.
+      lead: an index of each dimension before the last two.
+      rows: the range of the last but one dimension.
+      columns: the range of the last dimension.
+    """
+    tile, mask = _tile_of(ref, lead, rows, columns)
+    return pallas_triton.load(tile, mask=mask, other=0.0)
+
+
+def store_tile(ref: Any, lead: tuple, rows: Range, columns: Range, values: Any) -> None:
+    """Writes the part of a tile that is before the ends; see `load_tile`."""
+    tile, mask = _tile_of(ref, lead, rows, columns)
+    pallas_triton.store(tile, values.astype(ref.dtype), mask=mask)
