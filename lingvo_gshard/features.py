@@ -10,6 +10,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kernel_bodies": ("lingvo_gshard.wings.kernels.splicing",),
     "long_losses": ("lingvo_gshard.wings.long_inputs.chunked_loss",),
     "compiler_options": ("lingvo_gshard.wings.compiler_options.table",),
+    "first_lowering_passes": ("lingvo_gshard.wings.spmd_passes.passes",),
     "lowering_passes": ("lingvo_gshard.wings.spmd_passes.passes",),
     "partitioners": ("lingvo_gshard.wings.spmd_passes.shardy",),
     "program_files": ("lingvo_gshard.wings.saved_programs.saving",),

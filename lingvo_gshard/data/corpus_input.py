@@ -125,10 +125,10 @@ class CorpusInput(PackedInput):
         groups, window = _groups_of(pieces, table), self.p.packing_window
         shares = language_shares(groups, self.temperature)
         mixture = Mixture(groups, [shares], window, seed)
-        return Planner(mixture, pieces.__getitem__, self.buckets, window, seed)
+        return Planner(mixture, pieces.__getitem__, self.buckets, seed, *self.packing)
 
     def _identity(self, seed: int) -> str:
-        settings = self.buckets, float(self.temperature), self.p.packing_window, self.before
+        settings = self.buckets, float(self.temperature), *self.packing, self.before
         content = repr((self.table("train").digest(), *settings, seed))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -59,6 +59,13 @@ class PackedInput(Input):
             minimum=1,
         )
         p.define(
+            "most_segments",
+            0,
+            "The most sentences or texts of a row; 0: as many as fit. GPUs from Hopper on compute "
+            "attention faster with a limit, such as 16 (docs/kernels.md).",
+            minimum=0,
+        )
+        p.define(
             "prefetch_batches",
             4,
             "Batches made in advance by threads.",
@@ -73,6 +80,12 @@ class PackedInput(Input):
         self._batches: TrainBatches | None = None
         # Checked here, so that a mistake is told before anything is read.
         self.buckets = self.buckets_of(self.p)
+
+    @property
+    def packing(self) -> tuple[int, ...]:
+        """The packing window, and the most segments of a row if they are limited."""
+        most = self.p.most_segments
+        return (self.p.packing_window, most) if most else (self.p.packing_window,)
 
     @classmethod
     @abc.abstractmethod
@@ -165,7 +178,7 @@ class PackedInput(Input):
         )
         pieces = (self.cut(rows, table.lengths_of(rows)) for rows in parts)
         last = len(self.buckets) - 1
-        for planned in in_order(pieces, self.buckets[-1], last, self.p.packing_window):
+        for planned in in_order(pieces, self.buckets[-1], last, *self.packing):
             yield assembly.batch(planned, assembly.read([planned]))
 
     def _assembly(self, table: Table, identity: str = "") -> stream.Assembly:

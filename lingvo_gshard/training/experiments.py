@@ -24,7 +24,19 @@ def make_trainer(experiment: Params, task: Task | Params | None = None) -> Train
         asks for.
     """
     task = with_configured_vocabularies(experiment) if task is None else task
+    if isinstance(task, Params) and "most_segments" in experiment.input:
+        task = _with_most_segments(task, experiment.input.most_segments)
     return experiment.step.instantiate(task, experiment.run.steps)
+
+
+def _with_most_segments(task: Params, most: int) -> Params:
+    """Returns a task's Params whose attentions know the most segments of a row."""
+    if most:
+        task = task.copy()
+        for _, node in task.nodes():
+            if "most_segments" in node:
+                node.set(most_segments=most)
+    return task
 
 
 def with_configured_vocabularies(experiment: Params) -> Params:

@@ -1,4 +1,5 @@
 # tests: data/language_model_input.py, data/corpus_input.py, data/input.py, data/stages.py
+# tests: training/experiments.py
 """Tests LanguageModelInput: deterministic, resumable batches of documents."""
 
 import json
@@ -7,9 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import lingvo_gshard
 from lingvo_gshard.data.batching.packing import EOS_ID
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.training.experiments import make_trainer
 from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 from tests.data import corpora
 
@@ -91,6 +95,42 @@ def test_an_epoch_contains_every_document_once(made):
     tokens = made.table("train").targets.ids
     share = np.count_nonzero(tokens == EOS_ID) / len(tokens)
     assert ends / (120 * 4 * 16) == pytest.approx(share, rel=0.15)
+
+
+def test_rows_have_as_many_texts_as_may_be(directory):
+    """Each row's segments are 1, 2, ... in order and then padding, as attention by cuDNN reads."""
+    limited = params(directory, length=64, most_segments=2).instantiate()
+    free = params(directory, length=64).instantiate()
+    assert limited.packing == (50, 2) and free.packing == (50,)
+    counts = []
+    for made in (limited, free):
+        batches = made.train_batches(1)
+        segments = np.concatenate([next(batches)["target_segments"] for _ in range(6)])
+        batches.close()
+        steps = np.diff(segments, axis=1)
+        assert (segments[:, 0] <= 1).all() and (steps[segments[:, 1:] > 0] >= 0).all()
+        assert (steps <= 1).all()
+        counts.append(segments.max())
+    assert counts[0] == 2 < counts[1]
+    tokens = [
+        sum(np.count_nonzero(batch["target_segments"]) for batch in made.evaluation_batches("dev"))
+        for made in (limited, free)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_attention_knows_the_most_texts_of_a_row():
+    for settings, expected in (([], 0), (["input.most_segments = 16"], 16)):
+        experiment = lingvo_gshard.experiment("language_model.quickstart", settings=settings)
+        trainer = make_trainer(experiment)
+        kernels = [
+            node.most_segments
+            for _, node in trainer.task.p.nodes()
+            if "most_segments" in node and node.cls is DenseKernel
+        ]
+        assert kernels and set(kernels) == {expected}
+        # The experiment itself stays as it is.
+        assert {n.most_segments for _, n in experiment.task.nodes() if "most_segments" in n} == {0}
 
 
 def test_evaluation_covers_the_whole_text(directory):

@@ -37,6 +37,31 @@ def instruction(result, target="tpu_custom_call", scope="fused_attention_share_0
 
 
 class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
+    def test_packed_segments_have_positions_before_heads(self):
+        """cuDNN reads arrays [B,length,N,D], and lengths and offsets of segments."""
+        packed = """
+        HloModule m
+        ENTRY e {
+          q = bf16[2,512,4,64] parameter(0)
+          k = bf16[2,512,2,64] parameter(1)
+          v = bf16[2,512,2,64] parameter(2)
+          lengths = s32[2,8] parameter(3)
+          begins = s32[2,9] parameter(4)
+          ROOT call = (RESULTS, u8[0]) custom-call(q, k, v, lengths, lengths, begins, begins),
+            custom_call_target="__cudnn$fmhaSoftmax",
+            metadata={op_name="decoder/layer/fused_attentionNAME_share_0.5000/XlaCustomCallV2"}
+        }
+        """
+        query, keys = "bf16[2,4,512,64]", "bf16[2,2,512,64]"
+        for results, name, products in (
+            (f"{query}, f32[16,4,512]", "", 2),
+            (f"{query}, {keys}, {keys}", "_gradient", 5),
+        ):
+            text = packed.strip().replace("RESULTS", results).replace("NAME", name)
+            call = parse_module(text).entry.root
+            self.assertEqual(costs.fused_attention(call), FusedAttention(512, bool(name), True))
+            self.assertEqual(costs.matmul_flops(call), products * 2 * 2 * 4 * 512 * 512 * 64 / 2)
+
     @parameterized.parameters(
         ("fused_attention_share_0.5000", f"({QUERY}, {ROWS})", 0.5 * 2),
         ("fused_attention_gradient_share_1.0000", QUERY, 3),

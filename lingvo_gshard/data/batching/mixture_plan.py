@@ -243,8 +243,9 @@ class Planner:
         mixture: Mixture,
         cut: Callable[[np.ndarray], Pieces],
         buckets: Sequence[Bucket],
-        window: int,
         seed: int,
+        window: int,
+        most_segments: int = 0,
     ):
         """Prepares the plan.
 
@@ -253,17 +254,18 @@ class Planner:
           cut: returns the pieces of rows with given numbers.
           buckets: rows, source length and target length of the batches of each bucket, the shortest
             first.
-          window: number of pieces to choose from when a row is filled.
           seed: seed of the order of batches.
+          window: number of pieces to choose from when a row is filled.
+          most_segments: the most pieces of a row; 0 for as many as fit.
         """
         self.mixture, self._cut, self._buckets = mixture, cut, list(buckets)
-        self._window, self._seed = window, seed
+        self._packing, self._seed = (window, most_segments), seed
 
     def blocks(self, begin: int) -> Iterator[list[PlannedBatch]]:
         """Yields the batches of each block from block `begin` on, without an end."""
         first = begin - begin % BLOCKS_OF_CHAPTER
         while True:
-            chapter = _Chapter(self._buckets, self._window)
+            chapter = _Chapter(self._buckets, *self._packing)
             for block in range(first, first + BLOCKS_OF_CHAPTER):
                 chapter.add(self._cut(self.mixture.block(block)))
                 batches = chapter.take(block + 1 == first + BLOCKS_OF_CHAPTER)
@@ -276,9 +278,9 @@ class Planner:
 class _Chapter:
     """The pieces of a chapter that are in no batch yet."""
 
-    def __init__(self, buckets: list[Bucket], window: int):
+    def __init__(self, buckets: list[Bucket], window: int, most_segments: int):
         self._buckets, self._window = buckets, window
-        self._fillers = [RowFiller(*bucket[1:]) for bucket in buckets]
+        self._fillers = [RowFiller(*bucket[1:], most_segments) for bucket in buckets]
         self._pieces = [no_pieces() for _ in buckets]
         self._rows: list[list[list[int]]] = [[] for _ in buckets]
         self._added = np.zeros(len(buckets), np.int64)
@@ -319,7 +321,7 @@ class _Chapter:
 
 
 def in_order(
-    pieces: Iterator[Pieces], bucket: Bucket, index: int, window: int
+    pieces: Iterator[Pieces], bucket: Bucket, index: int, window: int, most_segments: int = 0
 ) -> Iterator[PlannedBatch]:
     """Yields batches with each piece once; rows of the last batch may be empty.
 
@@ -328,8 +330,9 @@ def in_order(
       bucket: rows, source length and target length of a batch. Longer pieces are left out.
       index: number of the bucket.
       window: number of pieces to choose from when a row is filled.
+      most_segments: the most pieces of a row; 0 for as many as fit.
     """
-    chapter = _Chapter([bucket], window)
+    chapter = _Chapter([bucket], window, most_segments)
     for part in pieces:
         chapter.add(part)
         yield from _numbered(chapter.take(False), index)

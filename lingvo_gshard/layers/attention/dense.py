@@ -72,7 +72,10 @@ class DenseKernel(AttentionKernel):
 
     def prepare(self, mask: AttentionMask) -> AttentionMask:
         """Returns the mask with its bias materialized, unless a fused kernel needs none."""
-        return mask if self._may_fuse() else mask.with_bias()
+        if not self._may_fuse():
+            return mask.with_bias()
+        is_shared = mask.key_segments_BK is None
+        return dataclasses.replace(mask, most_segments=self.p.most_segments * is_shared)
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""
@@ -92,8 +95,6 @@ class DenseKernel(AttentionKernel):
         softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        if mask.key_segments_BK is None:
-            mask = dataclasses.replace(mask, most_segments=self.p.most_segments)
         for fused in FUSED if self._may_fuse() else ():
             fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:

@@ -51,6 +51,8 @@ from lingvo_gshard.sharding.strategies import Split
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
 Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 
+# A feature rewrites a StableHLO module in place, as TensorFlow has made it.
+FIRST_PASSES: Seam[Callable[[ir.Module], None]] = Seam("first_lowering_passes")
 # A feature rewrites a StableHLO module in place before XLA partitions it over a mesh.
 PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
 
@@ -225,6 +227,9 @@ def _portable(
         parsed = ir.Module.parse(module)
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
+        # The names of calls mark the operations of kernels, whose functions must not be inlined.
+        for rewrite in FIRST_PASSES:
+            rewrite(parsed)
         has_moves = _name_memory_kinds(parsed)
         has_kernels = partitioning.platform in PLATFORMS
         if has_kernels:

@@ -50,6 +50,8 @@ _NO_CALL = FusedCall("", 0.0, 1.0)
 # HLO's types of queries, keys and values, and of the factors of grouped products.
 _ATTENTION_DTYPES = frozenset("bf16 f16 f32".split())
 _GROUPED_DTYPES = _ATTENTION_DTYPES | frozenset("f8e4m3fn f8e5m2 s8".split())
+# cuDNN reads two arrays each, lengths and offsets, for the segments of queries and of keys.
+_PACKED_OPERANDS = 4
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
@@ -74,9 +76,9 @@ def fused_attention(instruction: Instruction) -> FusedAttention | None:
     if not is_fused_attention(instruction):
         return None
     return FusedAttention(
-        keys=_attention_operands(instruction)[1].dimensions[-2],
+        keys=_number_of_keys(instruction),
         is_gradient=_call(instruction).kernel.endswith("gradient"),
-        is_cudnn=instruction.proto.custom_call_target.startswith("__cudnn"),
+        is_cudnn=_is_cudnn(instruction),
     )
 
 
@@ -132,6 +134,20 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
     return next(filter(None, found), [])
 
 
+def _number_of_keys(instruction: Instruction) -> int:
+    """Returns the number of keys of a row."""
+    keys = _attention_operands(instruction)[1].dimensions
+    # cuDNN reads lengths and offsets of packed segments, and then arrays [B,length,N,D].
+    is_packed = len(_operands(instruction, 2, {"s32"})) >= _PACKED_OPERANDS and _is_cudnn(
+        instruction
+    )
+    return keys[1] if is_packed else keys[-2]
+
+
+def _is_cudnn(instruction: Instruction) -> bool:
+    return instruction.proto.custom_call_target.startswith("__cudnn")
+
+
 def _grouped_rows(instruction: Instruction) -> list[Shape]:
     """Returns shapes of the operands of rank 2 of grouped products; the rows [R,M] are first."""
     return _operands(instruction, 2, _GROUPED_DTYPES)
@@ -179,14 +195,16 @@ def _attention_flops(instruction: Instruction) -> int:
     operands = _attention_operands(instruction)[:3]
     query, keys, *others = (shape.dimensions for shape in operands)
     values = others[0] if others else keys
-    # Kernels for TPUs also return memory that they work in.
-    known = {(shape.dtype, shape.dimensions) for shape in operands}
-    gradients = sum((shape.dtype, shape.dimensions) in known for shape in instruction.shape.arrays)
+    # Kernels for TPUs also return memory that they work in. cuDNN returns gradients [B,N,length,D]
+    # of packed segments, too.
+    known = {(shape.dtype, tuple(sorted(shape.dimensions))) for shape in operands}
+    results = [(shape.dtype, tuple(sorted(shape.dimensions))) for shape in instruction.shape.arrays]
+    gradients = sum(result in known for result in results)
     # Products over D of the keys, and over D of the values.
     of_keys, of_values = {1: (2, 1), 2: (2, 2), 3: (3, 2)}.get(gradients, (1, 1))
     if not name.endswith("gradient"):
         of_keys, of_values = 1, 1
-    pairs = math.prod(query[:-1]) * keys[-2] * share
+    pairs = math.prod(query[:-1]) * _number_of_keys(instruction) * share
     return round(2 * pairs * (of_keys * query[-1] + of_values * values[-1]))
 
 

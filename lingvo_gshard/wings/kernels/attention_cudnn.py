@@ -4,8 +4,8 @@ It is called by jax's primitives, as jax.nn.dot_product_attention calls it, with
 this machine has: programs are compiled for devices that are elsewhere, too.
 
 cuDNN finds a segment by its offset in the array of all rows. The offsets are computed here:
-jax 0.10 takes the stride of the queries for those of keys with fewer heads, and so reads the keys
-of other tokens (https://github.com/jax-ml/jax/pull/39521).
+jax 0.10 takes the stride of the queries for keys with fewer heads, and so reads keys of other
+tokens (https://github.com/jax-ml/jax/pull/39521).
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class _Packed:
 def _all_segments(segments_BL: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     """Returns the lengths [B,M] and the first tokens [B,M+1] of the segments of all rows.
 
-    Both are one list, the segments of a row after those of the row before it. Elements after the
-    last segment have a length of 0 and begin after the last token.
+    Both list the segments row after row. Elements after the last segment have a length of 0 and
+    begin after the last token.
 
     Args:
       segments_BL: int32 segments, which are `_are_known`.

@@ -195,8 +195,8 @@ class _Chunks:
     def run(self, tensors: Tensors, with_gradients: bool) -> tuple[Tensors, Tensors]:
         """Returns the sums of `smoothed`, `exact` and `correct`, and gradients.
 
-        The gradients of the sum of the losses are those of x by chunk, of the weight and of the
-        bias, before sums over parts. They are empty if they are not asked for.
+        The sum of the losses has gradients for x by chunk, the weight and the bias, before sums
+        over parts. They are empty if they are not asked for.
         """
         x_BLM, labels_BL, mask_BL, *weights = tensors
         x_nBLtM, labels_nBLt, mask_nBLt = map(self._divide, (x_BLM, labels_BL, mask_BL))

@@ -236,7 +236,7 @@ def _quantize(values: np.ndarray, scales: np.ndarray, size: int) -> tuple[np.nda
 def _columns(scales: np.ndarray, size: int, span: tuple[int, int]) -> np.ndarray:
     """Returns the scale of each column of a span, in the last dimension.
 
-    The scales are those of the blocks that the span touches, which have `size` columns.
+    `scales` has one scale for each block that the span touches. A block has `size` columns.
     """
     start, stop = span
     return scales[..., np.arange(start, stop) // size - start // size]

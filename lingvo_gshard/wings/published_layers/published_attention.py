@@ -95,7 +95,9 @@ class PublishedAttention(SelfAttention):
             return super().mask(segments_BL)
         assert segments_BL is not None, f"{self.path}: chunks of rows need segments"
         # Rotations count positions from the start of a chunk: only their differences matter.
-        return dataclasses.replace(super().mask(chunks_of(segments_BL, chunk)), chunk=chunk)
+        mask = super().mask(chunks_of(segments_BL, chunk))
+        # A row has more chunks than texts.
+        return dataclasses.replace(mask, chunk=chunk, most_segments=0)
 
     @property
     def reach(self) -> Reach:

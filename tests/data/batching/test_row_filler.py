@@ -11,10 +11,12 @@ K, L = 24, 12
 
 
 @hypothesis.given(
-    st.lists(st.tuples(st.integers(1, K), st.integers(1, L)), max_size=60), st.integers(0, 20)
+    st.lists(st.tuples(st.integers(1, K), st.integers(1, L)), max_size=60),
+    st.integers(0, 20),
+    st.integers(0, 4),
 )
-def test_each_piece_is_in_one_row_that_holds_it(lengths, left):
-    filler, lengths = RowFiller(K, L), np.array(lengths, np.int64).reshape(-1, 2)
+def test_each_piece_is_in_one_row_that_holds_it(lengths, left, most):
+    filler, lengths = RowFiller(K, L, most), np.array(lengths, np.int64).reshape(-1, 2)
     rows = []
     for begin in range(0, len(lengths), 20):
         part = lengths[begin : begin + 20]
@@ -26,6 +28,7 @@ def test_each_piece_is_in_one_row_that_holds_it(lengths, left):
     assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
     for row in rows:
         assert (lengths[row].sum(axis=0) <= (K, L)).all()
+        assert len(row) <= (most or len(lengths))
 
 
 def test_no_piece_waits_forever():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
 
 
@@ -14,13 +15,13 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
     """Returns the output [B,L,M] of self-attention.
 
     Args:
-      p: Params of SelfAttention.
+      p: Params of SelfAttention or PublishedAttention.
       theta: its weights.
       x: input [B,L,M].
       segments: [B,L].
       sees: (b, q, k) -> whether query q attends to key k in row b, before the window is applied.
     """
-    weights = {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
+    p, weights = _prepared(p, theta)
     heads, head_dim = weights["w_query"].shape[1:]
     group = heads // weights["w_key"].shape[1]
     y = np.zeros(x.shape)
@@ -70,6 +71,13 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
                     mixed /= 1 + np.exp(-gate)
                 y[b, q] += mixed @ weights["w_out"][n]
     return y + weights["b_out"] if p.use_output_bias else y
+
+
+def _prepared(p, theta):
+    """Returns Params with all options of attention, and the weights by name in float64."""
+    found = PublishedAttention.params()
+    found.set(**{name: value for name, value in p.items() if name in found})
+    return found, {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
 
 
 def _score(p, weights, query, key, head, distance) -> float:

@@ -6,7 +6,6 @@ import pytest
 
 from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.data.batching.table import Group
-from lingvo_gshard.wings.services.routers import token_kinds
 from lingvo_gshard.wings.services.routers.token_kinds import (
     CLASSES,
     Languages,
@@ -102,8 +101,3 @@ def test_examples_without_a_language_and_other_batches_have_classes_only():
     assert kinds_of(batch, side, unnamed).languages == ()
     assert kinds_of(ids, side, Languages.of(_groups("es"))).languages == ()
     assert kinds_of(ids, side, unnamed).arrays["source_kinds"].tolist() == [[0]]
-
-
-def test_sizes_are_the_numbers_of_names():
-    found = token_kinds.TokenKinds({}, ("de", "es"), ("a", "b", "c"))
-    assert (found.sizes.languages, found.sizes.classes) == (2, 3)

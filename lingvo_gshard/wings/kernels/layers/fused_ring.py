@@ -226,7 +226,7 @@ class FusedRing:
         """Returns float32 gradients of the queries, and of the keys and values at this device.
 
         The results are outputs and logs of the sums over all keys, and the gradient of the outputs.
-        The other arguments are those of `_attend`.
+        `_attend` takes the other arguments, too.
         """
         if block is None:
             return [tf.zeros(x.shape) for x in (operands[0], *here[:2])]

@@ -159,7 +159,7 @@ def decoder(
     Args:
       model_type: see `Family`.
       architecture: see `Family`.
-      parts: all that changes these layers, in the order in which it is read.
+      parts: all that changes these layers, in the order of reading.
       table: see `Family`.
       epsilon: the key that has the epsilon of the norms.
       hidden: the key that has the size of H.
@@ -244,9 +244,9 @@ def _set_heads_norm(config: PublishedConfig, task: Params) -> None:
     layer.self_attention.set(qk_norm=True, query_key_norm=norm)
 
 
-# What most families begin with.
+# Most families begin with these parts.
 USUAL = (SILU, ROPE)
 # Norms stand at the outputs of sublayers.
 OUTPUT_POSITION = always({"decoder.layer.norm_position": "output"})
-# Queries and keys are normalized: those of each head, or of all heads of a layer together.
+# Norms of queries and keys: of each head alone, or of all heads of a layer together.
 NORMS_BY_HEAD, NORMS_OF_HEADS = Part(_set_head_norms), Part(_set_heads_norm)

@@ -143,7 +143,7 @@ def _set_norms(config: PublishedConfig, task: Params) -> None:
     task.decoder.layer.self_attention.set(qk_norm=True, query_key_norm=norm)
 
 
-# What all generations share, without rotations.
+# Parts of all generations, without rotations.
 _COMMON = (
     fixed({"attention_bias": False}, is_written=True),
     fixed({"use_bidirectional_attention": False}),
@@ -156,7 +156,7 @@ _COMMON = (
         }
     ),
 )
-# What Gemma 2 and 3 share.
+# Parts of Gemma 2 and 3.
 _LATER = (
     *_COMMON,
     fixed({"hidden_activation": _GELU}, is_written=True),

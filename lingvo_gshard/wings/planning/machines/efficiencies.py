@@ -33,6 +33,7 @@ _BETWEEN_TWO_HOSTS = (
     "Mysore, Nebius H100 16-GPU multi-node benchmark, 2025-12-15 (2 hosts of 8 H100, InfiniBand), "
     "https://github.com/drmysore/nebius-h100-16gpu-benchmark"
 )
+_RAGGED_ON_B200 = "lax.ragged_all_to_all on 8 B200 of a host, 2025-10-30, https://github.com/openxla/xla/issues/33386"
 _FLASH_3 = (
     "Shah et al., FlashAttention-3, 2024, https://arxiv.org/abs/2407.08608, figures 5 and 6: heads "
     "of 128 on an H100"
@@ -148,6 +149,18 @@ H100 = tuple(
     for size, rate in _H100_BUS.items()
 )
 
+# XLA's ragged exchange within a host sends 16.42 GiB/s of a GPU, with 4,096 rows of 7,168 numbers:
+# one block of threads copies the rows for a peer.
+_RAGGED_BYTES = 4096 * 7168 * 2
+RAGGED = MeasuredCollective(
+    "gpu:b200:1x8",
+    "ragged-all-to-all",
+    8,
+    _RAGGED_BYTES,
+    7 / 8 * _RAGGED_BYTES / (16.42 * 2**30),
+    _RAGGED_ON_B200,
+)
+
 # Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s. The benchmark waits for
 # each call, which takes about 0.3 ms: an all-reduce of a few bytes over 16 hosts of H100 takes
 # 62 us (https://github.com/NVIDIA/nccl/issues/1469). On these hosts, 64 MiB reach 150 GB/s, too.
@@ -180,14 +193,14 @@ FEW_HOSTS = (
 _BY_HOSTS = {4: FEW_HOSTS, 16: HOSTS}
 
 # Values of `Chip.measured_links` -> the measurements.
-_MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": H100}
+_MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": (*H100, RAGGED)}
 
 # Collectives between TPU slices.
 ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
 
 # Collectives -> collectives with measurements to take in their place, the most similar first.
 _SIMILAR_KINDS = {
-    "ragged-all-to-all": ("all-to-all",),
+    "ragged-all-to-all": ("ragged-all-to-all", "all-to-all"),
     "reduce-scatter": ("reduce-scatter", "all-gather", "all-reduce"),
     "collective-broadcast": ("all-gather", "all-reduce"),
     "collective-permute": ("all-gather", "all-reduce"),
@@ -301,7 +314,7 @@ def sources(chip: Chip) -> tuple[str, ...]:
     found = [matmul_efficiency(chip, 1e15).source, memory_efficiency(chip).source]
     if chip.fp8_efficiency is not None:
         found.insert(1, chip.sources["fp8_efficiency"])
-    for kind in ("all-reduce", "all-gather", "all-to-all"):
+    for kind in ("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all"):
         found += [point.source for point in _points(kind, chip)]
     if chip.kind == "gpu":
         found += [_BETWEEN_TWO_HOSTS, _BETWEEN_HOSTS]

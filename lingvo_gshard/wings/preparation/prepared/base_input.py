@@ -194,8 +194,8 @@ class PreparedInput(PackedInput):
             mixture,
             lambda rows: self.cut(rows, table.lengths_of(rows)),
             self.buckets,
-            self.p.packing_window,
             seed,
+            *self.packing,
         )
 
     @functools.cached_property
@@ -230,7 +230,7 @@ class PreparedInput(PackedInput):
             (s.language, s.source, s.file, s.sha256, s.lengths_sha256)
             for s in self.table("train").shards
         ]
-        settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self.before
+        settings = self.p.mixing.to_text(), self.buckets, *self.packing, self.before
         content = repr((sorted(shards), *settings, seed))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -147,7 +147,7 @@ class StreamedInput(PackedInput):
         pieces = self.cut(numbers, table.lengths_of(numbers))
         last = len(self.buckets) - 1
         parts = iter([pieces])
-        planned = list(in_order(parts, self.buckets[-1], last, self.p.packing_window))
+        planned = list(in_order(parts, self.buckets[-1], last, *self.packing))
         batches = permutation(len(planned), seed, _BATCHES, block).tolist()
         assembly = self._assembly(table, f"{self._identity(seed)} {block} {table.digest()}")
         return [planned[place] for place in batches], assembly
@@ -174,7 +174,7 @@ class StreamedInput(PackedInput):
         settings = self.p.dataset, self.p.cleaning, self.p.vocabulary
         # Positions of earlier versions go on, which knew the classes by these names.
         texts = [each.to_text().replace(_PACKAGE, "lingvo_gshard.data.") for each in settings]
-        sizes = self.buckets, self.p.packing_window, self.p.block_rows, self.p.vocabulary_rows
+        sizes = self.buckets, *self.packing, self.p.block_rows, self.p.vocabulary_rows
         content = repr((texts, *sizes, self.p.on_bad_row, self.before, seed))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
