@@ -52,19 +52,6 @@ class Factor:
     blocks: Blocks | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class RowFormat:
-    """How a kernel rounds rows: by scales that are powers of two, as small as magnitudes allow.
-
-    Attributes:
-      dtype: Name of the type of 8 bits.
-      block: Consecutive elements of a row that share a scale; 0: all elements.
-    """
-
-    dtype: str
-    block: int = 0
-
-
 # Letters that a product sums over -> a factor for this product.
 FactorFor = Callable[[str], Factor]
 
@@ -113,11 +100,10 @@ class Rounding(Protocol):
         """
         ...
 
-    def row_format(self, is_gradient: bool) -> RowFormat | None:
-        """Returns how kernels round single rows; None if only operations can.
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
+        """Returns how kernels round rows; None if only operations can.
 
-        Args:
-          is_gradient: Whether the rows are the gradient of a product, and not activations.
+        It is the type of 8 bits, and the number of elements that share a scale; 0: a whole row.
         """
         ...
 

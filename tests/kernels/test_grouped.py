@@ -1,7 +1,6 @@
 # tests: wings/kernels/grouped.py, wings/kernels/activation_call.py, wings/kernels/grouped_call.py
 # tests: wings/kernels/grouped_tpu.py, wings/kernels/grouped_tpu_product.py
 # tests: wings/kernels/grouped_triton.py, wings/kernels/grouped_rows.py
-# tests: wings/kernels/triton_rows.py
 """Compares the bodies of grouped products, on CPUs step by step, with a loop of NumPy."""
 
 import ml_dtypes
@@ -218,11 +217,11 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         rule = by_rows.gradient if is_gradient else by_rows.activation
         factor = rule(tf.constant(x), "CM")("M")
         expected = factor.blocks or Blocks(factor.values, factor.scale, 0, factor.dtype)
-        row_format = by_rows.row_format(is_gradient)
-        self.assertEqual(row_format.dtype, expected.dtype)
-        call = RowsCall(None, row_format.dtype, row_format.block)
+        dtype, block = by_rows.row_format(is_gradient)
+        self.assertEqual(dtype, expected.dtype)
+        call = RowsCall(None, dtype, block)
         values, scales = ROWS.body("cuda_interpreted")(call, np.array(used, np.int32), x)
-        self.assertEqual(values.dtype, row_format.dtype)
+        self.assertEqual(values.dtype, dtype)
         end = sum(used)
         np.testing.assert_array_equal(scales[:end], expected.scales[:end])
         found = np.asarray(values, np.float32)[:end]

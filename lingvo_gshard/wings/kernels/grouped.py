@@ -229,7 +229,7 @@ class _Groups:
             return Factor(arrays[0])
         specs, call = [tf.TensorSpec(arrays[0].shape, arrays[0].dtype)], RowsCall(activation)
         if row_format:
-            call = RowsCall(activation, row_format.dtype, row_format.block)
+            call = RowsCall(activation, *row_format)
             count, columns = known_sizes(arrays[0].shape)
             specs = [
                 tf.TensorSpec([count, columns], tf.as_dtype(call.dtype)),

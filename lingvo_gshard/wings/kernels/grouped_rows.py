@@ -26,7 +26,7 @@ class RowsCall(msgspec.Struct, frozen=True):
     """The static arguments of a function of rows.
 
     Attributes:
-      activation: computes a row from those of hidden arrays; None for the row itself.
+      activation: computes a row from the same row of each hidden array; None for no activation.
       dtype: the type of 8 bits to round to, float8_e4m3fn or float8_e5m2; empty for no rounding.
       block: the number of consecutive elements that share a scale; 0: all elements of a row.
     """
@@ -162,7 +162,7 @@ def _rows_tile(
         return call.activation(*loaded) if call.activation else loaded[0]
 
     def largest(tiles: _Tiles, step: Any) -> Any:
-        """Returns the largest magnitude of each row of a tile, as bits; those of NaN are larger."""
+        """Returns the largest magnitude of each row of a tile, as bits. NaN has larger bits."""
         wide = values(tiles, step).astype(jnp.float32)
         # Zero has a positive activation in some cases.
         magnitudes = jnp.where(tiles.at(step).is_inside[None], jnp.abs(wide), 0.0)

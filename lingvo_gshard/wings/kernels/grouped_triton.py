@@ -12,8 +12,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall, largest_power
-from lingvo_gshard.wings.kernels.triton_products import dot
-from lingvo_gshard.wings.kernels.triton_rows import Range, load_tile, store_tile
+from lingvo_gshard.wings.kernels.triton_rows import Range, dot, load_tile, store_tile
 
 # Tiles of rows. A group's last tile may have fewer rows.
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
@@ -98,7 +97,7 @@ def summed(
     """Returns the sum [R,H] of the products of several rows.
 
     Rows after the last group are undefined. Arguments are as in grouped_tpu.py. If the call has
-    types of 8 bits, the scales of the rows follow, and those of the weights.
+    types of 8 bits, scales of the rows and scales of the weights follow.
     """
     pairs = len(factors) // (4 if call.dtypes else 2)
     kinds = [factors[first : first + pairs] for first in range(0, len(factors), pairs)]

@@ -31,7 +31,7 @@ import numpy as np
 from lingvo_gshard.core import known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
-from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding, RowFormat
+from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
 from lingvo_gshard.wings.low_precision.block_products import BlockProduct
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2, and of an MX format.
@@ -80,7 +80,7 @@ class EachProduct:
         """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
         return self.activation(x, layout)
 
-    def row_format(self, is_gradient: bool) -> RowFormat | None:
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
         """Returns None: operations round rows."""
         del is_gradient
 
@@ -188,10 +188,10 @@ class BlockScales(EachProduct):
         """The rounding whose blocks lie within a row; see `einsum.Rounding`."""
         return BlockScales(rounds_weight_gradients=False)
 
-    def row_format(self, is_gradient: bool) -> RowFormat | None:
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
         """Returns the format of blocks within a row; see `einsum.Rounding`."""
         del is_gradient
-        return RowFormat(E4M3.dtype, BLOCK)
+        return E4M3.dtype, BLOCK
 
     def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
         return _rounded_blocks(x, [_last(layout, summed)])
@@ -225,10 +225,10 @@ class RowScales(EachProduct):
         """This rounding; see `einsum.Rounding`."""
         return self
 
-    def row_format(self, is_gradient: bool) -> RowFormat | None:
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
         """Returns the format of whole rows; None for int8, whose scales are no powers of two."""
         number_format = self.backward if is_gradient else self.forward
-        return None if number_format is INT8 else RowFormat(number_format.dtype)
+        return None if number_format is INT8 else (number_format.dtype, 0)
 
     def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
         return _rows(x, layout, summed, self.forward)
