@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +29,18 @@ class GroupOrder:
     computed: tf.Tensor | None = None
 
 
+class OnChoice(Protocol):
+    """Takes part in the choices of routers whose tokens choose their experts."""
+
+    def select(self, router: Any, selected: list) -> list:
+        """Returns a token's experts in place of those selected; see `selection.settled`."""
+        ...
+
+    def assign(self, router: Any, choices: Any, assign: Callable[[Any], tuple]) -> tuple:
+        """Returns the assignments of choices, which `assign` makes; see `TokenCapacity.route`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenContext:
     """The extension of the context for mixtures of experts.
@@ -37,6 +50,9 @@ class TokenContext:
       kinds: int32 [B,L] kinds of these tokens (`core.token_kinds`), or None if they are unknown.
       on_routing: Called with (layer, routing, mask [G,S], groups) by every mixture of experts; None
         if nobody counts.
+      on_choice: Takes part in the choices of routers; None if nothing does.
+      choices: Arrays [B,L,...] by name that `on_choice` reads. Parts of a batch have their rows.
+      groups: The groups that a router routes, `groups.Groups`; None outside of layers with experts.
       group_order: The order of token groups, if they are not stored by their numbers.
       keeps_all: Whether experts compute every token sent to them, whatever their capacity.
     """
@@ -44,6 +60,9 @@ class TokenContext:
     ids: tf.Tensor | None = None
     kinds: tf.Tensor | None = None
     on_routing: Callable[..., None] | None = None
+    on_choice: OnChoice | None = None
+    choices: Mapping[str, tf.Tensor] | None = None
+    groups: Any = None
     group_order: GroupOrder | None = None
     keeps_all: bool = False
 

@@ -27,7 +27,7 @@ def double(x):
 
 def test_partition_is_exported_and_imported_lazily():
     assert lingvo_gshard.partition is partition
-    with pytest.raises(AttributeError, match="has no attribute 'partitoin'"):
+    with pytest.raises(AttributeError, match="No lingvo_gshard attribute partitoin"):
         _ = lingvo_gshard.partitoin
     code = (
         "import sys, lingvo_gshard; sys.exit('jax' in sys.modules or 'tensorflow' in sys.modules)"

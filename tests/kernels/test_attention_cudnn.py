@@ -1,4 +1,3 @@
-# tests: wings/kernels/attention_cudnn.py
 """Compares packed segments with dense attention; a loop in NumPy stands for cuDNN."""
 
 import types

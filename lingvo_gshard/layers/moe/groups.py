@@ -102,9 +102,9 @@ class Groups:
         Random numbers then do not depend on the order, and gshard-verify compares equal groups.
         """
         if self.pieces == 1:
-            return token_context.override(group_order=None)
+            return token_context.override(groups=self, group_order=None)
         order = token_context.GroupOrder(self._numbers(), computed=self._computed_numbers())
-        return token_context.override(group_order=order)
+        return token_context.override(groups=self, group_order=order)
 
     def in_order(self, by_group_G: tf.Tensor) -> tf.Tensor:
         """Returns a tensor [G,...] in the order of the groups with a single piece per row."""

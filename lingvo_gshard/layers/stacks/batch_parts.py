@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.remat_unit import Reports
@@ -26,17 +26,17 @@ class PartInputs(NamedTuple):
 
     Attributes:
       shared: nests of tensors that every layer is called with.
-      tokens: ids and kinds of the tokens of the context, by field, as far as it has them.
+      tokens: ids, kinds and choices of the tokens of the context, by field, as far as it has them.
     """
 
     shared: tuple
-    tokens: dict[str, tf.Tensor]
+    tokens: dict[str, Any]
 
     @classmethod
     def of(cls, shared: tuple) -> PartInputs:
         """Returns the inputs of layers that are called with `shared` in the current context."""
         now = token_context.current()
-        given = {"ids": now.ids, "kinds": now.kinds}
+        given = {"ids": now.ids, "kinds": now.kinds, "choices": now.choices}
         return cls(shared, {name: value for name, value in given.items() if value is not None})
 
     @contextlib.contextmanager

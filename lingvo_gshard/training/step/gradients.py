@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
@@ -82,7 +83,11 @@ class Gradients:
 
     Attributes:
       accumulate: computes a batch in parts; None computes it at once.
+      around: opens a context around each pass on a part of a batch. A service sets it before the
+        first step is traced.
     """
+
+    around: Callable[[TensorBatch], contextlib.AbstractContextManager[object]]
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class Gradients:
         self._task, self._precision, self._theta_specs = task, precision, theta_specs
         self._frozen, self._measured = frozen, measured
         self.accumulate = accumulate
+        self.around = lambda _: contextlib.nullcontext()
         # The weights, and what is measured beside them, as layers read them in a step.
         self._specs = self._joined(theta_specs, measured.specs() if measured else None)
 
@@ -199,7 +205,7 @@ class Gradients:
     ) -> Result:
         """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up."""
         trained = self._trained(theta)
-        with context.use(passing) as scope, tf.GradientTape() as tape:
+        with context.use(passing) as scope, self.around(batch), tf.GradientTape() as tape:
             tape.watch(trained.flatten())
             weights = stop_frozen(self._specs.flatten(), theta.flatten())
             loss, metrics = self._task.loss(theta.pack(weights), batch)
@@ -233,7 +239,7 @@ class Gradients:
             unobserved = dataclasses.replace(
                 passing.part(), seed=key, on_output=None, on_result=None
             )
-            with context.use(unobserved) as now:
+            with context.use(unobserved) as now, self.around(part):
                 return loss_weights(now, self._task.loss(theta, part)[1])
 
         assert passing.seed is not None

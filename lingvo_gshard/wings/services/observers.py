@@ -23,8 +23,19 @@ def router_watch(run: ObservedRun) -> StepObserver | None:
     return RouterWatch(run)
 
 
+def choices(run: ObservedRun) -> StepObserver | None:
+    """Returns what records or replays the choices of a run's routers, if its Params ask for it."""
+    if not (run.params.run.record_choices or run.params.run.replay_choices):
+        return None
+    from lingvo_gshard.wings.services.routers.choices import Choices
+
+    return Choices(run)
+
+
 OBSERVERS.register("compilations")(CompilationLog)
 OBSERVERS.register("step reporter")(step_reporter.reporter)
+# Adds arrays to batches before routers are watched, and removes them before batches are digested.
+OBSERVERS.register("choices")(choices)
 OBSERVERS.register("routers")(router_watch)
 # A step that is taken back is neither shown nor recorded.
 OBSERVERS.register("roll backs")(RollBackWatch)

@@ -7,6 +7,8 @@ from lingvo_gshard.training.run.options import SERVICE_OPTIONS, ServiceOptions
 
 # Metrics of the dev split begin so.
 DEV = "dev/"
+# Arrays of a batch with choices of routers begin so.
+CHOICES = "choices/"
 
 
 @SERVICE_OPTIONS.register("best checkpoint")
@@ -40,6 +42,37 @@ class BestCheckpoint(ServiceOptions):
             )
         if best and not p.evaluate_every_steps:
             raise UserError(f"run.keep_best={best!r} needs run.evaluate_every_steps, which is 0")
+
+
+@SERVICE_OPTIONS.register("choices")
+class RouterChoices(ServiceOptions):
+    """Options that record choices of routers, and replay them."""
+
+    @classmethod
+    def define(cls, p: Params) -> None:
+        """Adds `record_choices` and `replay_choices`."""
+        p.define(
+            "record_choices",
+            (),
+            "(first, last): the steps whose routers' choices are written to the folder `choices` "
+            "of the log directory; (): none.",
+        )
+        p.define(
+            "replay_choices",
+            "",
+            "Log directory of a run that recorded choices. The same steps of this run have them.",
+        )
+
+    @classmethod
+    def check(cls, p: Params) -> None:
+        """Raises UserError if the steps to record are not a range."""
+        steps = p.record_choices
+        is_range = len(steps) == 2 and all(isinstance(step, int) for step in steps)
+        if steps and not (is_range and 1 <= steps[0] <= steps[1]):
+            raise UserError(
+                f"run.record_choices={steps!r}: expected the first and the last step, such as "
+                "(1, 10)"
+            )
 
 
 @SERVICE_OPTIONS.register("watches")

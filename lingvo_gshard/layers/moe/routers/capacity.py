@@ -17,6 +17,7 @@ from lingvo_gshard.layers.moe.routing import (
     ORDERS,
     PRIORITIES,
     TOKEN,
+    Assignment,
     Choice,
     TokenChoiceRouting,
     WeightedLoss,
@@ -129,9 +130,15 @@ class TokenCapacity(Capacity):
         """
         p = self.p
         size = self._size(choices[0].expert_GS.shape[1], multiple)
-        assignments = assign(
-            self._mask_outputs(choices), p.num_experts, size, p.priority, self.order
-        )
+
+        def assigned(choices: Sequence[Choice]) -> tuple[Assignment, ...]:
+            return assign(choices, p.num_experts, size, p.priority, self.order)
+
+        choices, on_choice = self._mask_outputs(choices), token_context.current().on_choice
+        if on_choice:
+            assignments = on_choice.assign(self.router, choices, assigned)
+        else:
+            assignments = assigned(choices)
         return TokenChoiceRouting(assignments, p.num_experts, size, losses or {}, metrics or {})
 
     def _size(self, tokens: int, multiple: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers.moe.routers.router import Part, Router
 from lingvo_gshard.sharding import annotate
 
 # Smaller than any score.
@@ -38,6 +39,19 @@ def top_k(scores_GSE: tf.Tensor, k: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
         selected.append(top_1(scores_GSE, excluded_GSE))
         excluded_GSE = sum_of_one_hots(selected)
     return selected
+
+
+def settled(
+    router: Router, selected: list[tuple[tf.Tensor, tf.Tensor]]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Returns the experts of each token: a router's selection, or what a replay gives.
+
+    Args:
+      router: the router.
+      selected: (index, one-hot) of each expert, as `top_k` returns them.
+    """
+    on_choice = token_context.current().on_choice
+    return on_choice.select(router, selected) if on_choice else selected
 
 
 def sum_of_one_hots(selected: list[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
@@ -77,7 +91,7 @@ class TopK(Part):
 
     def select(self, scores_GSE: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Returns (index, one-hot) of each token's k experts, best first; see `top_1`."""
-        return top_k(scores_GSE, self.p.k)
+        return settled(self.router, top_k(scores_GSE, self.p.k))
 
     def gates(
         self, values_GSE: tf.Tensor, selected: list[tuple[tf.Tensor, tf.Tensor]]

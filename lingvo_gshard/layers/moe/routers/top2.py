@@ -87,7 +87,8 @@ class Top2Router(Router):
         is_lingvo = self.p.mode == "lingvo"
         logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
-        (first_GS, first_GSE), (second_GS, second_GSE) = selection.top_k(gates_GSE, 2)
+        selected = selection.settled(self, selection.top_k(gates_GSE, 2))
+        (first_GS, first_GSE), (second_GS, second_GSE) = selected
         first_gate_GS = selection.value_at(gates_GSE, first_GSE)
         second_gate_GS = selection.value_at(gates_GSE, second_GSE)
         sum_GS = first_gate_GS + second_gate_GS + (1e-9 if is_lingvo else 0.0)

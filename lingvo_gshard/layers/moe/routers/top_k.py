@@ -11,7 +11,13 @@ from lingvo_gshard.layers.moe.routers.balance_loss import BalanceLoss
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity
 from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routers.scores import LinearScores
-from lingvo_gshard.layers.moe.routers.selection import TopK, sum_of_one_hots, top_1, value_at
+from lingvo_gshard.layers.moe.routers.selection import (
+    TopK,
+    settled,
+    sum_of_one_hots,
+    top_1,
+    value_at,
+)
 from lingvo_gshard.layers.moe.routing import Choice, TokenChoiceRouting
 
 
@@ -88,7 +94,7 @@ class SwitchRouter(Router):
         """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
-        expert_GS, chosen_GSE = top_1(gates_GSE)
+        ((expert_GS, chosen_GSE),) = settled(self, [top_1(gates_GSE)])
         choice = Choice(expert_GS, value_at(gates_GSE, chosen_GSE), mask_GS, mask_GS)
         loss = self.balance.auxiliary_loss(theta, gates_GSE, chosen_GSE, mask_GS)
         losses = {BALANCE_LOSS: loss, **self.scores.losses(logits_GSE, mask_GS)}

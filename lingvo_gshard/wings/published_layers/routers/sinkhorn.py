@@ -83,7 +83,7 @@ class SinkhornRouter(Router):
             scores_GSE /= p.temperature
             price_GE = prices(scores_GSE, mask_GS, p.iterations)
             scores_GSE -= (1.0 - _TIE_BREAK) * price_GE[:, None]
-        expert_GS, chosen_GSE = selection.top_1(scores_GSE)
+        ((expert_GS, chosen_GSE),) = selection.settled(self, [selection.top_1(scores_GSE)])
         softmax_GSE = tf.nn.softmax(logits_GSE)
         gates_GSE = softmax_GSE if p.gate == "softmax" else tf.sigmoid(logits_GSE)
         choice = Choice(expert_GS, selection.value_at(gates_GSE, chosen_GSE), mask_GS, mask_GS)

@@ -52,7 +52,7 @@ class SparseMixerRouter(Router):
     ) -> TokenChoiceRouting:
         """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
-        selected = selection.top_k(logits_GSE, 2)
+        selected = selection.settled(self, selection.top_k(logits_GSE, 2))
         left_GSE, choices = logits_GSE, []
         for expert_GS, one_hot_GSE in selected:
             gates_GSE = self._gates(logits_GSE, left_GSE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -187,20 +188,35 @@ class RoutingSums:
           `<path of the layer>/<name>` -> float32 tensor, with the names of `watched_sums`. Layers
           of a loop have one stacked tensor, under a name that `repetition.unstacked` expands.
         """
-        trainer, features = self.trainer, dict(batch)
-        step = features.pop(_STEP)
-        key = tf.stack([tf.constant(trainer.p.seed & 0x7FFFFFFF, tf.int32), step])
-        theta = trainer.layer_weights(theta)
+        return sums_of_step(self.trainer, theta, batch, {"on_routing": self.kinds.count})
 
-        def compute(part: TensorBatch, key: tf.Tensor) -> dict[str, tf.Tensor]:
-            with (
-                context.use(trainer.gradients.context(key)) as passing,
-                token_context.override(on_routing=self.kinds.count),
-            ):
-                trainer.task.loss(theta, part)
-            return passing.sums
 
-        return sum_over_parts(compute, features, key, trainer.p.micro_batches)
+def sums_of_step(
+    trainer: Trainer, theta: NestedMap, batch: TensorBatch, watch: Mapping[str, Any]
+) -> dict[str, tf.Tensor]:
+    """Returns what layers report as sums in the forward pass of a step, over its micro-batches.
+
+    Args:
+      trainer: defines the step.
+      theta: the weights before the step.
+      batch: the arrays that `watched_batch` returned.
+      watch: fields of the `TokenContext` that watch the routers.
+    """
+    features = dict(batch)
+    step = features.pop(_STEP)
+    key = tf.stack([tf.constant(trainer.p.seed & 0x7FFFFFFF, tf.int32), step])
+    theta = trainer.layer_weights(theta)
+
+    def compute(part: TensorBatch, key: tf.Tensor) -> dict[str, tf.Tensor]:
+        with (
+            context.use(trainer.gradients.context(key)) as passing,
+            trainer.gradients.around(part),
+            token_context.override(**watch),
+        ):
+            trainer.task.loss(theta, part)
+        return passing.sums
+
+    return sum_over_parts(compute, features, key, trainer.p.micro_batches)
 
 
 def watch_routers(
