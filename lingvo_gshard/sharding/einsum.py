@@ -100,6 +100,13 @@ class Rounding(Protocol):
         """
         ...
 
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
+        """Returns how kernels round rows; None if only operations can.
+
+        It is the type of 8 bits, and the number of elements that share a scale; 0: a whole row.
+        """
+        ...
+
     def product(
         self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
     ) -> tf.Tensor | None:

@@ -1,6 +1,6 @@
 # tests: wings/kernels/attention.py, wings/kernels/attention_cuda.py, wings/kernels/attention_tpu.py
 # tests: wings/kernels/attention_triton.py, wings/kernels/call.py, wings/kernels/distance_bias.py
-# tests: wings/kernels/triton_products.py, wings/kernels/triton_rows.py
+# tests: wings/kernels/triton_rows.py
 # tests: wings/kernels/weight_dropout.py
 """Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
 

@@ -1,6 +1,6 @@
 # tests: wings/kernels/grouped.py, wings/kernels/activation_call.py, wings/kernels/grouped_call.py
 # tests: wings/kernels/grouped_tpu.py, wings/kernels/grouped_tpu_product.py
-# tests: wings/kernels/grouped_triton.py
+# tests: wings/kernels/grouped_triton.py, wings/kernels/grouped_rows.py
 """Compares the bodies of grouped products, on CPUs step by step, with a loop of NumPy."""
 
 import ml_dtypes
@@ -12,16 +12,21 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers import feed_forward
+from lingvo_gshard.sharding.einsum import Blocks
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 from lingvo_gshard.wings.kernels.grouped import (
     ACTIVATED,
     ACTIVATED_GRADIENT,
     FORWARD,
+    ROWS,
+    ROWS_GRADIENT,
     SUMMED,
     WEIGHT_GRADIENT,
 )
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall
+from lingvo_gshard.wings.kernels.grouped_rows import RowsCall
+from lingvo_gshard.wings.low_precision.rounding import ROUNDINGS
 
 # Room for rows R, sizes M and H, and the rows of each group.
 CASES = {
@@ -106,7 +111,7 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         self.check(case, platform, dtype)
 
     def check_activated(self, case, platform, dtype, activation):
-        """Compares products of activated rows and all gradients with those of float64."""
+        """Compares activated rows, their products and all gradients with those of float64."""
         count, inner, outer, sizes = CASES[case]
         function, call = activation_of(activation)
         generator = np.random.default_rng(1)
@@ -121,11 +126,19 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         weights, d_products, *hidden = arrays
         sizes_E = np.array(sizes, np.int32)
         grouped = GroupedCall(used, activation=call)
-        (products,) = ACTIVATED.body(platform)(grouped, weights, sizes_E, *hidden)
         transposed = GroupedCall(used, is_transposed=True, activation=call)
-        *d_hidden, activated = ACTIVATED_GRADIENT.body(platform)(
-            transposed, d_products, weights, sizes_E, *hidden
-        )
+        if platform == "tpu_interpreted":
+            (products,) = ACTIVATED.body(platform)(grouped, weights, sizes_E, *hidden)
+            found = ACTIVATED_GRADIENT.body(platform)(
+                transposed, d_products, weights, sizes_E, *hidden
+            )
+        else:
+            forward = FORWARD.body(platform)
+            (rows,) = ROWS.body(platform)(RowsCall(call), sizes_E, *hidden)
+            (products,) = forward(grouped, rows, weights, sizes_E)
+            (d_rows,) = forward(transposed, d_products, weights, sizes_E)
+            found = ROWS_GRADIENT.body(platform)(RowsCall(call), sizes_E, d_rows, *hidden)
+        *d_hidden, activated = found
         wide = [tf.constant(each[:used].astype(np.float64)) for each in hidden]
         with tf.GradientTape() as tape:
             tape.watch(wide)
@@ -186,6 +199,56 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
             for r, w in zip(rows.astype(np.float64), weights.astype(np.float64), strict=True)
         )
         self.assertAllClose(found[:137], expected[:137], rtol=0, atol=1e-6 * np.abs(expected).max())
+
+    @parameterized.product(
+        rounding=["fp8", "fp8_blocks"], is_gradient=[False, True], columns=[96, 200, 1200]
+    )
+    def test_rounded_rows_are_those_of_operations(self, rounding, is_gradient, columns):
+        """Magnitudes cover the range of float32, its limits and those of both types."""
+        rows, used = 150, (37, 0, 100)
+        generator = np.random.default_rng(1)
+        exponents = generator.integers(-140, 120, size=(rows, 1))
+        x = (generator.normal(size=(rows, columns)) * np.exp2(exponents)).astype(np.float32)
+        for row, largest in enumerate((0.0, np.inf, np.nan, 448.0, 57344.0)):
+            x[row] /= np.abs(x[row]).max()
+            x[row, row + 3] = largest
+            x[row + 8] = np.nextafter(np.float32(largest), np.float32(np.inf))
+        by_rows = ROUNDINGS[rounding].by_rows
+        rule = by_rows.gradient if is_gradient else by_rows.activation
+        factor = rule(tf.constant(x), "CM")("M")
+        expected = factor.blocks or Blocks(factor.values, factor.scale, 0, factor.dtype)
+        dtype, block = by_rows.row_format(is_gradient)
+        self.assertEqual(dtype, expected.dtype)
+        call = RowsCall(None, dtype, block)
+        values, scales = ROWS.body("cuda_interpreted")(call, np.array(used, np.int32), x)
+        self.assertEqual(values.dtype, dtype)
+        end = sum(used)
+        np.testing.assert_array_equal(scales[:end], expected.scales[:end])
+        found = np.asarray(values, np.float32)[:end]
+        np.testing.assert_array_equal(found, expected.values[:end])
+
+    @parameterized.parameters(
+        ("sigmoid", (0, 0)), ("clamped_swiglu", (70, 80)), ("gelu", (150,)), ("swiglu", (20, 77))
+    )
+    def test_activated_rows_are_rounded(self, activation, sizes):
+        """Compares with rounding what the function itself returns, for none, some and all rows.
+
+        In float32, sums in another order would round some numbers otherwise.
+        """
+        function, call = activation_of(activation)
+        generator = np.random.default_rng(1)
+        shape = (2 if function.is_gated else 1, 150, 200)
+        hidden = generator.normal(size=shape).astype(ml_dtypes.bfloat16)
+        used = sum(sizes)
+        hidden[:, used:] = np.nan
+        rounded = RowsCall(call, "float8_e4m3fn")
+        sizes_E, body = np.array(sizes, np.int32), ROWS.body("cuda_interpreted")
+        values, scales = body(rounded, sizes_E, *hidden)
+        rows = tf.constant(np.asarray(call(*hidden)[:used]))
+        expected = ROUNDINGS["fp8"].by_rows.activation(rows, "CM")("M")
+        np.testing.assert_array_equal(scales[:used], expected.scale)
+        found = np.asarray(values, ml_dtypes.bfloat16)[:used]
+        np.testing.assert_array_equal(found, expected.values)
 
     @parameterized.product(
         platform=BODIES, dtypes=[("float8_e4m3fn",) * 2, ("float8_e5m2", "float8_e4m3fn")]

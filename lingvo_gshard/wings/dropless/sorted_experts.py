@@ -91,10 +91,11 @@ def compute_sorted(
 
 
 def _is_activated_alone(experts: Experts) -> bool:
-    """Returns whether nothing but the activation is between the products."""
+    """Returns whether nothing but what kernels compute is between the products."""
     has_dropout = experts.p.dropout_rate and context.current().training
-    is_rounded = context.extension(ProductContext).rounding is not None
-    return not (experts.p.use_bias or has_dropout or is_rounded)
+    rounding = context.extension(ProductContext).rounding
+    can_activate = kernels.grouped.can_activate(platform_in_use(), rounding)
+    return can_activate and not (experts.p.use_bias or has_dropout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ class SortedGroups:
     def multiply_activated(
         self, hidden: Sequence[tf.Tensor], w_out_EHM: tf.Tensor, activation: ActivationCall
     ) -> tf.Tensor:
-        """Returns the output [r,M] of the experts, without biases, dropout and rounding.
+        """Returns the output [r,M] of the experts, without biases and dropout.
 
         In a remat unit, it may be a saved one instead (see core/autodiff/remat_policy.py).
 
@@ -143,7 +144,13 @@ class SortedGroups:
         weights = tf.cast(w_out_EHM, hidden[0].dtype)
         known = _restored(_OUTPUT)
         found = kernels.grouped.activated_product(
-            hidden, weights, self.load_E, activation, self.usual_rows, known
+            hidden,
+            weights,
+            self.load_E,
+            activation,
+            self.usual_rows,
+            known,
+            context.extension(ProductContext).rounding,
         )
         return _saved(_OUTPUT, found)
 

@@ -343,10 +343,12 @@ def _read(instruction: Instruction) -> int:
             # read a full row: how many slots are filled is known only when the step runs.
             cache = _attention_operands(instruction)[1:]
             amounts = _part_of(instruction, amounts, cache, _call(instruction).share)
-        elif is_grouped_products(instruction):
-            # The weights of groups without rows are not read.
+        elif _call(instruction).kernel.startswith("grouped"):
+            # The weights of groups without rows are not read, nor are the rows of no group.
             weights = _operands(instruction, 3, _GROUPED_DTYPES)
             amounts = _part_of(instruction, amounts, weights, _call(instruction).read_share)
+            rows = _grouped_rows(instruction)
+            amounts = _part_of(instruction, amounts, rows, min(_call(instruction).share, 1.0))
     used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):
         used[operand] = max(used.get(operand, 0), amount)
@@ -365,6 +367,11 @@ def _part_of(
 
 def _written(instruction: Instruction) -> int:
     shape = instruction.result
+    if _call(instruction).kernel.startswith("grouped"):
+        share = min(_call(instruction).share, 1.0)
+        rows = [array for array in shape.arrays if len(array.dimensions) == 2]
+        unused = (1.0 - share) * sum(map(_array_bytes, rows))
+        return round(sum(map(_array_bytes, shape.arrays)) - unused)
     if instruction.opcode != "fusion":
         return _bytes(shape, min(written(instruction), shape.size))
     (called,) = instruction.called

@@ -16,8 +16,7 @@ from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.wings.kernels.attention_triton import capped
 from lingvo_gshard.wings.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.wings.kernels.call import HIDDEN, pad
-from lingvo_gshard.wings.kernels.triton_products import dot
-from lingvo_gshard.wings.kernels.triton_rows import load_rows, padded_dim, store_rows
+from lingvo_gshard.wings.kernels.triton_rows import dot, load_rows, padded_dim, store_rows
 
 # A head is one tile up to this size, padded to a power of two. Larger heads, which latent attention
 # has, are divided into tiles of powers of two: 576 is 512 and 64.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
-
-import msgspec
 
 from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
-from lingvo_gshard.sharding.einsum import Factor, Rounding
-from lingvo_gshard.wings.kernels import grouped_tpu, grouped_triton
+from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
+from lingvo_gshard.wings.kernels import grouped_rows, grouped_tpu, grouped_triton
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall
+from lingvo_gshard.wings.kernels.grouped_rows import RowsCall
 from lingvo_gshard.wings.kernels.kernel import register
 
 # Name of the kernel in plans and logs.
@@ -27,18 +28,13 @@ FORWARD = register(
 SUMMED = register(
     "grouped_products_summed", GroupedCall, tpu=grouped_tpu.summed, cuda=grouped_triton.summed
 )
-ACTIVATED = register(
-    "grouped_products_activated",
-    GroupedCall,
-    tpu=grouped_tpu.activated,
-    cuda=grouped_triton.activated,
-)
+# Kernels for TPUs activate rows where they multiply them, and those for GPUs before they do.
+ACTIVATED = register("grouped_products_activated", GroupedCall, tpu=grouped_tpu.activated)
 ACTIVATED_GRADIENT = register(
-    "grouped_products_activated_gradient",
-    GroupedCall,
-    tpu=grouped_tpu.activated_gradient,
-    cuda=grouped_triton.activated_gradient,
+    "grouped_products_activated_gradient", GroupedCall, tpu=grouped_tpu.activated_gradient
 )
+ROWS = register("grouped_rows", RowsCall, cuda=grouped_rows.forward)
+ROWS_GRADIENT = register("grouped_rows_gradient", RowsCall, cuda=grouped_rows.gradient)
 WEIGHT_GRADIENT = register(
     "grouped_products_gradient",
     GroupedCall,
@@ -79,6 +75,20 @@ def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
     return _module(platform).padded_rows(GroupedCall(usual_rows), rows, groups)
 
 
+def can_activate(platform: str, rounding: Rounding | None) -> bool:
+    """Returns whether a platform's kernels compute activations, in front of rounded products too.
+
+    Args:
+      platform: one of `platforms.PLATFORMS`.
+      rounding: rounds the factors of products.
+    """
+    return rounding is None or _rounds_rows(platform, rounding)
+
+
+def _rounds_rows(platform: str, rounding: Rounding) -> bool:
+    return hardware_of(platform) in ROWS.bodies and rounding.row_format(False) is not None
+
+
 def products(
     rows_RM: tf.Tensor,
     weights: Sequence[tf.Tensor],
@@ -106,29 +116,19 @@ def products(
 
     @custom_gradient
     def compute(rows: tf.Tensor, sizes: tf.Tensor, *weights: tf.Tensor) -> Any:
-        of_rows = rounding.activation(rows, "CM") if rounding else lambda _: Factor(rows)
-        of_weights = [
-            rounding.weight(w, "EMH", "M") if rounding else lambda _, w=w: Factor(w)
-            for w in weights
-        ]
-        found = [
-            _product(of_rows("M"), of_weight("M"), sizes, usual_rows) if saved is None else saved
-            for of_weight, saved in zip(of_weights, known, strict=True)
-        ]
+        groups = _Groups(sizes, usual_rows, rounding)
+        of_weights = [groups.weight(weight) for weight in weights]
+        found = list(known)
+        if None in known:
+            factor = groups.rows([rows])
+            found = [
+                groups.product(factor, of_weight("M")) if saved is None else saved
+                for of_weight, saved in zip(of_weights, known, strict=True)
+            ]
 
         def gradient(*d_found: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-            if rounding or len(weights) == 1:
-                factors = [
-                    rounding.gradient(d, "CH")("H") if rounding else Factor(d) for d in d_found
-                ]
-                d_rows = tf.add_n(
-                    [
-                        _product(factor, of_weight("H"), sizes, usual_rows, is_transposed=True)
-                        for factor, of_weight in zip(factors, of_weights, strict=True)
-                    ]
-                )
-            else:
-                d_rows = _summed(d_found, weights, sizes, usual_rows)
+            factors = [groups.rows([d], is_gradient=True) for d in d_found]
+            d_rows = groups.summed(factors, [of_weight("H") for of_weight in of_weights])
             d_weights = [_weight_gradient(rows, d, sizes, usual_rows) for d in d_found]
             return d_rows, None, *d_weights
 
@@ -144,10 +144,12 @@ def activated_product(
     activation: ActivationCall,
     usual_rows: int = 0,
     known_RM: tf.Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> tf.Tensor:
     """Returns [R,M]: each activated row times the weights of its group, on one device.
 
-    Kernels for TPUs activate a tile where they multiply it.
+    Kernels for TPUs activate a tile where they multiply it. Those for GPUs activate rows before,
+    because tensor cores read their factors unchanged.
 
     Args:
       hidden: the arrays [R,H] that the activation takes, with the rows of one group after another.
@@ -156,74 +158,174 @@ def activated_product(
       activation: the activation.
       usual_rows: as in `products`.
       known_RM: the result, if it was saved and needs no computation.
+      rounding: as in `products`, if `can_activate`.
     """
-    count, _ = known_sizes(hidden[0].shape)
-    groups, _, outer = known_sizes(weights_EHM.shape)
-    call = GroupedCall(usual_rows or count, activation=activation)
+    usual_rows = usual_rows or known_sizes(hidden[0].shape)[0]
+    has_rows = hardware_of(platform_in_use()) in ROWS.bodies
 
     @custom_gradient
     def compute(weights: tf.Tensor, sizes: tf.Tensor, *hidden: tf.Tensor) -> Any:
-        shares = _shares(call, count, groups)
-        product = known_RM
-        if product is None:
-            result = tf.TensorSpec([count, outer], weights.dtype)
-            (product,) = ACTIVATED.mark(call, [weights, sizes, *hidden], [result], *shares)
+        groups = _Groups(sizes, usual_rows, rounding)
+        product, of_weight = known_RM, groups.weight(weights)
+        if product is None and has_rows:
+            product = groups.product(groups.rows(hidden, activation), of_weight("M"))
+        elif product is None:
+            product = groups.activated(weights, hidden, activation)
 
         def gradient(d_product: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-            results = [tf.TensorSpec(hidden[0].shape, weights.dtype)] * (len(hidden) + 1)
-            transposed = msgspec.structs.replace(call, is_transposed=True)
-            operands = [d_product, weights, sizes, *hidden]
-            *d_hidden, activated = ACTIVATED_GRADIENT.mark(transposed, operands, results, *shares)
-            d_weights = _weight_gradient(activated, d_product, sizes, call.usual_rows)
-            return d_weights, None, *d_hidden
+            if has_rows:
+                factor = groups.rows([d_product], is_gradient=True)
+                d_rows = groups.product(factor, of_weight("H"), is_transposed=True)
+                found = groups.activation_gradient(d_rows, hidden, activation)
+            else:
+                found = groups.activated_gradient(d_product, weights, hidden, activation)
+            *d_hidden, activated = found
+            return _weight_gradient(activated, d_product, sizes, usual_rows), None, *d_hidden
 
         return tf.identity(product), gradient
 
     return cast(tf.Tensor, compute(weights_EHM, sizes_E, *hidden))
 
 
-def _summed(
-    rows: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], sizes_E: tf.Tensor, usual_rows: int
-) -> tf.Tensor:
-    """Returns the sum [R,M] of the products of rows [R,H] with weights [E,M,H], transposed."""
-    (count, _), (groups, outer, _) = map(known_sizes, (rows[0].shape, weights[0].shape))
-    call = GroupedCall(usual_rows, is_transposed=True)
-    result = tf.TensorSpec([count, outer], rows[0].dtype)
-    shares = _shares(call, count, groups)
-    (product,) = SUMMED.mark(call, [sizes_E, *rows, *weights], [result], *shares)
-    return product
+@dataclasses.dataclass(frozen=True)
+class _Groups:
+    """The rows of groups on one device, and the calls of kernels for them.
 
+    Attributes:
+      sizes_E: int32, the number of rows of each group.
+      usual_rows: the number of rows that all groups have together in most steps.
+      rounding: rounds the factors of products.
+    """
 
-def _product(
-    rows: Factor,
-    weights: Factor,
-    sizes_E: tf.Tensor,
-    usual_rows: int,
-    is_transposed: bool = False,
-) -> tf.Tensor:
-    """Returns [R,H]: rows [R,M] times weights [E,M,H], or [E,H,M] if they are transposed."""
-    count = known_sizes(rows.values.shape)[0]
-    groups, *columns = known_sizes(weights.values.shape)
-    result = tf.TensorSpec([count, columns[0 if is_transposed else 1]], rows.values.dtype)
-    call = GroupedCall(usual_rows, is_transposed)
-    operands, scales = [rows.values, weights.values], []
-    if rows.blocks and weights.blocks and _module(platform_in_use()).HAS_BLOCKS:
-        operands = [rows.blocks.values, weights.blocks.values]
-        scales = [rows.blocks.scales, weights.blocks.scales]
-        dtypes = (rows.blocks.dtype, weights.blocks.dtype)
-        call = GroupedCall(usual_rows, True, dtypes, rows.blocks.size)
-    elif rows.scale is not None and weights.scale is not None:
-        scales = [rows.scale, weights.scale]
-        call = GroupedCall(usual_rows, True, (rows.dtype, weights.dtype))
-    if scales and not is_transposed:
-        # Tensor cores read factors of 8 bits along the dimension that is summed.
-        operands[1], scales[1] = map(tf.linalg.matrix_transpose, (operands[1], scales[1]))
-    if scales and not call.block:
-        scales[1] = tf.reshape(scales[1], [groups, 1, result.shape[1]])
-    share, read_share = _shares(call, count, groups)
-    operands = [*operands, sizes_E, *scales]
-    (product,) = FORWARD.mark(call, operands, [result], share, read_share)
-    return product
+    sizes_E: tf.Tensor
+    usual_rows: int
+    rounding: Rounding | None
+
+    def weight(self, weight_EMH: tf.Tensor) -> FactorFor:
+        """Returns weights as a factor, given the letters that a product sums over."""
+        if self.rounding:
+            return self.rounding.weight(weight_EMH, "EMH", "M")
+        return lambda _: Factor(weight_EMH)
+
+    def rows(
+        self,
+        arrays: Sequence[tf.Tensor],
+        activation: ActivationCall | None = None,
+        is_gradient: bool = False,
+    ) -> Factor:
+        """Returns rows as a factor. If they are activated or rounded, by a kernel if there is one.
+
+        Args:
+          arrays: the rows, or the arrays [R,H] that the activation takes.
+          activation: the activation, or None.
+          is_gradient: whether the rows are the gradient of a product.
+        """
+        rounding = self.rounding
+        if rounding and not _rounds_rows(platform_in_use(), rounding):
+            rule = rounding.gradient if is_gradient else rounding.activation
+            return rule(arrays[0], "CM")("M")
+        row_format = rounding.row_format(is_gradient) if rounding else None
+        if row_format is None and activation is None:
+            return Factor(arrays[0])
+        specs, call = [tf.TensorSpec(arrays[0].shape, arrays[0].dtype)], RowsCall(activation)
+        if row_format:
+            call = RowsCall(activation, *row_format)
+            count, columns = known_sizes(arrays[0].shape)
+            specs = [
+                tf.TensorSpec([count, columns], tf.as_dtype(call.dtype)),
+                tf.TensorSpec([count, call.scale_count(columns)], tf.float32),
+            ]
+        found = ROWS.mark(call, [self.sizes_E, *arrays], specs, self._used_share(arrays[0]))
+        if not row_format:
+            return Factor(found[0])
+        values, scales = found
+        if not call.block:
+            return Factor(values, scales, call.dtype)
+        return Factor(values, blocks=Blocks(values, scales, call.block, call.dtype))
+
+    def activation_gradient(
+        self, d_rows_RH: tf.Tensor, hidden: Sequence[tf.Tensor], activation: ActivationCall
+    ) -> list[tf.Tensor]:
+        """Returns the gradient of each hidden array, and the activated rows, all [R,H]."""
+        specs = [tf.TensorSpec(d_rows_RH.shape, d_rows_RH.dtype)] * (len(hidden) + 1)
+        operands = [self.sizes_E, d_rows_RH, *hidden]
+        share = self._used_share(d_rows_RH)
+        return ROWS_GRADIENT.mark(RowsCall(activation), operands, specs, share)
+
+    def activated(
+        self, weights_EHM: tf.Tensor, hidden: Sequence[tf.Tensor], activation: ActivationCall
+    ) -> tf.Tensor:
+        """Returns the products [R,M] of activated rows, by one kernel."""
+        (count, _), (groups, _, outer) = map(known_sizes, (hidden[0].shape, weights_EHM.shape))
+        call = GroupedCall(self.usual_rows, activation=activation)
+        result = tf.TensorSpec([count, outer], weights_EHM.dtype)
+        operands = [weights_EHM, self.sizes_E, *hidden]
+        (product,) = ACTIVATED.mark(call, operands, [result], *_shares(call, count, groups))
+        return product
+
+    def activated_gradient(
+        self,
+        d_product_RM: tf.Tensor,
+        weights_EHM: tf.Tensor,
+        hidden: Sequence[tf.Tensor],
+        activation: ActivationCall,
+    ) -> list[tf.Tensor]:
+        """Returns the gradient of each hidden array, and the activated rows, by one kernel."""
+        count, groups = hidden[0].shape[0], weights_EHM.shape[0]
+        call = GroupedCall(self.usual_rows, is_transposed=True, activation=activation)
+        results = [tf.TensorSpec(hidden[0].shape, weights_EHM.dtype)] * (len(hidden) + 1)
+        operands = [d_product_RM, weights_EHM, self.sizes_E, *hidden]
+        return ACTIVATED_GRADIENT.mark(call, operands, results, *_shares(call, count, groups))
+
+    def product(self, rows: Factor, weights: Factor, is_transposed: bool = False) -> tf.Tensor:
+        """Returns [R,H]: rows [R,M] times weights [E,M,H], or [E,H,M] if they are transposed."""
+        call, result, (values, weight, *scales) = self._call(rows, weights, is_transposed)
+        shares = _shares(call, result.shape[0], weight.shape[0])
+        (product,) = FORWARD.mark(call, [values, weight, self.sizes_E, *scales], [result], *shares)
+        return product
+
+    def summed(self, rows: Sequence[Factor], weights: Sequence[Factor]) -> tf.Tensor:
+        """Returns the sum [R,M] of the products of rows [R,H] with weights [E,M,H], transposed."""
+        pairs = list(zip(rows, weights, strict=True))
+        calls = [self._call(*pair, is_transposed=True) for pair in pairs]
+        call, result, operands = calls[0]
+        can_sum = not call.dtypes or hardware_of(platform_in_use()) in ROWS.bodies
+        if len(pairs) == 1 or not can_sum:
+            return tf.add_n([self.product(*pair, is_transposed=True) for pair in pairs])
+        by_kind = zip(*(operands for _, _, operands in calls), strict=True)
+        shares = _shares(call, result.shape[0], operands[1].shape[0])
+        listed = [self.sizes_E, *itertools.chain.from_iterable(by_kind)]
+        (product,) = SUMMED.mark(call, listed, [result], *shares)
+        return product
+
+    def _call(
+        self, rows: Factor, weights: Factor, is_transposed: bool
+    ) -> tuple[GroupedCall, tf.TensorSpec, list[tf.Tensor]]:
+        """Returns the call of a product, its result, and its rows, weights and their scales."""
+        count = known_sizes(rows.values.shape)[0]
+        groups, *columns = known_sizes(weights.values.shape)
+        outer = columns[0 if is_transposed else 1]
+        result = tf.TensorSpec([count, outer], weights.values.dtype)
+        call = GroupedCall(self.usual_rows, is_transposed)
+        operands, scales = [rows.values, weights.values], []
+        if rows.blocks and weights.blocks and _module(platform_in_use()).HAS_BLOCKS:
+            operands = [rows.blocks.values, weights.blocks.values]
+            scales = [rows.blocks.scales, weights.blocks.scales]
+            dtypes = (rows.blocks.dtype, weights.blocks.dtype)
+            call = GroupedCall(self.usual_rows, True, dtypes, rows.blocks.size)
+        elif rows.scale is not None and weights.scale is not None:
+            scales = [rows.scale, weights.scale]
+            call = GroupedCall(self.usual_rows, True, (rows.dtype, weights.dtype))
+        if scales and not is_transposed:
+            # Tensor cores read factors of 8 bits along the dimension that is summed.
+            operands[1], scales[1] = map(tf.linalg.matrix_transpose, (operands[1], scales[1]))
+        if scales and not call.block:
+            scales[1] = tf.reshape(scales[1], [groups, 1, outer])
+        return call, result, [*operands, *scales]
+
+    def _used_share(self, rows: tf.Tensor) -> float:
+        """Returns the share of an array's rows that groups have in most steps."""
+        return min(self.usual_rows / known_sizes(rows.shape)[0], 1.0)
 
 
 def _weight_gradient(

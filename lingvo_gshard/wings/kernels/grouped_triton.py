@@ -12,7 +12,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall, largest_power
-from lingvo_gshard.wings.kernels.triton_products import dot
+from lingvo_gshard.wings.kernels.triton_rows import Range, dot, load_tile, store_tile
 
 # Tiles of rows. A group's last tile may have fewer rows.
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
@@ -64,27 +64,30 @@ def forward(
     weights_EMH: jax.Array,
     sizes_E: jax.Array,
     *scales: jax.Array,
+    added_RH: jax.Array | None = None,
     interpret: bool = False,
 ) -> tuple:
     """Returns the products [R,H]. Rows after the last group are undefined.
 
-    Arguments are as in grouped_tpu.py; blocks can have scales in place of rows and columns.
+    Arguments are as in grouped_tpu.py, but blocks can have scales in place of rows and columns,
+    rows can have 8 bits already, and rows `added_RH` are added to the products.
     """
     count, inner = rows_RM.shape
     outer = weights_EMH.shape[1 if call.is_transposed else 2]
-    shape = jax.ShapeDtypeStruct((count, outer), rows_RM.dtype)
+    shape = jax.ShapeDtypeStruct((count, outer), weights_EMH.dtype)
+    added = [] if added_RH is None else [added_RH]
     rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
     tiles = _Tiles.of(row_tile(call, sizes_E.shape[0]), inner, outer, rows_RM.dtype)
     ranges = _row_tiles(sizes_E, count, tiles.rows)
     columns = -(-outer // tiles.outer)
     products = pallas.pallas_call(
-        functools.partial(_product_tile, tiles, call, columns),
+        functools.partial(_product_tile, tiles, call, columns, len(added)),
         grid=(ranges[0].shape[0] * columns,),
         out_shape=shape,
         compiler_params=tiles.compiler_params(),
         interpret=interpret,
         name="grouped_product",
-    )(*ranges, rows_RM, weights_EMH, *scales)
+    )(*ranges, rows_RM, weights_EMH, *scales, *added)
     return (products,)
 
 
@@ -93,49 +96,18 @@ def summed(
 ) -> tuple:
     """Returns the sum [R,H] of the products of several rows.
 
-    Rows after the last group are undefined. Arguments are as in grouped_tpu.py.
+    Rows after the last group are undefined. Arguments are as in grouped_tpu.py. If the call has
+    types of 8 bits, scales of the rows and scales of the weights follow.
     """
-    pairs = len(factors) // 2
-    found = [
-        forward(call, rows, weights, sizes_E, interpret=interpret)[0]
-        for rows, weights in zip(factors[:pairs], factors[pairs:], strict=True)
-    ]
-    return (functools.reduce(jnp.add, found),)
-
-
-def activated(
-    call: GroupedCall,
-    weights_EHM: jax.Array,
-    sizes_E: jax.Array,
-    *hidden_RH: jax.Array,
-    interpret: bool = False,
-) -> tuple:
-    """Returns the products [R,M] of activated rows. Those after the last group are undefined.
-
-    XLA activates the rows: tensor cores read factors from the shared memory, as they are. Arguments
-    are as in grouped_tpu.py.
-    """
-    assert call.activation is not None
-    rows_RH = call.activation(*hidden_RH)
-    return forward(call, rows_RH, weights_EHM, sizes_E, interpret=interpret)
-
-
-def activated_gradient(
-    call: GroupedCall,
-    d_products_RM: jax.Array,
-    weights_EHM: jax.Array,
-    sizes_E: jax.Array,
-    *hidden_RH: jax.Array,
-    interpret: bool = False,
-) -> tuple:
-    """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
-
-    Rows after the last group are undefined. Arguments are as in grouped_tpu.py.
-    """
-    assert call.activation is not None
-    (d_rows_RH,) = forward(call, d_products_RM, weights_EHM, sizes_E, interpret=interpret)
-    found = call.activation.with_gradient(d_rows_RH.astype(jnp.float32), *hidden_RH)
-    return tuple(each.astype(d_rows_RH.dtype) for each in found)
+    pairs = len(factors) // (4 if call.dtypes else 2)
+    kinds = [factors[first : first + pairs] for first in range(0, len(factors), pairs)]
+    total = None
+    for each in zip(*kinds, strict=True):
+        rows, weights, *scales = each
+        (total,) = forward(
+            call, rows, weights, sizes_E, *scales, added_RH=total, interpret=interpret
+        )
+    return (total,)
 
 
 def weight_gradient(
@@ -224,6 +196,7 @@ def _product_tile(
     tiles: _Tiles,
     call: GroupedCall,
     columns: int,
+    added: int,
     group_ref: Any,
     first_ref: Any,
     end_ref: Any,
@@ -231,36 +204,41 @@ def _product_tile(
     weights_ref: Any,
     *refs: Any,
 ) -> None:
-    *scales, products_ref = refs
+    *others, products_ref = refs
+    scales, added_refs = others[: len(others) - added], others[len(others) - added :]
     tile, column = _in_order(pallas.program_id(0), group_ref.shape[0], columns)
     group, first, end = group_ref[tile], first_ref[tile], end_ref[tile]
     inner, outer = rows_ref.shape[1], products_ref.shape[1]
-    rows = _Range.of(first, tiles.rows, end)
-    of_outer = _Range.of(column * tiles.outer, tiles.outer, outer)
+    rows = Range.of(first, tiles.rows, end)
+    of_outer = Range.of(column * tiles.outer, tiles.outer, outer)
 
     @pallas.when(first < end)
     def _() -> None:
         def add_step(step: Any, total: Any) -> Any:
-            of_inner = _Range.of(step * tiles.inner, tiles.inner, inner)
-            left = _load(rows_ref, (), rows, of_inner)
+            of_inner = Range.of(step * tiles.inner, tiles.inner, inner)
+            left = load_tile(rows_ref, (), rows, of_inner)
             if call.is_transposed:
-                right = _load(weights_ref, (group,), of_outer, of_inner).T
+                right = load_tile(weights_ref, (group,), of_outer, of_inner).T
             else:
-                right = _load(weights_ref, (group,), of_inner, of_outer)
+                right = load_tile(weights_ref, (group,), of_inner, of_outer)
             product = dot(left, right)
             if call.block:
                 # A tile is a part of one block of the weights, and of one of each row.
                 block = step * tiles.inner // call.block
-                product *= _load(scales[0], (), rows, _Range.of(block, 1, scales[0].shape[1]))
+                product *= load_tile(scales[0], (), rows, Range.of(block, 1, scales[0].shape[1]))
                 product *= scales[1][group, column * tiles.outer // call.block, block]
             return total + product
 
         zeros = jnp.zeros((tiles.rows, tiles.outer), jnp.float32)
         total = jax.lax.fori_loop(0, -(-inner // tiles.inner), add_step, zeros)
         if scales and not call.block:
-            one = _Range.of(0, 1, 1)
-            total *= _load(scales[0], (), rows, one) * _load(scales[1], (group,), one, of_outer)
-        _store(products_ref, (), rows, of_outer, total)
+            one = Range.of(0, 1, 1)
+            total *= load_tile(scales[0], (), rows, one) * load_tile(
+                scales[1], (group,), one, of_outer
+            )
+        for each in added_refs:
+            total += load_tile(each, (), rows, of_outer).astype(jnp.float32)
+        store_tile(products_ref, (), rows, of_outer, total)
 
 
 def _in_order(program: Any, tiles: int, columns: int) -> tuple[Any, Any]:
@@ -286,56 +264,16 @@ def _gradient_tile(
 ) -> None:
     group = pallas.program_id(2)
     start, end = starts_ref[group], ends_ref[group]
-    of_inner = _Range.of(pallas.program_id(1) * tiles.inner, tiles.inner, rows_ref.shape[1])
-    of_outer = _Range.of(pallas.program_id(0) * tiles.outer, tiles.outer, d_products_ref.shape[1])
+    of_inner = Range.of(pallas.program_id(1) * tiles.inner, tiles.inner, rows_ref.shape[1])
+    of_outer = Range.of(pallas.program_id(0) * tiles.outer, tiles.outer, d_products_ref.shape[1])
 
     def add_step(step: Any, total: Any) -> Any:
-        rows = _Range.of(start + step * tiles.rows, tiles.rows, end)
-        left = _load(rows_ref, (), rows, of_inner)
-        right = _load(d_products_ref, (), rows, of_outer)
+        rows = Range.of(start + step * tiles.rows, tiles.rows, end)
+        left = load_tile(rows_ref, (), rows, of_inner)
+        right = load_tile(d_products_ref, (), rows, of_outer)
         return total + dot(left.T, right)
 
     zeros = jnp.zeros((tiles.inner, tiles.outer), jnp.float32)
     steps = pallas.cdiv(end - start, tiles.rows)
     total = jax.lax.fori_loop(0, steps, add_step, zeros)
-    _store(d_weights_ref, (group,), of_inner, of_outer, total)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Range:
-    """Consecutive indices of one dimension.
-
-    Attributes:
-      indices: the indices, int32.
-      is_inside: whether each index is before the end of the dimension, or of a group.
-    """
-
-    indices: Any
-    is_inside: Any
-
-    @classmethod
-    def of(cls, first: Any, size: int, end: Any) -> _Range:
-        """Returns `size` indices from `first` on, with an end."""
-        indices = first + jnp.arange(size, dtype=jnp.int32)
-        return cls(indices, indices < end)
-
-
-def _elements(ref: Any, lead: tuple, rows: _Range, columns: _Range) -> tuple[Any, Any]:
-    """Returns a tile of an array, and bool [rows,columns]: which of its elements there are."""
-    shape = (rows.indices.size, columns.indices.size)
-    index = (
-        jnp.broadcast_to(rows.indices[:, None], shape),
-        jnp.broadcast_to(columns.indices[None], shape),
-    )
-    mask = rows.is_inside[:, None] & columns.is_inside[None]
-    return ref.at[(*lead, *index)], mask
-
-
-def _load(ref: Any, lead: tuple, rows: _Range, columns: _Range) -> Any:
-    tile, mask = _elements(ref, lead, rows, columns)
-    return pallas_triton.load(tile, mask=mask, other=0.0)
-
-
-def _store(ref: Any, lead: tuple, rows: _Range, columns: _Range, values: Any) -> None:
-    tile, mask = _elements(ref, lead, rows, columns)
-    pallas_triton.store(tile, values.astype(ref.dtype), mask=mask)
+    store_tile(d_weights_ref, (group,), of_inner, of_outer, total)

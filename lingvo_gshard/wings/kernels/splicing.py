@@ -11,7 +11,10 @@ from lingvo_gshard.sharding.platforms import BODIES, is_interpreted
 from lingvo_gshard.wings.kernels.kernel import Kernel, marked
 
 _CUSTOM_CALL = "stablehlo.custom_call"
-_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "ui32": "uint32"}
+_DTYPES = {
+    **{"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "ui32": "uint32"},
+    **{"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"},
+}
 
 
 @BODIES.register("kernels")

@@ -80,6 +80,10 @@ class EachProduct:
         """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
         return self.activation(x, layout)
 
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
+        """Returns None: operations round rows."""
+        del is_gradient
+
     def product(
         self, left: str, right: str, output: str, weight: str, first: Factor, second: Factor
     ) -> tf.Tensor | None:
@@ -184,6 +188,11 @@ class BlockScales(EachProduct):
         """The rounding whose blocks lie within a row; see `einsum.Rounding`."""
         return BlockScales(rounds_weight_gradients=False)
 
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
+        """Returns the format of blocks within a row; see `einsum.Rounding`."""
+        del is_gradient
+        return E4M3.dtype, BLOCK
+
     def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
         return _rounded_blocks(x, [_last(layout, summed)])
 
@@ -215,6 +224,11 @@ class RowScales(EachProduct):
     def by_rows(self) -> Rounding:
         """This rounding; see `einsum.Rounding`."""
         return self
+
+    def row_format(self, is_gradient: bool) -> tuple[str, int] | None:
+        """Returns the format of whole rows; None for int8, whose scales are no powers of two."""
+        number_format = self.backward if is_gradient else self.forward
+        return None if number_format is INT8 else (number_format.dtype, 0)
 
     def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
         return _rows(x, layout, summed, self.forward)
