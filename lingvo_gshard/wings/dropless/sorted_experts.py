@@ -94,7 +94,7 @@ def _is_activated_alone(experts: Experts) -> bool:
     """Returns whether nothing but what kernels compute is between the products."""
     has_dropout = experts.p.dropout_rate and context.current().training
     rounding = context.extension(ProductContext).rounding
-    can_activate = kernels.grouped.can_activate(platform_in_use(), rounding)
+    can_activate = kernels.grouped.can_activate(platform_in_use(), experts.p.activation, rounding)
     return can_activate and not (experts.p.use_bias or has_dropout)
 
 

@@ -75,13 +75,20 @@ def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
     return _module(platform).padded_rows(GroupedCall(usual_rows), rows, groups)
 
 
-def can_activate(platform: str, rounding: Rounding | None) -> bool:
-    """Returns whether a platform's kernels compute activations, in front of rounded products too.
+# Activations with the error function, which Pallas does not lower for Triton.
+_WITH_ERF = ("gelu", "geglu")
+
+
+def can_activate(platform: str, activation: str, rounding: Rounding | None) -> bool:
+    """Returns whether a platform's kernels compute an activation, before rounded products too.
 
     Args:
       platform: one of `platforms.PLATFORMS`.
+      activation: its name in layers/feed_forward.py.
       rounding: rounds the factors of products.
     """
+    if hardware_of(platform) == "cuda" and activation in _WITH_ERF:
+        return False
     return rounding is None or _rounds_rows(platform, rounding)
 
 
@@ -271,7 +278,7 @@ class _Groups:
         activation: ActivationCall,
     ) -> list[tf.Tensor]:
         """Returns the gradient of each hidden array, and the activated rows, by one kernel."""
-        count, groups = hidden[0].shape[0], weights_EHM.shape[0]
+        count, groups = known_sizes(hidden[0].shape)[0], known_sizes(weights_EHM.shape)[0]
         call = GroupedCall(self.usual_rows, is_transposed=True, activation=activation)
         results = [tf.TensorSpec(hidden[0].shape, weights_EHM.dtype)] * (len(hidden) + 1)
         operands = [d_product_RM, weights_EHM, self.sizes_E, *hidden]
@@ -280,7 +287,7 @@ class _Groups:
     def product(self, rows: Factor, weights: Factor, is_transposed: bool = False) -> tf.Tensor:
         """Returns [R,H]: rows [R,M] times weights [E,M,H], or [E,H,M] if they are transposed."""
         call, result, (values, weight, *scales) = self._call(rows, weights, is_transposed)
-        shares = _shares(call, result.shape[0], weight.shape[0])
+        shares = _shares(call, known_sizes(result.shape)[0], known_sizes(weight.shape)[0])
         (product,) = FORWARD.mark(call, [values, weight, self.sizes_E, *scales], [result], *shares)
         return product
 
@@ -293,7 +300,7 @@ class _Groups:
         if len(pairs) == 1 or not can_sum:
             return tf.add_n([self.product(*pair, is_transposed=True) for pair in pairs])
         by_kind = zip(*(operands for _, _, operands in calls), strict=True)
-        shares = _shares(call, result.shape[0], operands[1].shape[0])
+        shares = _shares(call, known_sizes(result.shape)[0], known_sizes(operands[1].shape)[0])
         listed = [self.sizes_E, *itertools.chain.from_iterable(by_kind)]
         (product,) = SUMMED.mark(call, listed, [result], *shares)
         return product
