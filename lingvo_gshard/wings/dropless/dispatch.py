@@ -34,6 +34,7 @@ from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.wings.dropless.exchanges import (
     Axes,
     OwnRows,
+    RowExchange,
     check_exchange_name,
     exchange_class,
 )
@@ -106,12 +107,7 @@ class ExpertRegion:
             _pad_experts(tf.cast(w, x_GSM.dtype), padded_experts) for w in tf.nest.flatten(theta)
         ]
         outer = context.current()
-        p = self.dispatch
-        exchange_of = exchange_class(
-            p.exchange, platform_in_use(), expert_parts, expert_kGS.shape[0], p.bound,
-            f"{self.path}.exchange",
-        )  # fmt: skip
-        exchange = exchange_of(self.experts, self.expert_axes, padded_experts, p.bound, self.codec)
+        exchange = self._exchange(expert_kGS.shape[0], padded_experts)
 
         def on_device(x_GSM, expert_kGS, gate_kGS, seed, *weights):
             tokens = math.prod(x_GSM.shape[:2])
@@ -138,6 +134,13 @@ class ExpertRegion:
             tf.pad(x_GSM, [[0, padding], [0, 0], [0, 0]]), expert_kGS, gate_kGS, seed, *weights
         )
         return y_GSM[:groups], tf.reduce_sum(over_bound)
+
+    def _exchange(self, choices: int, padded_experts: int) -> RowExchange:
+        """Returns the exchange of rows between the devices of the experts."""
+        p, devices = self.dispatch, _count_devices(self.expert_axes)
+        path = f"{self.path}.exchange"
+        cls = exchange_class(p.exchange, platform_in_use(), devices, choices, p.bound, path)
+        return cls(self.experts, self.expert_axes, padded_experts, p.bound, self.codec)
 
     def _seed(self, outer: Context) -> tf.Tensor:
         """Returns the int32 [2] key of this layer's dropout, or zeros without dropout."""

@@ -11,7 +11,7 @@ from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
 
-LOCAL_LETTERS = {"k": "choices of a token"}
+LOCAL_LETTERS = {"k": "choices of a token", "d": "devices along the axes of the experts"}
 
 
 class SortedRows:

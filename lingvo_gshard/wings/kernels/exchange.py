@@ -15,8 +15,7 @@ import numpy as np
 
 from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
-from lingvo_gshard.sharding import collectives, mesh_in_use, platform_in_use
-from lingvo_gshard.sharding.platforms import HARDWARE
+from lingvo_gshard.sharding import HARDWARE, collectives, mesh_in_use, platform_in_use
 from lingvo_gshard.wings.kernels.kernel import register
 
 LOCAL_LETTERS = {"d": "devices that exchange rows", "r": "rows, with room for more"}
