@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,7 +33,7 @@ LOCAL_LETTERS = {"k": "choices of a token"}
 # int32 [B,1], the number of each row of a batch, among the arrays that begin with CHOICES.
 _ROWS = "rows"
 
-Selected = list[tuple[tf.Tensor, tf.Tensor]]
+Selected: TypeAlias = "list[tuple[tf.Tensor, tf.Tensor]]"
 Codes = Mapping[str, np.ndarray]
 
 
