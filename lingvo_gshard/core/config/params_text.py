@@ -69,14 +69,14 @@ RENAMES: Seam[Renames] = Seam("renames")
 
 
 def path_today(path: str) -> str:
-    """Returns what a path of Params is called today."""
+    """Returns today's name for a path of Params of an earlier version."""
     for renames in RENAMES:
         path = renames.path(path)
     return path
 
 
 def class_today(name: str) -> str:
-    """Returns the dotted name that a class of an earlier version has today; others as they are."""
+    """Returns today's dotted name for a class of an earlier version; other names as they are."""
     for renames in RENAMES:
         name = renames.class_name(name)
     return name

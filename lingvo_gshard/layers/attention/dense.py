@@ -74,8 +74,8 @@ class DenseKernel(AttentionKernel):
         """Returns the mask with its bias materialized, unless a fused kernel needs none."""
         if not self._may_fuse():
             return mask.with_bias()
-        is_shared = mask.key_segments_BK is None
-        return dataclasses.replace(mask, most_segments=self.p.most_segments * is_shared)
+        most = self.p.most_segments if mask.key_segments_BK is None else 0
+        return dataclasses.replace(mask, most_segments=most)
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""

@@ -23,7 +23,7 @@ _CONFIG, _OPEN = "backend_config", "unspecified_dims"
 
 
 def operations_of(module: ir.Module | ir.Operation) -> list[ir.Operation]:
-    """Returns all operations of a module, or within one; each comes after those inside of it."""
+    """Returns the operations within a module or an operation, inner ones before outer ones."""
     found: list[ir.Operation] = []
 
     def visit(each: ir.Operation) -> ir.WalkResult:

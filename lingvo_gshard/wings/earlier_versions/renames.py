@@ -158,7 +158,7 @@ _PACKAGE = "lingvo_gshard."
 
 
 def path_today(path: str) -> str:
-    """Returns what a path of Params is called today."""
+    """Returns today's name for a path of Params of an earlier version."""
     first, _, rest = path.partition(".")
     if first != _TRAINER or not rest:
         return path
@@ -205,7 +205,7 @@ def last_path(text: str) -> str | None:
 
 
 def class_today(name: str) -> str:
-    """Returns the dotted name that a class of an earlier version has today; others as they are."""
+    """Returns today's dotted name for a class of an earlier version; other names as they are."""
     own = name.removeprefix(_PACKAGE)
     module, _, attribute = own.rpartition(".")
     if name.startswith(_PACKAGE) and own in RENAMED_CLASSES:

@@ -82,7 +82,7 @@ class Range:
 
 
 def _tile_of(ref: Any, lead: tuple, rows: Range, columns: Range) -> tuple[Any, Any]:
-    """Returns a tile of an array, and bool [rows,columns]: which of its elements there are."""
+    """Returns a tile of an array, and bool [rows,columns]: which elements are inside the array."""
     shape = (rows.indices.size, columns.indices.size)
     index = (
         jnp.broadcast_to(rows.indices[:, None], shape),

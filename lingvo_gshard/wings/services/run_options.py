@@ -46,7 +46,7 @@ class BestCheckpoint(ServiceOptions):
 
 @SERVICE_OPTIONS.register("choices")
 class RouterChoices(ServiceOptions):
-    """Options that record choices of routers, and replay them."""
+    """Defines the options that record and replay the choices of routers."""
 
     @classmethod
     def define(cls, p: Params) -> None:

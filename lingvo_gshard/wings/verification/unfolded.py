@@ -28,7 +28,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 def unfolded_constants() -> Iterator[Rewrite]:
     """Puts a barrier behind every float32 constant that is traced inside a `with` block.
 
-    TensorFlow folds integers as before. Their conversions to float32 count as constants.
+    TensorFlow still folds integers. An integer that is converted to float32 counts as a constant.
 
     Yields:
       `remove_barriers`, for the lowered module.

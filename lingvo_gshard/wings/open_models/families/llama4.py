@@ -72,7 +72,7 @@ _DEFAULTS = DECODER_DEFAULTS | {
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
-    """Returns type -> Params, of attentions that rotate and of others."""
+    """Returns Params by type of attention: rotated or plain, in chunks or over whole texts."""
     attention.rotary_pairs = NEIGHBORS
     rotated, plain = attention.copy(), attention.copy().set(rotary_fraction=0.0)
     if config.get("use_qk_norm", False):

@@ -104,9 +104,9 @@ def loss_note(language: str, dropped: Mapping[str, int], rows: int) -> str:
     """Returns a warning if more than half of a language's rows were dropped, else "".
 
     Args:
-      language: the language.
+      language: its name.
       dropped: reason -> number of rows dropped.
-      rows: number of rows, dropped or not.
+      rows: number of rows, including those dropped.
     """
     lost = sum(dropped.values())
     if 2 * lost <= rows:

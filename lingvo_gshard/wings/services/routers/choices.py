@@ -22,7 +22,10 @@ from lingvo_gshard.wings.services.routers.replayed import (
     Codes,
     RecordedChoices,
     arrays,
+    code_of,
     codes_of,
+    expert_of,
+    kept_of,
     replaying,
 )
 from lingvo_gshard.wings.services.run_options import CHOICES
@@ -60,22 +63,20 @@ class Choices(StepObserver):
 
     def before_step(self, step: int, batch: Batch) -> None:
         """Adds the choices of the step to the batch, and records them, as the run asks for."""
-        rows = len(next(iter(batch.values())))
-        digest = batch_digest(batch)
-        codes: Codes = {}
-        if step in self._replayed:
-            codes = self._read(step, digest)
-        elif self._replayed and step - 1 == max(self._replayed):
+        if self._replayed and step - 1 == max(self._replayed):
             self._run.say(f"step {step:,}: the replay of routers' choices has ended")
         is_recorded = bool(self._first_and_last) and (
             self._first_and_last[0] <= step <= self._first_and_last[1]
         )
+        if not is_recorded and step not in self._replayed:
+            return
+        rows, digest = len(next(iter(batch.values()))), batch_digest(batch)
+        codes: Codes = self._read(step, digest) if step in self._replayed else {}
         if is_recorded:
             codes = self._recorded(step, {**batch, **arrays(rows, codes)}, rows)
             self._write(step, digest, codes)
-        if codes:
-            batch.update(arrays(rows, codes))
-            self._batch = batch
+        batch.update(arrays(rows, codes))
+        self._batch = batch
 
     def after_start(self, step: int) -> None:
         """Removes the choices from the batch, which others digest."""
@@ -104,8 +105,8 @@ class Choices(StepObserver):
         found = {_DIGEST: np.array(digest, np.int64)}
         for path in self._layers:
             code = codes[f"{path}.router"]
-            found[path + _EXPERTS] = (code - 1) // 2
-            found[path + _KEPT] = (code - 1) % 2 == 1
+            found[path + _EXPERTS] = expert_of(code)
+            found[path + _KEPT] = kept_of(code) == 1
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, **found)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,7 @@ class Choices(StepObserver):
                     f"{self._option}: {file} has expert {expert.max()} in {path}, which has "
                     f"num_experts={layer.p.num_experts}"
                 )
-            codes[f"{path}.router"] = (1 + 2 * expert + kept).astype(np.int32)
+            codes[f"{path}.router"] = code_of(expert, kept).astype(np.int32)
         return codes
 
     def _check_model(self) -> None:

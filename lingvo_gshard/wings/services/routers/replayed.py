@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,21 @@ _ROWS = "rows"
 
 Selected: TypeAlias = "list[tuple[tf.Tensor, tf.Tensor]]"
 Codes = Mapping[str, np.ndarray]
+
+
+def code_of(expert: Any, kept: Any) -> Any:
+    """Returns the numbers of choices, given int32 experts and kept flags 0 or 1 of one shape."""
+    return 1 + 2 * expert + kept
+
+
+def expert_of(code: Any) -> Any:
+    """Returns the experts of the numbers of choices."""
+    return (code - 1) // 2
+
+
+def kept_of(code: Any) -> Any:
+    """Returns the kept flags, 0 or 1, of the numbers of choices."""
+    return code - code_of(expert_of(code), 0)
 
 
 def arrays(rows: int, codes: Codes) -> dict[str, np.ndarray]:
@@ -109,7 +124,7 @@ class Replayed:
             return selected
         found = []
         for code_GS, (own_GS, _) in zip(tf.unstack(code_GSk, axis=-1), selected, strict=True):
-            expert_GS = tf.where(code_GS > 0, (code_GS - 1) // 2, own_GS)
+            expert_GS = tf.where(code_GS > 0, expert_of(code_GS), own_GS)
             found.append((expert_GS, annotate(tf.one_hot(expert_GS, router.p.num_experts), "GSE")))
         return found
 
@@ -119,7 +134,7 @@ class Replayed:
         choices: Sequence[Choice],
         assign: Callable[[Sequence[Choice]], tuple[Assignment, ...]],
     ) -> tuple[Assignment, ...]:
-        """Returns the assignments of choices. Choices recorded as kept are kept.
+        """Assigns each token to the experts that it chose; recorded choices keep their kept flags.
 
         Raises:
           UserError: the router learns, but does not let its experts be replaced.
@@ -146,7 +161,7 @@ class Replayed:
 
     def _record(self, router: Router, made: Sequence[Assignment]) -> None:
         """Adds the choices of these rows to the choices of the whole batch."""
-        codes = [1 + 2 * a.expert_GS + tf.cast(a.kept_GS, tf.int32) for a in made]
+        codes = [code_of(a.expert_GS, tf.cast(a.kept_GS, tf.int32)) for a in made]
         now = token_context.current()
         assert now.choices is not None
         code_BLk = now.groups.merge(tf.cast(tf.stack(codes, -1), tf.float32))
@@ -158,7 +173,7 @@ class Replayed:
 
 def _kept(choice: Choice, code_GS: tf.Tensor) -> Choice:
     """Returns a choice that asks for slots where it was recorded as kept."""
-    kept_GS = tf.cast(tf.math.floormod(code_GS - 1, 2), tf.float32)
+    kept_GS = tf.cast(kept_of(code_GS), tf.float32)
     wanted_GS, counted_GS = (
         tf.where(code_GS > 0, kept_GS, own_GS) for own_GS in (choice.wanted_GS, choice.counted_GS)
     )
