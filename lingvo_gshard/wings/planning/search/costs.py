@@ -7,6 +7,7 @@ partial sums: an all-reduce, or a reduce-scatter if the axis shards the result.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -246,6 +247,7 @@ class Rates:
       capacity: bytes that a program may use.
       host_bytes_per_second: bandwidth between the device's memory and its host's in one
         direction; None if arrays cannot be kept there.
+      platform: one of `platforms.PLATFORMS`; "" if it does not matter.
     """
 
     flops_per_second: Mapping[str, float]
@@ -253,6 +255,7 @@ class Rates:
     capacity: int
     collective_seconds: CollectiveSeconds
     host_bytes_per_second: float | None = None
+    platform: str = ""
 
     def matmul_seconds(self, flops: int, bytes: int, dtype: str) -> float:
         """Returns the time of a matrix product, limited by arithmetic or by memory bandwidth."""
@@ -288,6 +291,8 @@ class Cost:
       accumulated: bytes of the sums of gradients over micro-batches.
       workspace: bytes of the tensors and gradients of the largest einsum.
       calls: (collective, phase, number of executions).
+      exchanges: seconds that the rows of dropless experts travel, by the name of the exchange. The
+        fastest is part of `communication_seconds`.
     """
 
     compute_seconds: float = 0.0
@@ -304,6 +309,7 @@ class Cost:
     accumulated: int = 0
     workspace: int = 0
     calls: list[tuple[Collective, str, int]] = dataclasses.field(default_factory=list)
+    exchanges: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def seconds(self) -> float:
@@ -337,4 +343,9 @@ class Cost:
             host_seconds=times * self.host_seconds,
             flops=times * self.flops,
             calls=[(call, phase, times * count) for call, phase, count in self.calls],
+            exchanges=_scaled(self.exchanges, times),
         )
+
+
+def _scaled(seconds: Mapping[str, float], times: int) -> collections.Counter[str]:
+    return collections.Counter({name: times * each for name, each in seconds.items()})
