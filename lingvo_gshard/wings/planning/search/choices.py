@@ -98,6 +98,7 @@ class Candidate(Record, frozen=True):
       compile_options: further changes to the compiler's options.
       offload_moments: whether the optimizer's moments are kept in the memory of the host.
       interleaved: number of interleaved parts of a batch; 0 keeps the experiment's.
+      exchange: name of the exchange of dropless dispatches; "" keeps the experiment's.
     """
 
     mesh: str
@@ -110,6 +111,7 @@ class Candidate(Record, frozen=True):
     compile_options: tuple[str, ...] = ()
     offload_moments: bool = False
     interleaved: int = 0
+    exchange: str = ""
 
     def settings(self, paths: ChoicePaths = ChoicePaths()) -> list[str]:
         """Returns the settings that select the candidate: options, and Params as in a gin file.
@@ -151,6 +153,8 @@ class Candidate(Record, frozen=True):
             values[_OFFLOAD_MOMENTS] = self.offload_moments
         if self.interleaved:
             values |= dict.fromkeys(paths.interleaved, self.interleaved)
+        if self.exchange:
+            values |= {f"{path}.exchange": self.exchange for path in paths.dropless}
         if self.dispatch:
             (dispatch,) = (cls for cls in DISPATCHES if cls.__name__ == self.dispatch)
             values |= dict.fromkeys(paths.dispatch, dispatch)

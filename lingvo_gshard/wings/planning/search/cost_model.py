@@ -10,13 +10,13 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import VariableSpec
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.layers.embedding import are_few
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
-from lingvo_gshard.sharding.strategies import KINDS
+from lingvo_gshard.sharding.strategies import KINDS, Table
 from lingvo_gshard.wings.planning.search.candidates import (
     Einsum,
     ExpertRows,
@@ -496,6 +496,19 @@ class _EinsumCost:
         self._cost.compute_seconds += seconds * self._times
 
 
+def _used_saving(what: Einsum | Flow | Weight, saving: Saving) -> tuple[bool, ...]:
+    """Returns what the cost of a term depends on. Savings that agree in it cost the same."""
+    if isinstance(what, Weight):
+        return (saving.offloads_moments,)
+    if not what.unit or saving.policy == remat_policy.NONE:
+        return ()
+    if isinstance(what, Flow):
+        return (True,)
+    left, right = (operand.layout for operand in what.operands)
+    is_saved = remat_policy.POLICIES[saving.policy](left, right, what.result.layout)
+    return is_saved, remat_policy.is_offloaded(saving.policy)
+
+
 class CostModel:
     """Costs on one mesh, with one choice of what is saved where.
 
@@ -531,8 +544,9 @@ class CostModel:
         # The recomputed tensors of one unit are alive together. Two units are never recomputed at
         # the same time.
         recomputed: dict[int, int] = {}
+        tables = {kind: strategy.table(kind) for kind in KINDS}
         for term in cost_terms(group):
-            part = self._term_cost(term, strategy)
+            part = self._term_cost(term, strategy, tables)
             total.add(part.cost)
             for key, bytes in part.summed.items():
                 summed[key] += bytes
@@ -561,11 +575,11 @@ class CostModel:
             repeats = self.micro_batches if is_repeated else 1
             sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times * repeats)
 
-    def _term_cost(self, term: CostTerm, strategy: Strategy) -> TermCost:
-        tables = {kind: strategy.table(kind) for kind in KINDS}
-        is_weight = isinstance(term.what, Weight)
-        saved = self.saving.offloads_moments if is_weight else self.saving.policy
-        key = term, saved, *[tables[kind].get(x, ()) for kind, x in term.letters]
+    def _term_cost(
+        self, term: CostTerm, strategy: Strategy, tables: Mapping[str, Table]
+    ) -> TermCost:
+        used = _used_saving(term.what, self.saving)
+        key = term, used, *[tables[kind].get(x, ()) for kind, x in term.letters]
         if key not in self._term_costs:
             sharding = self._sharding(strategy)
             self._term_costs[key] = term_cost(term, sharding, self.saving, self.micro_batches)

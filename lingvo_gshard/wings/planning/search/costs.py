@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Mapping
 
 from lingvo_gshard.sharding import Mesh, Split
@@ -312,6 +311,11 @@ class Cost:
     exchanges: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
+    def exchange(self) -> str:
+        """Returns the name of the fastest exchange; empty without dropless experts."""
+        return min(self.exchanges, key=self.exchanges.__getitem__, default="")
+
+    @property
     def seconds(self) -> float:
         """Returns the time without overlap of computation and communication."""
         return self.compute_seconds + self.communication_seconds + self.host_seconds
@@ -329,10 +333,13 @@ class Cost:
 
     def add(self, other: Cost) -> None:
         """Adds the cost of other layers. Their workspaces are not in use at the same time."""
-        workspace = max(self.workspace, other.workspace)
-        for name, value in vars(other).items():
-            setattr(self, name, operator.iadd(getattr(self, name), value))
-        self.workspace = workspace
+        own, added = vars(self), vars(other)
+        for name in _SUMS:
+            own[name] += added[name]
+        self.workspace = max(self.workspace, other.workspace)
+        self.calls += other.calls
+        if other.exchanges:
+            self.exchanges.update(other.exchanges)
 
     def repeated(self, times: int) -> Cost:
         """Returns the cost of `times` executions, one after another in the same memory."""
@@ -345,6 +352,14 @@ class Cost:
             calls=[(call, phase, times * count) for call, phase, count in self.calls],
             exchanges=_scaled(self.exchanges, times),
         )
+
+
+# The fields that are numbers and add up.
+_SUMS = [
+    field.name
+    for field in dataclasses.fields(Cost)
+    if field.name not in ("workspace", "calls", "exchanges")
+]
 
 
 def _scaled(seconds: Mapping[str, float], times: int) -> collections.Counter[str]:
