@@ -63,16 +63,12 @@ class Reader(Configurable, abc.ABC):
             "refuse",
             "What to do with a damaged file or a bad row: 'refuse' raises an error with file and "
             "line, 'skip' leaves it out and counts it. A missing file is always an error.",
+            choices=ON_BAD_ROW,
         )
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if self.p.on_bad_row not in ON_BAD_ROW:
-            raise UserError(
-                f"input.corpus.on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}. "
-                f"{names.nearest(self.p.on_bad_row, ON_BAD_ROW)}"
-            )
         self.left_out: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, str] = {}
         self.progress: Progress = SILENT
