@@ -107,8 +107,7 @@ class Reader(Configurable, abc.ABC):
             file is damaged or not UTF-8, a row has wrong columns, or sides differ in length. The
             message names file and line.
         """
-        if split not in self.splits:
-            raise UserError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
+        names.check(split, self.splits, f"Unknown split {split!r}")
         self.left_out.clear()
         self.examples.clear()
         return list(self._read(split))

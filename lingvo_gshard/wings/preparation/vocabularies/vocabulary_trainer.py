@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, explained
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.data import Row, Vocabulary, permutation, rows_by_language
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -219,15 +219,14 @@ class VocabularyTrainer(Configurable):
         characters = sum(map(len, sentences))
         self.progress.begin(f"Training a vocabulary of {size:,} on {characters:,} characters")
         model = io.BytesIO()
-        try:
+        problem = (
+            f"input.{path} = {size}: SentencePiece cannot train a vocabulary on the training text "
+            f"of {len(sentences)} sentences. It says"
+        )
+        with explained(problem, RuntimeError):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(sentences), model_writer=model, minloglevel=2, **options
             )
-        except RuntimeError as error:
-            raise UserError(
-                f"input.{path} = {size}: SentencePiece cannot train a vocabulary on the training "
-                f"text of {len(sentences)} sentences. It says: {error}"
-            ) from None
         return Vocabulary(model.getvalue())
 
     def _with_room(self, path: str, sentences: list[str], size: int) -> list[str]:
