@@ -24,9 +24,6 @@ def encoding(texts: Iterable[str]) -> Iterator[None]:
 
     JSON can hold such a text: `"\\ud800"`. No library of tokenizers takes it.
 
-    Args:
-      texts: the texts that are encoded.
-
     Raises:
       UserError: a text has a lone surrogate.
     """
