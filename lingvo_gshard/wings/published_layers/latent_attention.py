@@ -74,7 +74,6 @@ class LatentAttention(Attention):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        rotary_pairs.check(p, path)
         if p.rotary_dim % 2:
             raise UserError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
         self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
