@@ -262,8 +262,8 @@ class TwoStepExchange(GatheredExchange):
         slot_hT = tf.range(hosts)[:, tf.newaxis] * room + place_hT
         slots = hosts * room
         slot_hT = tf.where(is_sent_hT, slot_hT, slots)
-        permutation = Permutation(tf.unstack(slot_hT), slots)
-        ones = [tf.ones([tokens])] * hosts
+        permutation = Permutation(slot_hT, slots)
+        ones_hT = tf.ones([hosts, tokens])
 
         def gather(rows: tf.Tensor) -> tf.Tensor:
             sent = tf.reshape(permutation.permute(rows), [hosts, room, rows.shape[-1]])
@@ -273,7 +273,7 @@ class TwoStepExchange(GatheredExchange):
         def scatter(rows: tf.Tensor) -> tf.Tensor:
             own = collectives.reduce_scatter(rows, inner, 0, keeps_type=True)
             back = collectives.all_to_all(own[tf.newaxis], tuple(outer), 1, 0)
-            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), ones)
+            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), ones_hT)
 
         trip = self.trip_by(gather, scatter, expert_kT, gate_kT)
         unsent = tf.reduce_sum(tf.where(is_sent_hT, 0, count_hT))
@@ -337,7 +337,7 @@ class FixedExchange(RowExchange):
             return tf.reshape(sent, rows.shape)
 
         return Trip(
-            *self.by_rows(Permutation(tf.unstack(slot_kT), slots), gate_kT, there, back, expert_C),
+            *self.by_rows(Permutation(slot_kT, slots), gate_kT, there, back, expert_C),
             tf.reduce_sum(load_dE) - tf.reduce_sum(sent_dE),
         )
 
@@ -366,9 +366,7 @@ class FixedExchange(RowExchange):
         return (
             lambda x: _send(permutation.permute(x), there, back, codec, returning),
             lambda x, theta: rows.compute(x, gate_1C, self.experts, theta, sent),
-            lambda y: permutation.unpermute(
-                _send(y, back, there, returning, codec), tf.unstack(gate_kT)
-            ),
+            lambda y: permutation.unpermute(_send(y, back, there, returning, codec), gate_kT),
         )
 
 
@@ -396,7 +394,7 @@ class RaggedExchange(FixedExchange):
         is_sent_kT = expert_kT < self.num_experts
         is_sent_kT &= rows.position_kT < tf.gather(end_d, device_kT)
         slot_kT = tf.where(is_sent_kT, rows.position_kT, count)
-        permutation = Permutation(tf.unstack(slot_kT), count, zero_empty=False)
+        permutation = Permutation(slot_kT, count, zero_empty=False)
         expert_C = _experts_of_sorted(tf.gather(kept_sdE, place, axis=1), slots)
         there = lambda rows: exchange(self.axes, rows, slots, route)  # noqa: E731
         back = lambda rows: exchange(self.axes, rows, count, route.back())  # noqa: E731
