@@ -11,6 +11,7 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
@@ -168,14 +169,15 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(default_exchange(platform, devices, choices, bound), expected)
 
     def test_gpus_exchange_ragged_rows_in_groups_of_at_most_32(self):
+        options = Exchange.params()
         chosen = [
-            exchange_class("ragged", platform, devices, 2, 0.0, "moe.dispatch.exchange")
+            exchange_class("ragged", platform, devices, 2, 0.0, options, "moe.dispatch.exchange")
             for platform, devices in (("cuda", 32), ("tpu", 64), ("", 64))
         ]
         self.assertLen(set(chosen), 1)
         message = "moe.dispatch.exchange='ragged' .* 64 GPUs.*47283.*'gathered'.*'fixed'"
         with self.assertRaisesRegex(ValueError, message):
-            exchange_class("ragged", "cuda", 64, 2, 0.0, "moe.dispatch.exchange")
+            exchange_class("ragged", "cuda", 64, 2, 0.0, options, "moe.dispatch.exchange")
 
     def test_rejects_unknown_exchanges(self):
         with self.assertRaisesRegex(ValueError, "moe.dispatch.exchange: 'gather'.*'gathered'"):
@@ -211,11 +213,14 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         sent = [(call.kind, call.bytes) for call in calls if call.dtype == dtype]
         self.assertEqual(sent, [("all-gather", x.size)] * 2)
 
-    @parameterized.parameters("fixed", "")
-    def test_other_exchanges_send_rows_as_they_are(self, exchange):
-        message = "moe.exchange.precision='fp8' .*moe.dispatch.exchange to 'gathered'"
+    @parameterized.parameters(
+        ("", "precision", "fp8", "'gathered' or 'fixed' or 'ragged'"),
+        ("ragged", "hierarchical", True, "'gathered' or 'fixed'"),
+    )
+    def test_options_need_an_exchange_by_name(self, exchange, option, value, expected):
+        message = f"moe.exchange.{option}={value!r} .*moe.dispatch.exchange is .*{expected}"
         with self.assertRaisesRegex(ValueError, message):
-            make(dispatch__exchange=exchange, exchange__precision="fp8")
+            make(dispatch__exchange=exchange, **{f"exchange__{option}": value})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.exchange import CODECS, Codec, Exchange
+from lingvo_gshard.layers.moe.exchange import Exchange, check_steps
 from lingvo_gshard.sharding import (
     collectives,
     current_partitioning,
@@ -32,8 +32,8 @@ from lingvo_gshard.sharding import (
 )
 from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.wings.dropless.exchanges import (
+    EXCHANGES,
     Axes,
-    OwnRows,
     RowExchange,
     check_exchange_name,
     exchange_class,
@@ -55,7 +55,7 @@ class ExpertRegion:
       expert_axes: the axes among `group_axes` that also split the experts.
       dispatch: the Params of the DroplessDispatch.
       path: their Params path.
-      codec: the format of the tokens that devices gather.
+      options: the Params of the layer's `Exchange`.
     """
 
     experts: Experts
@@ -63,11 +63,11 @@ class ExpertRegion:
     expert_axes: Axes
     dispatch: Params
     path: str
-    codec: Codec
+    options: Params
 
     @classmethod
     def for_partitioning(
-        cls, experts: Experts, dispatch: Params, path: str, codec: Codec
+        cls, experts: Experts, dispatch: Params, path: str, options: Params
     ) -> ExpertRegion:
         """Returns the region for the current partitioning.
 
@@ -75,7 +75,7 @@ class ExpertRegion:
         """
         groups = resolve("GSM", 3)[0]
         expert_axes = tuple(axis for axis in resolve("EGCM", 4)[0] if axis in groups)
-        return cls(experts, groups, expert_axes, dispatch, path, codec)
+        return cls(experts, groups, expert_axes, dispatch, path, options)
 
     def run(
         self, x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, theta: NestedMap
@@ -139,8 +139,11 @@ class ExpertRegion:
         """Returns the exchange of rows between the devices of the experts."""
         p, devices = self.dispatch, _count_devices(self.expert_axes)
         path = f"{self.path}.exchange"
-        cls = exchange_class(p.exchange, platform_in_use(), devices, choices, p.bound, path)
-        return cls(self.experts, self.expert_axes, padded_experts, p.bound, self.codec)
+        cls = exchange_class(
+            p.exchange, platform_in_use(), devices, choices, p.bound, self.options, path
+        )
+        bound = p.bound if devices > 1 else 0.0
+        return cls(self.experts, self.expert_axes, padded_experts, bound, self.options)
 
     def _seed(self, outer: Context) -> tf.Tensor:
         """Returns the int32 [2] key of this layer's dropout, or zeros without dropout."""
@@ -165,8 +168,7 @@ def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
 
 def _count_devices(axes: Axes) -> int:
     mesh = mesh_in_use()
-    assert mesh is not None
-    return mesh.parts(axes)
+    return mesh.parts(axes) if mesh else 1
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -204,17 +206,19 @@ class DroplessDispatch(Dispatch):
         check_exchange_name(self.p.exchange, f"{path}.exchange")
 
     def check_exchange(self, exchange: Params, path: str) -> None:
-        """Raises UserError if an option of the exchange is set that is for buffers."""
-        for name, value in exchange.items():
-            if name == "precision" and self.p.exchange == "gathered":
-                continue
-            if value != exchange.default(name):
-                also = " and gathered tokens" if name == "precision" else ""
-                instead = f"set {self.path}.exchange to 'gathered', " if also else ""
+        """Raises UserError if an option needs an exchange that this dispatch does not name.
+
+        Rounding changes results, which must not depend on the default of the devices.
+        """
+        named, steps = self.p.exchange, ("gathered", "fixed")
+        needs = {"precision": [*EXCHANGES], "hierarchical": steps}
+        for name, exchanges in needs.items():
+            value = exchange.get(name)
+            if value != exchange.default(name) and named not in exchanges:
                 raise UserError(
-                    f"{path}.{name}={value!r} applies to capacity buffers{also}, which {self.path} "
-                    f"(DroplessDispatch) does not have; {instead}reset it or choose another "
-                    "dispatch"
+                    f"{path}.{name}={value!r} needs an exchange by name: {self.path}.exchange is "
+                    f"{named!r}; set it to {' or '.join(map(repr, exchanges))}, or reset "
+                    f"{path}.{name}"
                 )
 
     def run(
@@ -233,11 +237,15 @@ class DroplessDispatch(Dispatch):
         expert_kGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
         gate_kGS = tf.stack([a.gate_GS for a in assignments])
         over_bound = tf.constant(0.0)
-        codec = CODECS[exchange.p.precision]
-        if current_partitioning() is None or mesh_in_use() is None:
-            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, experts, theta, codec)
+        partitioning = current_partitioning()
+        if partitioning is None or mesh_in_use() is None:
+            cls = exchange_class(self.p.exchange, "", 1, len(assignments), 0.0, exchange.p, "")
+            own = cls(experts, (), num_experts, 0.0, exchange.p)
+            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, own, theta)
         else:
-            region = ExpertRegion.for_partitioning(experts, self.p, self.path, codec)
+            if exchange.p.hierarchical:
+                check_steps(f"{exchange.path}.hierarchical", partitioning)
+            region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange.p)
             y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
@@ -252,12 +260,10 @@ def _run_on_one_device(
     x_GSM: tf.Tensor,
     expert_kGS: tf.Tensor,
     gate_kGS: tf.Tensor,
-    experts: Experts,
+    own: RowExchange,
     theta: NestedMap,
-    codec: Codec,
 ) -> tf.Tensor:
     choices, groups, size = expert_kGS.shape.as_list()
     expert_kT, gate_kT = (tf.reshape(x, [choices, groups * size]) for x in (expert_kGS, gate_kGS))
     x_TM = tf.reshape(x_GSM, [groups * size, x_GSM.shape[-1]])
-    own = OwnRows(experts, (), experts.p.num_experts, 0.0, codec)
     return tf.reshape(own.compute(x_TM, expert_kT, gate_kT, theta)[0], x_GSM.shape)
