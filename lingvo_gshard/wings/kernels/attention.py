@@ -48,29 +48,23 @@ def obstacle(
     )
 
 
-def with_packed_segments(
-    call: AttentionCall,
-    most: int,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
-    values_BNKD: tf.Tensor,
+def _with_packed_segments(
+    call: AttentionCall, most: int, arrays: Sequence[tf.Tensor]
 ) -> AttentionCall:
     """Returns a call that computes the segments of rows one by one, if a kernel of the device can.
 
     Args:
       call: the static arguments, without a ring.
       most: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
-      query_BNLD: queries.
-      keys_BNKD: keys, with the segments of the queries.
-      values_BNKD: values.
+      arrays: queries, keys and values of one device; queries and keys have the same segments.
     """
     if not (most and call.has_segments and platform_in_use() == "cuda"):
         return call
     # cuDNN takes two segments for packed ones, and one for a row as a whole.
     packed = msgspec.structs.replace(call, packed_segments=max(most, 2))
-    shapes = [known_sizes(x.shape) for x in (query_BNLD, keys_BNKD, values_BNKD)]
-    is_known = attention_cudnn.can(packed, shapes, query_BNLD.dtype.name)
-    is_known = is_known and attention_cudnn.knows_segments(packed, device_kind_in_use())
+    shapes = [known_sizes(x.shape) for x in arrays]
+    is_known = attention_cudnn.can(packed, shapes, arrays[0].dtype.name)
+    is_known = is_known and attention_cudnn.can_pack(packed, shapes, device_kind_in_use())
     return packed if is_known else call
 
 
@@ -81,6 +75,7 @@ def attend(
     values_BNKD: tf.Tensor,
     integers: Sequence[tf.Tensor] = (),
     learned: Sequence[tf.Tensor] = (),
+    most_segments: int = 0,
 ) -> tf.Tensor:
     """Returns the attention output [B,N,L,D], with the D of the values, on one device.
 
@@ -96,7 +91,9 @@ def attend(
         then the uint32 arrays of `DropoutOperands`, if the call drops weights.
       learned: float32 biases [N,buckets] of the logits and logits [N] of sinks, those that the call
         has.
+      most_segments: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
     """
+    call = _with_packed_segments(call, most_segments, (query_BNLD, keys_BNKD, values_BNKD))
 
     @custom_gradient
     def compute(*operands: tf.Tensor) -> Any:

@@ -60,9 +60,10 @@ def attend_fused(
     if obstacle:
         return None
     arrays = (query_BNLD, keys_BNKD, values_BNKD)
-    if made is None:
-        call = kernels.attention.with_packed_segments(call, mask.most_segments, *arrays)
-    attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
+    attend: Callable[..., tf.Tensor] = functools.partial(
+        kernels.attention.attend, call, most_segments=mask.most_segments
+    )
+    attend = attend if made is None else made.attend
     return _attend_on_shards(attend, splits, *arrays, mask, softmax)
 
 
