@@ -67,6 +67,8 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
         ("fused_attention_gradient_share_1.0000", QUERY, 3),
         ("fused_attention_gradient_share_0.2500", f"(f32[4,512,128], {KEYS}, {KEYS})", 0.25 * 4),
         ("fused_attention_gradient_share_1.0000", f"({QUERY}, {KEYS}, {KEYS}, u8[8])", 5),
+        # Three terms of the queries' gradient.
+        ("fused_attention_gradient_share_1.0000", f"(bf16[{B},3,{N},{L},{D}], {KEYS}, {KEYS})", 5),
         ("attention", f"({QUERY}, {ROWS})", 0),
     )
     def test_products_are_counted_by_what_the_kernel_returns(self, scope, result, products):
@@ -82,6 +84,7 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
         for result, scope, products in (
             (f"({query}, f32[4,512])", "fused_attention_share_1.0000", 2),
             (f"({scratch}, {keys}, {keys})", "fused_attention_gradient_share_1.0000", 4),
+            (f"(bf16[3,4,512,64], {keys}, {keys})", "fused_attention_gradient_share_1.0000", 5),
         ):
             text = MODULE.format(
                 query=query,

@@ -15,7 +15,8 @@ from tests.kernels.programs import GPUS, TPUS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-SPLASH = ("tpu_custom_call",) * 3
+# One call forward and one backward.
+SPLASH = ("tpu_custom_call",) * 2
 CUDNN = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
 # One call forward, and one for each of the gradients of queries, and of keys and values.
 TRITON = ("__gpu$xla.gpu.triton",) * 3

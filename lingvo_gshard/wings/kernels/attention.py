@@ -126,7 +126,7 @@ def attend_with_sums(
     # Sums of packed segments are the kernel's own matter: it has a row of them for each segment.
     rows = batch * max(call.packed_segments, 1)
     log_sums = tf.TensorSpec([rows, heads, queries], tf.float32)
-    share = _computed_share(call, query_BNLD, keys_BNKD)
+    share = _computed_share(call, query_BNLD, keys_BNKD, is_gradient=False)
     mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
     return mixed_BNLD, log_sums_BNL
 
@@ -155,11 +155,13 @@ def gradients(
         call,
         [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
         [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
-        _computed_share(call, operands[0], operands[1]),
+        _computed_share(call, operands[0], operands[1], is_gradient=True),
     )
 
 
-def _computed_share(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
+def _computed_share(
+    call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, is_gradient: bool
+) -> float:
     module = _MODULES[hardware_of(platform_in_use())]
-    queries, keys = (known_sizes(x.shape)[2] for x in (query_BNLD, keys_BNKD))
-    return module.computed_share(call, queries, keys)
+    query, keys = (known_sizes(x.shape) for x in (query_BNLD, keys_BNKD))
+    return module.computed_share(call, query, keys, is_gradient, query_BNLD.dtype.size)
