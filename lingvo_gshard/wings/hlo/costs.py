@@ -377,6 +377,9 @@ def _written(instruction: Instruction) -> int:
         rows = [array for array in shape.arrays if len(array.dimensions) == 2]
         unused = (1.0 - share) * sum(map(_array_bytes, rows))
         return round(sum(map(_array_bytes, shape.arrays)) - unused)
+    if _is_cudnn(instruction):
+        # What cuDNN works in is mostly room for segments that rows do not have.
+        return round(sum(_array_bytes(array) for array in shape.arrays if array.dtype != "u8"))
     if instruction.opcode != "fusion":
         return _bytes(shape, min(written(instruction), shape.size))
     (called,) = instruction.called

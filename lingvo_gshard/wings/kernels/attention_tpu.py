@@ -18,8 +18,8 @@ from lingvo_gshard.wings.kernels.call import AttentionCall, Operands, pad
 _LANES = 128
 # Blocks of this size fill the matrix unit, and fit into the vector memory with heads of 256.
 _BLOCK = 512
-# Keys of a block whose gradients one kernel computes: with heads of 128 in 16 bits they fit into the
-# vector memory. The queries' gradient is written once for each block, so there are few.
+# Keys of a block whose gradients one kernel computes: with heads of 128 in 16 bits they fit into
+# the vector memory. The queries' gradient is written once for each block, so there are few.
 _LARGEST_FUSED = 2048
 _FUSED_BYTES = _LARGEST_FUSED * 128 * 2
 _MOST_FUSED = 4
