@@ -126,7 +126,7 @@ def attend_with_sums(
     # Sums of packed segments are the kernel's own matter: it has a row of them for each segment.
     rows = batch * max(call.packed_segments, 1)
     log_sums = tf.TensorSpec([rows, heads, queries], tf.float32)
-    share = _computed_share(call, query_BNLD, keys_BNKD, is_gradient=False)
+    share = computed_share(platform_in_use(), call, query_BNLD, keys_BNKD)
     mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
     return mixed_BNLD, log_sums_BNL
 
@@ -155,13 +155,18 @@ def gradients(
         call,
         [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
         [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
-        _computed_share(call, operands[0], operands[1], is_gradient=True),
+        computed_share(platform_in_use(), call, operands[0], operands[1], is_gradient=True),
     )
 
 
-def _computed_share(
-    call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, is_gradient: bool
+def computed_share(
+    platform: str,
+    call: AttentionCall,
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    is_gradient: bool = False,
 ) -> float:
-    module = _MODULES[hardware_of(platform_in_use())]
+    """Returns the share of the pairs of queries and keys that a platform's kernel computes."""
     query, keys = (known_sizes(x.shape) for x in (query_BNLD, keys_BNKD))
+    module = _MODULES[hardware_of(platform)]
     return module.computed_share(call, query, keys, is_gradient, query_BNLD.dtype.size)
