@@ -275,6 +275,9 @@ def test_segments_that_need_too_much_memory_are_left_to_our_kernel():
 
 def test_offsets_of_a_call_are_below_two_billion():
     call = AttentionCall(is_causal=True, has_segments=True, packed_segments=2)
-    # 64 heads of their own keys need no division of heads, but rows have 2^29 elements each.
-    rows, _ = attention_cudnn._calls(call, (4, 64, 2**16, 128), (4, 64, 2**16, 128))
-    assert rows == 2 or 4 * 64 * 2**16 * 128 // rows < 2**31
+    # Gradients need no division of rows, but two rows have 2^31 elements.
+    shapes = [(4, 64, 2**17, 128)] * 3
+    assert attention_cudnn.can_pack(call, shapes, "H100")
+    assert attention_cudnn._calls(call, *shapes[:2]) == (4, 4)
+    # One row has as many.
+    assert not attention_cudnn.can_pack(call, [(4, 64, 2**18, 128)] * 3, "H100")

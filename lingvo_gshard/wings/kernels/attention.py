@@ -48,7 +48,7 @@ def obstacle(
     )
 
 
-def _with_packed_segments(
+def with_packed_segments(
     call: AttentionCall, most: int, arrays: Sequence[tf.Tensor]
 ) -> AttentionCall:
     """Returns a call that computes the segments of rows one by one, if a kernel of the device can.
@@ -93,7 +93,7 @@ def attend(
         has.
       most_segments: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
     """
-    call = _with_packed_segments(call, most_segments, (query_BNLD, keys_BNKD, values_BNKD))
+    call = with_packed_segments(call, most_segments, (query_BNLD, keys_BNKD, values_BNKD))
 
     @custom_gradient
     def compute(*operands: tf.Tensor) -> Any:

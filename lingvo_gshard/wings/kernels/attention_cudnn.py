@@ -67,6 +67,7 @@ def can_pack(call: AttentionCall, shapes: Sequence[Sequence[int]], device_kind: 
         return False
     query, keys, _ = shapes
     is_small = _workspace(call, query, keys) <= keys[1] * query[0] * _MOST_WORKSPACE
+    is_small = is_small and math.prod(query[1:]) < _MOST_ELEMENTS
     return is_small and bool(_KNOWS_SEGMENTS.search(device_kind))
 
 
@@ -144,6 +145,7 @@ def _workspace(call: AttentionCall, query: Sequence[int], keys: Sequence[int]) -
 
 
 def _split(x: jax.Array, dimension: int, parts: int) -> list[jax.Array]:
+    """Returns equal parts of an array along a dimension."""
     return jnp.split(x, parts, dimension) if parts > 1 else [x]
 
 
@@ -162,10 +164,8 @@ def _backward(call: AttentionCall, operands: Sequence[jax.Array]) -> tuple:
     *inputs, mixed, sums_BNL, d_mixed = operands
     query, keys, values = inputs[:3]
     packed = _Packed(call, inputs)
-    query_, keys_, values_, mixed_, d_mixed_ = (
-        packed.rows(x) for x in (query, keys, values, mixed, d_mixed)
-    )
-    arrays = [query_, keys_, values_, sums_BNL, d_mixed_, mixed_, *packed.segments]
+    *rows, of_output, d_output = [packed.rows(x) for x in (query, keys, values, mixed, d_mixed)]
+    arrays = [*rows, sums_BNL, d_output, of_output, *packed.segments]
     workspace = _workspace(call, query.shape, keys.shape)
     gradients = _compute(call, arrays, [query, keys, values], query, keys, workspace)
     return tuple(packed.output(each) for each in gradients)
