@@ -135,11 +135,7 @@ class TranslationInput(PairInput, CorpusInput):
                 continue
             # A small language may lack held-out rows, but every language has training rows.
             valid = there if split == "train" else {row.language for row in self.rows("train")}
-            if language not in valid:
-                raise UserError(
-                    f"input.languages: the corpus has no {language!r}. "
-                    f"{names.nearest(language, valid)}"
-                )
+            names.check(language, valid, f"input.languages: the corpus has no {language!r}")
         return [row for row in rows if row.language in self._languages]
 
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
@@ -71,6 +70,7 @@ class TransformerLayer(Layer):
             BEFORE,
             "Where norms are: 'before' a sublayer, at its 'output', at 'both', after the 'sum', or "
             "'shared' before all sublayers, which then read the same input.",
+            choices=NORM_POSITIONS,
         )
         p.define("residual_scale", 1.0, "Factor of each sublayer's output.", above=0)
         p.define("self_attention", SelfAttention.params(), "Params of the self-attention.")
@@ -89,9 +89,6 @@ class TransformerLayer(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if p.norm_position not in NORM_POSITIONS:
-            nearest = names.nearest(p.norm_position, NORM_POSITIONS)
-            raise UserError(f"{path}.norm_position: {p.norm_position!r}. {nearest}")
         if p.norm_position == SHARED and p.has_cross_attention:
             raise UserError(
                 f"{path}.norm_position: {SHARED!r} with {path}.has_cross_attention; {BEFORE!r} was "

@@ -309,13 +309,7 @@ def option_variants(device: Device, given: Sequence[str] = ()) -> dict[str, tupl
 def notes_on_ragged_exchanges(
     program: Program, device: Device, options: Mapping[str, str]
 ) -> list[str]:
-    """Returns what users should know about the options of a step with ragged exchanges.
-
-    Args:
-      program: the step.
-      device: one of its devices.
-      options: the options that it is compiled with.
-    """
+    """Returns what users should know about the options of a step with ragged exchanges."""
     platform = platform_of(device)
     if platform != "cuda" or not program.calls(RAGGED_EXCHANGE, platform):
         return []

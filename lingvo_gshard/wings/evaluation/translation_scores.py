@@ -159,9 +159,7 @@ def choose_rows(
     """
     by_language = rows_by_language(rows)
     for language in languages:
-        if language not in by_language:
-            hint = names.nearest(language, by_language)
-            raise UserError(f"`languages`: {split} has no rows of {language!r}. {hint}")
+        names.check(language, by_language, f"`languages`: {split} has no rows of {language!r}")
     chosen = []
     for language in languages or sorted(by_language):
         members = by_language[language]

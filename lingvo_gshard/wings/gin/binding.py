@@ -26,7 +26,7 @@ from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params, UserError, explained
 from lingvo_gshard.core.config import names, params_text
 from lingvo_gshard.core.config.params import ParamsError
 from lingvo_gshard.wings.gin import reader
@@ -173,10 +173,8 @@ class _Namespace:
 
 
 def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:
-    try:
+    with explained(f"{setting.where}: {gin_path}", ValueError):
         return reader.convert(setting.value, exemplar, nullable)
-    except ValueError as error:
-        raise UserError(f"{setting.where}: {gin_path}: {error}") from None
 
 
 def gin_name(path: str) -> str:

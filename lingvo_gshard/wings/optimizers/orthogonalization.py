@@ -152,12 +152,7 @@ class _Plan:
         return cls(matrices, mesh, splits, stack)
 
     def by_layer(self, x: tf.Tensor, steps: int) -> tf.Tensor:
-        """Returns the orthogonalized matrices; of a stack, a few layers at a time.
-
-        Args:
-          x: the tensor.
-          steps: number of iterations.
-        """
+        """Returns the orthogonalized matrices; of a stack, a few layers at a time."""
         layout = self.matrices.spec.layout
         if not self.stack or tf.executing_eagerly():
             return self._orthogonalize(x, steps)

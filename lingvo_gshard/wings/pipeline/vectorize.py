@@ -74,11 +74,7 @@ def _named(error: ValueError) -> ValueError:
 
 @contextlib.contextmanager
 def _converters(count: int) -> Iterator[None]:
-    """Teaches pfor, inside a `with` block, annotations and other operations that it lacks.
-
-    Args:
-      count: number of slices.
-    """
+    """Teaches pfor, inside a `with` block, annotations and other operations that it lacks."""
     known = pfor._pfor_converter_registry
     before = dict(known)
     known.update(
@@ -110,13 +106,7 @@ def _annotated(operation: pfor._PforInput) -> pfor.WrappedTensor:
 
 
 def _stacked_split(operation: pfor._PforInput, attribute: str, rank: int) -> tuple[Split, Mesh]:
-    """Returns how a stack is split whose slices are split as an operation says, and the mesh.
-
-    Args:
-      operation: the operation on a slice.
-      attribute: name of its sharding.
-      rank: rank of the stack.
-    """
+    """Returns how a stack is split whose slices are split as an operation says, and the mesh."""
     partitioning = current_partitioning()
     sharding: Any = operation.get_attr(attribute)
     split = partitioning and xla.split_of(sharding, rank - 1, partitioning.mesh)
@@ -132,10 +122,6 @@ class _Slices:
     """The slices of this device inside of a manual region, which pfor takes for one stack.
 
     A device has fewer slices than the stack. pfor gives a stack the shape of all.
-
-    Attributes:
-      tensors: the slices.
-      dtype: their type.
     """
 
     def __init__(self, tensors: Sequence[tf.Tensor]):

@@ -98,11 +98,9 @@ class Shares(Configurable):
         for kind, weights in self._weights.items():
             there = {getattr(group, kind) for group in groups}
             for name in weights:
-                if name not in there:
-                    raise UserError(
-                        f"{kind}_weights: the prepared data has no {kind} {name!r}. "
-                        f"{names.nearest(name, there)}"
-                    )
+                names.check(
+                    name, there, f"{kind}_weights: the prepared data has no {kind} {name!r}"
+                )
         left = [group for group in groups if all(self._weight(group))]
         if not left:
             raise UserError("language_weights and source_weights leave out all rows")

@@ -104,8 +104,7 @@ def prepare(
         )
     for name, known in (("on_bad_row", ON_BAD_ROW), ("on_copies", ON_COPIES)):
         given = getattr(options, name)
-        if given not in known:
-            raise UserError(f"`{name}={given}` is unknown. {names.nearest(given, known)}")
+        names.check(given, known, f"`{name}={given}` is unknown")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(

@@ -69,7 +69,6 @@ class PublishedAttention(SelfAttention):
                 f"{path}.chunk: {p.chunk} with {path}.temperature_floor={p.temperature_floor} and "
                 f"is_causal={p.is_causal}; 0 and True were expected"
             )
-        rotary_pairs.check(p, path)
 
     def _create_weights(self) -> None:
         p = self.p

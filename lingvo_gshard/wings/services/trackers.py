@@ -101,8 +101,7 @@ def check(chosen: Sequence[str]) -> None:
     if isinstance(chosen, str):
         raise UserError(f"run.writers is {chosen!r}; expected several names, such as ({chosen!r},)")
     for name in chosen:
-        if name not in TRACKERS:
-            raise UserError(f"`writer={name}` is unknown. {names.nearest(name, TRACKERS)}")
+        names.check(name, TRACKERS, f"`writer={name}` is unknown")
         if importlib.util.find_spec(TRACKERS[name]) is None:
             raise UserError(
                 f"`writer={name}` needs the package {TRACKERS[name]}, which is not installed: pip "

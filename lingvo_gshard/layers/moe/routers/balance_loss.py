@@ -27,11 +27,11 @@ class BalanceLoss(Part):
             GROUP,
             "Tokens over which the loss balances loads: of a 'group', of a 'batch', or of a moving "
             "average over batches, 'global'.",
+            choices=LEVELS,
         )
 
     def create(self) -> None:
         """Creates the average over batches, if the loss needs it; see `Part.create`."""
-        self.router.check_choice("auxiliary_loss_level", LEVELS)
         if self.p.auxiliary_loss_level == GLOBAL:
             recent = RecentLoad.params().set(num_experts=self.p.num_experts)
             self.router.create_child("recent_load", recent)

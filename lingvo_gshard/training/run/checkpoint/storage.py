@@ -25,11 +25,7 @@ class NewestAndBest:
     """
 
     def __init__(self, number: int):
-        """Makes the policy.
-
-        Args:
-          number: number of newest checkpoints.
-        """
+        """Makes the policy."""
         self._number = number
         self.best_step: int | None = None
 

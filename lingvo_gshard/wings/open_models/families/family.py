@@ -210,11 +210,7 @@ def set_pattern(
     for kind in kinds:
         if kind == SLIDING and kind not in attentions:
             raise UserError(f"{config.where} lacks sliding_window, but layer_types has {SLIDING!r}")
-        if kind not in attentions:
-            raise UserError(
-                f"{config.where}: the layer type {kind!r} is unknown. "
-                f"{names.nearest(kind, attentions)}"
-            )
+        names.check(kind, attentions, f"{config.where}: the layer type {kind!r} is unknown")
     count = len(kinds)
     period = next(n for n in range(1, count + 1) if list(kinds[n:]) == list(kinds[: count - n]))
     if period > 1:

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import LOSS_SCOPE, SILENT, Progress, UserError, scope_name
+from lingvo_gshard.core import LOSS_SCOPE, SILENT, Progress, UserError, explained, scope_name
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.runtime import Array, Program
@@ -204,10 +204,8 @@ def jax_program(
     mesh = Mesh.parse(facts.mesh) if facts.mesh else None
     platform = PLATFORMS[topology.compiler]
     program = to_program(exported, where, platform, mesh)
-    try:
+    with explained(where, UserError):
         classes, note = memory_classes(program.inputs, program.donated, facts.patterns)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
     notes = [note]
     if platform not in exported.platforms:
         platforms = " and ".join(exported.platforms)
@@ -296,10 +294,8 @@ def read(path: str | os.PathLike, topology: Topology, facts: ProgramFacts) -> Pl
       UserError: names the file and the problem: it is missing or no program, or a newer jax wrote
         it.
     """
-    try:
+    with explained(f"{path}: cannot be read", OSError):
         content = objects.read_bytes(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if zipfile.is_zipfile(path):
         program = Program.load(path, Mesh.parse(facts.mesh) if facts.mesh else None)
         return saved_program(program, facts)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.data.batching.packing import Tokens
@@ -250,7 +250,7 @@ def read(directory: str | os.PathLike) -> Manifest:
         ) from None
     except OSError as error:
         raise UserError(f"{path}: the manifest cannot be read: {error.strerror}") from None
-    try:
+    with explained(f"{path}: the manifest is damaged", msgspec.DecodeError):
         found = atomic.decode(content, _Format).format
         if found != FORMAT:
             raise UserError(
@@ -258,8 +258,6 @@ def read(directory: str | os.PathLike) -> Manifest:
                 "Prepare the data again, or use the version that wrote it"
             )
         return atomic.decode(content, Manifest)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path}: the manifest is damaged: {error}") from None
 
 
 def write(manifest: Manifest, directory: str | os.PathLike) -> None:
