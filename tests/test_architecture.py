@@ -225,6 +225,14 @@ def test_build_files_declare_what_is_imported():
         assert imported <= _bazel_dependencies(folder), folder
 
 
+def test_the_package_of_bazel_has_every_folder():
+    """Expects also what no file imports but seams find by its name."""
+    build = (ROOT / PACKAGE / "BUILD").read_text(encoding="utf-8")
+    direct = {name.removeprefix("wings/") for name in re.findall(rf'"//{PACKAGE}/([\w/]+)"', build)}
+    found = direct.union(*map(_bazel_dependencies, direct))
+    assert found == FOLDERS.keys() - {"testing"}
+
+
 def _module_of(path: pathlib.Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

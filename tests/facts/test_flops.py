@@ -2,6 +2,7 @@
 # tests: wings/facts/step.py
 """Compares FLOP counts with counts by hand and with compiled programs; tests active weights."""
 
+import dataclasses
 import math
 import re
 
@@ -11,13 +12,15 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.layers import SelfAttention
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.step.trainer import Trainer
-from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD
+from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from tests.layers.stacks.executions import loop, sequential
 
 B, L, K = 2, 4, 8
@@ -26,6 +29,8 @@ M, H, N, E, V = 8, 12, 2, 4, 16
 # The gradient of a norm has two products of [tokens, M] with a vector. FLOP counts exclude them:
 # the norms of two layers and the final norm, in the encoder and in the decoder.
 NORMS = 2 * 2 * M * B * ((2 * 2 + 1) * L + (2 * 3 + 1) * K)
+# Einsums compute the later keys of the two layers of the decoder, which its mask hides.
+HIDDEN = FORWARD_AND_BACKWARD * 2 * 2 * 2 * B * (K * (K - 1) // 2) * M
 
 
 def stack_params(moe_every: int, **values):
@@ -94,13 +99,14 @@ class FlopsTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(0, 3)
     def test_flops_of_a_dense_step_equal_those_of_its_dots(self, head_dim):
         task = task_of(moe_every=0, head_dim=head_dim)
-        self.assertEqual(flops_of_step(task) + NORMS, products_in_step(task))
+        hidden = HIDDEN * (head_dim * N or M) // M
+        self.assertEqual(flops_of_step(task) + NORMS + hidden, products_in_step(task))
 
     def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled(self):
         """Gives each expert 2S/E capacity slots: exactly the two choices of every token."""
         task = task_of(moe_every=2)
         counting_load = 2 * 2 * B * (L + K) * E
-        counted = flops_of_step(task) + NORMS + counting_load
+        counted = flops_of_step(task) + NORMS + HIDDEN + counting_load
         self.assertEqual(counted, products_in_step(task))
 
     def test_flops_match_the_count_by_hand(self):
@@ -152,6 +158,28 @@ class FlopsTest(testing.TestCase, parameterized.TestCase):
         stack.layer.self_attention.num_key_value_heads = 2
         saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
         self.assertEqual(stack_step(stack), before - saved)
+
+
+    @parameterized.parameters(
+        ({}, lambda query, key: True),
+        ({"is_causal": True}, lambda query, key: key <= query),
+        ({"is_causal": True, "window": 3}, lambda query, key: 0 <= query - key <= 3),
+        ({"window": 2}, lambda query, key: abs(query - key) <= 2),
+        ({"is_causal": True, "window": 99}, lambda query, key: key <= query),
+        (
+            {"is_causal": True, "chunk": 4},
+            lambda query, key: key <= query and query // 4 == key // 4,
+        ),
+    )
+    def test_attention_counts_the_pairs_that_positions_allow(self, options, is_visible):
+        length = 11
+        cls = PublishedAttention if "chunk" in options else SelfAttention
+        layer = cls.params().set(model_dim=M, num_heads=N, **options).instantiate()
+        pairs = sum(is_visible(i, j) for i in range(length) for j in range(length))
+        self.assertEqual(visible_pairs(layer, TokenShape(3, length)), pairs)
+        shape = TokenShape(3, length)
+        weights = flops(layer, dataclasses.replace(shape, has_pairs=False))
+        self.assertEqual(flops(layer, shape), weights + 2 * 2 * 3 * pairs * M)
 
 
 class ActiveParametersTest(testing.TestCase, parameterized.TestCase):

@@ -143,7 +143,8 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         layer, _ = make(query_rank=6)
         weights = M * (6 + RANK + ROTARY) + 6 * N * (PLAIN + ROTARY)
         weights += RANK * N * (PLAIN + VALUE) + N * VALUE * M
-        products = 2 * 3 * 4 * 4 * N * (PLAIN + ROTARY + VALUE)
+        # The layer is causal: 1 + 2 + 3 + 4 pairs of a row.
+        products = 2 * 3 * 10 * N * (PLAIN + ROTARY + VALUE)
         self.assertEqual(flops(layer, TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
 
     @parameterized.parameters(

@@ -199,7 +199,7 @@ class LanguageModelTest(testing.TestCase, parameterized.TestCase):
 
     def test_flops_match_the_count_by_hand(self):
         task = task_of()
-        layer = 2 * B * L * (4 * M * M + 2 * M * 12) + 4 * B * L * L * M
+        layer = 2 * B * L * (4 * M * M + 2 * M * 12) + 4 * B * (L * (L + 1) // 2) * M
         expected = 3 * (2 * layer + 2 * B * L * M * V)
         self.assertEqual(FORWARD_AND_BACKWARD * flops(task, TokenShape(B, L)), expected)
 

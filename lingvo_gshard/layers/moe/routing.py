@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
@@ -192,6 +192,8 @@ PRIORITIES = ("position", "gate")
 # The order of choices in getting slots. CHOICE: all first choices before all second choices, as in
 # Algorithm 1 of arXiv 2006.16668. TOKEN: all choices of a token before all choices of later tokens.
 CHOICE, TOKEN = ORDERS = ("choice", "token")
+# Up to this many rows are sorted by comparing all pairs, which is faster than XLA's sort.
+_COMPARED_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,6 +293,34 @@ def count_rows(expert: tf.Tensor, num_experts: int) -> tf.Tensor:
     chosen = tf.one_hot(expert, num_experts)
     # XLA sums float32 faster than int32.
     return tf.cast(tf.reduce_sum(chosen, list(range(expert.shape.rank))), tf.int32)
+
+
+def sort_rows(expert_r: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the int32 rows in order of their experts, and the position of each in that order.
+
+    Rows of one expert keep their order. Rows without an expert are last.
+
+    Args:
+      expert_r: int32, the expert of each row; num_experts or more where there is none.
+      num_experts: size of E.
+    """
+    (rows,) = expert_r.shape
+    index_r = tf.range(rows)
+    if rows > _COMPARED_ROWS:
+        # One array, which holds the expert and the row. XLA sorts it faster than an array of
+        # experts and one of rows, and libtpu 0.0.42 rejects some programs on a mesh with the top-k
+        # of tf.argsort.
+        key = tf.int32 if (num_experts + 1) * rows <= tf.int32.max else tf.int64
+        expert_r = tf.cast(tf.minimum(expert_r, num_experts), key)
+        sorted_r = gen_xla_ops.xla_sort(expert_r * rows + tf.cast(index_r, key))
+        order_r = tf.cast(sorted_r % rows, tf.int32)
+        return order_r, tf.scatter_nd(order_r[:, None], index_r, [rows])
+    one, other = expert_r[:, None], expert_r[None, :]
+    is_before = (other < one) | (tf.equal(other, one) & (index_r[None, :] < index_r[:, None]))
+    position_r = tf.reduce_sum(tf.cast(is_before, tf.int32), 1)
+    is_at = tf.equal(position_r[None, :], index_r[:, None])
+    order_r = tf.reduce_sum(tf.where(is_at, index_r[None, :], 0), 1)
+    return order_r, position_r
 
 
 def _count_before(counted_GSE: tf.Tensor, order_GS: tf.Tensor | None) -> tf.Tensor:

@@ -109,7 +109,8 @@ def open_input(values: flags.FlagValues) -> BinaryIO:
             return open(values.input, "rb")
     if sys.stdin is None:
         raise UserError(f"{STANDARD_INPUT} is closed; this command reads a line for each answer")
-    return sys.stdin.buffer
+    # Not sys.stdin.buffer: Python aborts if it ends while a thread reads from that.
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def answer_lines(

@@ -196,7 +196,7 @@ class FixedExchange(RowExchange):
             position_kT = rows.position_kT - tf.gather(before_d, device_kT)
             kept_kT = (expert_kT < self.num_experts) & (position_kT < bound)
             slot_kT = tf.where(kept_kT, device_kT * bound + position_kT, slots)
-            permutation = Permutation(tf.unstack(slot_kT), slots)
+            permutation = Permutation(slot_kT, slots)
             sent_dE = clip_loads(load_dE, bound)
             sent_dCM = tf.reshape(permutation.permute(x_TM), [devices, bound, x_TM.shape[-1]])
             received_CM = collectives.all_to_all(sent_dCM, self.axes, 0, 1)[0]
@@ -207,7 +207,7 @@ class FixedExchange(RowExchange):
         with tf.name_scope(COMBINE_SCOPE):
             y_dCM = collectives.all_to_all(y_CM[tf.newaxis], self.axes, 1, 0)
             y_rows = tf.reshape(y_dCM, [slots, x_TM.shape[-1]])
-            y_TM = permutation.unpermute(y_rows, tf.unstack(gate_kT))
+            y_TM = permutation.unpermute(y_rows, gate_kT)
         over_bound = tf.reduce_sum(load_dE) - tf.reduce_sum(sent_dE)
         return y_TM, tf.cast(over_bound, tf.float32)
 
@@ -239,7 +239,7 @@ class RaggedExchange(RowExchange):
             is_sent_kT = expert_kT < self.num_experts
             is_sent_kT &= rows.position_kT < tf.gather(end_d, device_kT)
             slot_kT = tf.where(is_sent_kT, rows.position_kT, count)
-            permutation = Permutation(tf.unstack(slot_kT), count, zero_empty=False)
+            permutation = Permutation(slot_kT, count, zero_empty=False)
             sorted_rM = permutation.permute(x_TM)
             received_CM = kernels.exchange.exchange(self.axes, sorted_rM, slots, route)
         received_sE = tf.gather(kept_sdE, place, axis=1)
@@ -247,7 +247,7 @@ class RaggedExchange(RowExchange):
         y_CM = self.compute_received(received_CM, expert_C, theta, count)
         with tf.name_scope(COMBINE_SCOPE):
             y_rM = kernels.exchange.exchange(self.axes, y_CM, count, route.back())
-            y_TM = permutation.unpermute(y_rM, tf.unstack(gate_kT))
+            y_TM = permutation.unpermute(y_rM, gate_kT)
         own = tf.gather(load_sdE - kept_sdE, place)
         return y_TM, tf.cast(tf.reduce_sum(own), tf.float32)
 

@@ -131,8 +131,8 @@ RENAMED_CLASSES = {
         for package in ("layers.moe", "layers.moe.dispatches")
     },
 }
-# Class of an earlier version -> the subclass with options that the class had, and the values that
-# these options have in a class without them.
+# Class of an earlier version -> the class that has options that it had, and the values that these
+# options have in a class without them.
 _MOVED_OPTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "layers.attention.self_attention.SelfAttention": (
         "wings.published_layers.published_attention.PublishedAttention",
@@ -146,6 +146,10 @@ _MOVED_OPTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "value_dim": "0",
             "value_scale": "1.0",
         },
+    ),
+    "layers.attention.cross_attention.CrossAttention": (
+        "layers.attention.cross_attention.CrossAttention",
+        {"value_dim": "0"},
     ),
     "layers.moe.routers.top_k.TopKRouter": (
         "wings.published_layers.routers.group_limited.GroupLimitedRouter",

@@ -3,14 +3,19 @@
 - A multiply-add counts as two operations.
 - Only matrix products count. Embeddings, norms, activations, dropout, losses and the optimizer do
   not.
-- Attention counts full rows, even if it is causal, packed or limited to a window.
+- Attention counts the pairs of queries and keys that a mask of positions leaves visible: causal,
+  within a window or a chunk. The segments of packed rows are data, so pairs of different segments
+  count.
 - Avoidable work does not count: MoE dispatch, empty capacity slots and rematerialization.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from lingvo_gshard.core import Layer, TokenShape, face
 from lingvo_gshard.layers import (
+    Attention,
     CrossAttention,
     Execution,
     Experts,
@@ -97,19 +102,40 @@ def _(layer: Execution, shape: TokenShape) -> int:
 @flops.register(SelfAttention)
 def self_attention_flops(layer: SelfAttention, shape: TokenShape) -> int:
     """Returns the operations of a self-attention without a gate of its output."""
-    return _attention_flops(layer, shape.rows, shape.length, shape.length)
+    return _attention_flops(layer, shape, shape.length, visible_pairs(layer, shape))
 
 
 @flops.register(CrossAttention)
 def _(layer: CrossAttention, shape: TokenShape) -> int:
-    return _attention_flops(layer, shape.rows, shape.length, shape.memory_length)
+    pairs = shape.length * shape.memory_length * shape.has_pairs
+    return _attention_flops(layer, shape, shape.memory_length, pairs)
 
 
-def _attention_flops(layer: MultiHeadAttention, rows: int, queries: int, keys: int) -> int:
+def _attention_flops(layer: MultiHeadAttention, shape: TokenShape, keys: int, pairs: int) -> int:
     """Returns the operations of the projections, of q k and of the weighted values."""
     p, both = layer.p, layer.head_dim + layer.value_dim
-    weights = (queries * p.num_heads + keys * layer.key_value_heads) * both
-    return 2 * rows * (weights * p.model_dim + queries * keys * p.num_heads * both)
+    weights = (shape.length * p.num_heads + keys * layer.key_value_heads) * both
+    return 2 * shape.rows * (weights * p.model_dim + pairs * p.num_heads * both)
+
+
+def visible_pairs(layer: Attention, shape: TokenShape) -> int:
+    """Returns the pairs of a query and a key of a row that a self-attention's positions allow."""
+    if not shape.has_pairs:
+        return 0
+    reach, length = layer.reach, shape.length
+    chunk = min(reach.chunk or length, length)
+    whole, rest = divmod(length, chunk)
+    return sum(
+        count * _pairs_of_chunk(size, reach.window, layer.p.is_causal)
+        for count, size in ((whole, chunk), (1, rest))
+    )
+
+
+def _pairs_of_chunk(length: int, window: int, is_causal: bool) -> int:
+    furthest = min(window or length, length - 1) if length else 0
+    # Keys before their queries. The first queries of a row have fewer than the window allows.
+    before = furthest * (furthest + 1) // 2 + (length - 1 - furthest) * furthest if length else 0
+    return length + before * (1 if is_causal else 2)
 
 
 @flops.register(FutureToken)
@@ -130,7 +156,8 @@ def _softmax_flops(task: TokenTask, shape: TokenShape) -> int:
 
 @flops.register(TranslationTask)
 def _(task: TranslationTask, shape: TokenShape) -> int:
-    encoder = flops(task.encoder, TokenShape(shape.rows, shape.memory_length))
+    of_encoder = dataclasses.replace(shape, length=shape.memory_length, memory_length=0)
+    encoder = flops(task.encoder, of_encoder)
     return encoder + token_task_flops(task, shape)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import TokenShape
+import dataclasses
+
 from lingvo_gshard.runtime.program.step_programs import USEFUL_FLOPS
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.wings.facts.flops import flops
@@ -22,9 +23,7 @@ def step_flops(task: Task, batch: BatchSpecs) -> int:
     whole = FORWARD_AND_BACKWARD * flops(task, shape)
     if not task.p.lora.rank:
         return whole
-    # Products with weights grow linearly with the length, products of attention quadratically.
-    double = TokenShape(shape.rows, 2 * shape.length, 2 * shape.memory_length)
-    with_weights = 2 * flops(task, shape) - flops(task, double) // 2
+    with_weights = flops(task, dataclasses.replace(shape, has_pairs=False))
     task.variable_specs()
     factors = active_parameters(task) - active_parameters(task.plain)
     return whole - with_weights + FORWARD_AND_BACKWARD * 2 * shape.tokens * factors

@@ -129,7 +129,7 @@ def attend_with_sums(
     # Sums of packed segments are the kernel's own matter: it has a row of them for each segment.
     rows = batch * max(call.packed_segments, 1)
     log_sums = tf.TensorSpec([rows, heads, queries], tf.float32)
-    share = _computed_share(call, query_BNLD, keys_BNKD)
+    share = _share_in_use(call, query_BNLD, keys_BNKD)
     mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
     return mixed_BNLD, log_sums_BNL
 
@@ -158,11 +158,15 @@ def gradients(
         call,
         [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
         [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
-        _computed_share(call, operands[0], operands[1]),
+        _share_in_use(call, operands[0], operands[1]),
     )
 
 
-def _computed_share(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
-    module = _MODULES[hardware_of(platform_in_use())]
+def computed_share(platform: str, call: AttentionCall, queries: int, keys: int) -> float:
+    """Returns the share of the pairs of queries and keys that a platform's kernel computes."""
+    return _MODULES[hardware_of(platform)].computed_share(call, queries, keys)
+
+
+def _share_in_use(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
     queries, keys = (known_sizes(x.shape)[2] for x in (query_BNLD, keys_BNKD))
-    return module.computed_share(call, queries, keys)
+    return computed_share(platform_in_use(), call, queries, keys)

@@ -363,7 +363,8 @@ class _Programs:
         progress.begin("tracing and lowering a step of decoding")
         program = self._maker.make(ProgramKey(STEPS, _GREEDY, shape))
         tokens = self._batch * self._facts.most_steps
-        step = self._plan(program, tokens, length, topology, progress)
+        last = self._row_flops(length) - self._row_flops(length - 1)
+        step = self._plan(program, tokens, tokens * last, topology, progress)
         prefill = None
         if self._has_prefill:
             progress.begin("tracing and lowering the prefill")
@@ -373,7 +374,8 @@ class _Programs:
                 ProgramKey(ADMIT, _GREEDY, shape, texts, given=self._prompt)
             )
             tokens = texts * self._prompt
-            prefill = self._plan(entering, tokens, self._prompt, topology, progress)
+            useful = texts * self._row_flops(self._prompt)
+            prefill = self._plan(entering, tokens, useful, topology, progress)
         caches = [array for array in program.inputs if array.path.startswith(_CACHES)]
         whole = sum(math.prod(array.shape) * array.struct.dtype.itemsize for array in caches)
         return _plan_of(
@@ -388,14 +390,15 @@ class _Programs:
             cache_bytes_per_text=whole // self._batch,
         )
 
+    def _row_flops(self, length: int) -> int:
+        return flops(self._task, TokenShape(rows=1, length=length))
+
     def _plan(
-        self, program: Program, tokens: int, length: int, topology: Topology, progress: Progress
+        self, program: Program, tokens: int, useful: int, topology: Topology, progress: Progress
     ) -> Plan:
-        """Returns the plan of a program of `tokens` tokens that attend to `length` positions."""
+        """Returns the plan of a program of `tokens` tokens that needs `useful` operations."""
         scopes = {scope_name(path) for path in self._task.layer_paths()}
         is_weight = [array.path.startswith(_WEIGHTS) for array in program.inputs]
-        # Attention counts full rows, so every token of a row costs the same.
-        row = flops(self._task, TokenShape(rows=1, length=length))
         planned = PlannedProgram(
             program=program,
             name=program.name,
@@ -410,7 +413,7 @@ class _Programs:
                 ),
                 active=active_parameters(self._task),
             ),
-            useful_flops=row * tokens // length,
+            useful_flops=useful,
             tokens=tokens,
         )
         return planner.plan_program(planned, self._partitioning, topology, progress=progress)

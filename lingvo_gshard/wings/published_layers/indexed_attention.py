@@ -24,7 +24,7 @@ from lingvo_gshard.layers.attention.rotary import TextPositions
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.products import multiply
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes
 from lingvo_gshard.wings.inference.layers.cached import Visible
 from lingvo_gshard.wings.published_layers.latent_attention import (
@@ -146,8 +146,8 @@ def _(layer: IndexedAttention, shape: TokenShape) -> int:
     p = layer.p
     inner = p.index_heads * p.index_dim
     weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
-    scores = shape.length * (inner + p.index_heads)
-    return latent_attention_flops(layer, shape) + 2 * shape.tokens * (weights + scores)
+    scores = shape.rows * visible_pairs(layer, shape) * (inner + p.index_heads)
+    return latent_attention_flops(layer, shape) + 2 * (shape.tokens * weights + scores)
 
 
 @cache_shapes.register(IndexedAttention)

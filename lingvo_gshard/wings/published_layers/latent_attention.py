@@ -20,7 +20,7 @@ from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
 from lingvo_gshard.layers.products import add_bias, joined_product
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes, cached, decoding_weights, extend
 from lingvo_gshard.wings.inference.layers.attention import mix_slots
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
@@ -236,7 +236,7 @@ def latent_attention_flops(layer: LatentAttention, shape: TokenShape) -> int:
     weights += (p.query_rank or p.model_dim) * p.num_heads * query_dim
     weights += p.key_value_rank * p.num_heads * (p.plain_dim + p.value_dim)
     weights += p.num_heads * p.value_dim * p.model_dim
-    pairs = shape.tokens * shape.length
+    pairs = shape.rows * visible_pairs(layer, shape)
     return 2 * shape.tokens * weights + 2 * pairs * p.num_heads * (query_dim + p.value_dim)
 
 

@@ -2,7 +2,9 @@
 """Reads the params.txt of runs of earlier versions, as those versions wrote it."""
 
 import importlib
+import json
 import pathlib
+import re
 
 from absl.testing import parameterized
 
@@ -23,15 +25,29 @@ def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
+FOLDER = pathlib.Path(__file__).parent / "old"
+OLD = sorted(FOLDER.glob("*.txt"))
+# Class -> its options, and their values by default.
+OPTIONS = FOLDER / "options@2026-11-27.json"
 
 
 class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
-    @parameterized.named_parameters((path.stem.replace(".", "_"), path) for path in OLD)
+    @parameterized.named_parameters((re.sub(r"\W", "_", path.stem), path) for path in OLD)
     def test_params_of_an_earlier_version_are_todays(self, path):
         """Expects the registered experiments to have the values that they had then."""
         read = experiment_from_text(path.read_text())
-        self.assertEqual(read.to_text(), registry.get(path.stem).to_text())
+        self.assertEqual(read.to_text(), registry.get(path.stem.partition("@")[0]).to_text())
+
+    def test_every_option_of_an_earlier_version_is_read(self):
+        """Expects each class to have the options that it had, or to read their usual values."""
+        for cls, options in json.loads(OPTIONS.read_text()).items():
+            with self.subTest(cls):
+                old = [("a.cls", cls, 1), *((f"a.{name}", options[name], 1) for name in options)]
+                (_, today, _), *lines = renames.lines_today(old)
+                module, _, name = today.rpartition(".")
+                params = getattr(importlib.import_module(module), name).params()
+                found = {path.partition(".")[2] for path, *_ in lines}
+                self.assertContainsSubset(found, dict(params.items()))
 
     def test_todays_params_are_read_as_they_are(self):
         params = registry.get("translation.quickstart")

@@ -327,8 +327,7 @@ def _product(model: Model, case: Case) -> tuple[Callable[[], None], int]:
 def case_flops(task: TokenTask, case: Case) -> int:
     """Returns the operations that decoding needs at least: products of every token once.
 
-    A source is encoded once for all of its hypotheses. Attention counts half of the positions of
-    the finished text, the mean number of those before a token.
+    A source is encoded once for all of its hypotheses.
     """
     total = 0
     for batch in case.batches:
@@ -337,21 +336,14 @@ def case_flops(task: TokenTask, case: Case) -> int:
                 source = len(text) + 1
                 encoder = flops(task.encoder, TokenShape(1, source))
                 shape = TokenShape(1, batch.tokens, source)
-                decoder = flops(task, shape) - encoder - _later_positions(task, batch.tokens)
+                decoder = flops(task, shape) - encoder
                 total += encoder + case.beam * decoder
             else:
                 length = len(text) + batch.tokens
                 softmax = 2 * task.p.model_dim * task.p.vocabulary_size
                 # Of a prompt only the last position has logits.
                 total += flops(task, TokenShape(1, length)) - len(text) * softmax
-                total -= _later_positions(task, length)
     return total
-
-
-def _later_positions(task: TokenTask, length: int) -> int:
-    """Returns the operations of attention to the positions after each token."""
-    attention = 2 * 2 * length * length * task.p.model_dim * task.decoder.p.num_layers
-    return attention // 2
 
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.

@@ -26,12 +26,14 @@ class Tensor:
     Attributes:
       layout: one letter for each dimension.
       unsplit: letters that are never sharded.
+      is_virtual: whether only a kernel has it, a block at a time, so that it takes no memory.
     """
 
     layout: str
     shape: tuple[int, ...]
     dtype: str
     unsplit: str = ""
+    is_virtual: bool = False
 
     @functools.cached_property
     def is_weight(self) -> bool:
@@ -40,8 +42,8 @@ class Tensor:
 
     @functools.cached_property
     def itemsize(self) -> int:
-        """Returns the bytes of one element."""
-        return tf.as_dtype(self.dtype).size
+        """Returns the bytes of one element in memory."""
+        return 0 if self.is_virtual else tf.as_dtype(self.dtype).size
 
     @property
     def bytes(self) -> int:
@@ -62,6 +64,9 @@ class Einsum:
       begins_unit: whether this is the first einsum of its unit.
       saved: tensors that the backward pass reads, if no earlier einsum saves them.
       is_tied: whether an einsum, too, uses the table of a lookup as a weight.
+      share: the share of its products that are computed; kernels of attention skip hidden keys.
+      is_dropless: whether a manual region computes it (wings/dropless/dispatch.py), which splits
+        groups and experts over devices and nothing else.
     """
 
     operands: tuple[Tensor, Tensor]
@@ -74,12 +79,29 @@ class Einsum:
     saved: tuple[Tensor, ...] = ()
     is_lookup: bool = False
     is_tied: bool = False
+    share: float = 1.0
+    is_dropless: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
         """Returns the size of each letter."""
         tensors = (*self.operands, self.result)
         return {x: n for t in tensors for x, n in zip(t.layout, t.shape, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertRows:
+    """The rows of a dropless dispatch, one for each expert of a token.
+
+    Attributes:
+      choices: experts of a token.
+      bound: as in DroplessDispatch.
+      exchange: name of the exchange; empty if the search chooses it.
+    """
+
+    choices: int
+    bound: float
+    exchange: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +113,7 @@ class Flow:
       target: the tensor with the reader's letters.
       times: executions in a step.
       unit: the rematerialization unit of the reader; empty outside of all units.
+      rows: what its rows are, if they travel to experts or back without capacity.
     """
 
     source: Tensor
@@ -99,6 +122,7 @@ class Flow:
     target_path: str
     times: int = 1
     unit: str = ""
+    rows: ExpertRows | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.layers import EinsumDispatch, Sequential
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.gin.binding import gin_name
 from lingvo_gshard.wings.planning.plan.plan import Record
 from lingvo_gshard.wings.repeat.loop import Repeat
@@ -33,6 +34,7 @@ class ChoicePaths:
       offloads_moments: whether the experiment itself keeps the optimizer's moments in the memory
         of the host.
       interleaved: paths of the hyperparameters that are numbers of interleaved parts of a batch.
+      dropless: paths of the dispatches without capacity, whose exchange a search may choose.
     """
 
     rematerialize: tuple[str, ...] = ()
@@ -40,6 +42,7 @@ class ChoicePaths:
     compile_options: tuple[str, ...] = ()
     offloads_moments: bool = False
     interleaved: tuple[str, ...] = ()
+    dropless: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, experiment: Params) -> ChoicePaths:
@@ -59,6 +62,7 @@ class ChoicePaths:
             experiment.sharding.compile_options,
             experiment.get(_OFFLOAD_MOMENTS),
             tuple(interleaved),
+            tuple(path for path, node in experiment.nodes() if node.cls is DroplessDispatch),
         )
 
 
@@ -94,6 +98,7 @@ class Candidate(Record, frozen=True):
       compile_options: further changes to the compiler's options.
       offload_moments: whether the optimizer's moments are kept in the memory of the host.
       interleaved: number of interleaved parts of a batch; 0 keeps the experiment's.
+      exchange: name of the exchange of dropless dispatches; "" keeps the experiment's.
     """
 
     mesh: str
@@ -106,6 +111,7 @@ class Candidate(Record, frozen=True):
     compile_options: tuple[str, ...] = ()
     offload_moments: bool = False
     interleaved: int = 0
+    exchange: str = ""
 
     def settings(self, paths: ChoicePaths = ChoicePaths()) -> list[str]:
         """Returns the settings that select the candidate: options, and Params as in a gin file.
@@ -147,6 +153,8 @@ class Candidate(Record, frozen=True):
             values[_OFFLOAD_MOMENTS] = self.offload_moments
         if self.interleaved:
             values |= dict.fromkeys(paths.interleaved, self.interleaved)
+        if self.exchange:
+            values |= {f"{path}.exchange": self.exchange for path in paths.dropless}
         if self.dispatch:
             (dispatch,) = (cls for cls in DISPATCHES if cls.__name__ == self.dispatch)
             values |= dict.fromkeys(paths.dispatch, dispatch)

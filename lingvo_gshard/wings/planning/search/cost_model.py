@@ -10,14 +10,16 @@ import collections
 import copy
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import VariableSpec
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.layers.embedding import are_few
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
-from lingvo_gshard.sharding.strategies import KINDS
+from lingvo_gshard.sharding.strategies import KINDS, Table
 from lingvo_gshard.wings.planning.search.candidates import (
     Einsum,
+    ExpertRows,
     Flow,
     LayerGroup,
     LayerGroups,
@@ -43,6 +45,7 @@ from lingvo_gshard.wings.planning.search.costs import (
     shard_einsum,
     sharding_of,
 )
+from lingvo_gshard.wings.planning.search.exchanges import exchanged, possible_exchanges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +218,11 @@ class StrategySharding:
         """Adds collectives that run `times` times in a step."""
         for call in calls:
             cost.calls.append((call, phase, times))
-            seconds = self.rates.collective_seconds(call.kind, call.bytes, call.axes, self.mesh)
-            cost.communication_seconds += times * seconds
+            cost.communication_seconds += times * self.seconds(call)
+
+    def seconds(self, call: Collective) -> float:
+        """Returns the time of a collective."""
+        return self.rates.collective_seconds(call.kind, call.bytes, call.axes, self.mesh)
 
 
 def term_cost(
@@ -247,11 +253,41 @@ def flow_cost(
     cost, times = Cost(), flow.times * count
     before, after = source.where(flow.source), target.where(flow.target)
     forward = resharding(flow.source, before, after, source.mesh)
-    source.add_calls(cost, forward, FORWARD, times)
-    source.add_calls(cost, resharding(flow.target, after, before, source.mesh), BACKWARD, times)
+    backward = resharding(flow.target, after, before, source.mesh)
+    phases = [(FORWARD, forward), (BACKWARD, backward)]
     if flow.unit and policy != remat_policy.NONE:
-        source.add_calls(cost, forward, REMATERIALIZED, times)
+        phases.append((REMATERIALIZED, forward))
+    for phase, calls in phases:
+        if flow.rows is None:
+            source.add_calls(cost, calls, phase, times)
+        else:
+            returns = flow.source.layout.startswith("E") != (phase == BACKWARD)
+            _add_exchanges(cost, calls, flow.rows, returns, source, phase, times)
     return cost
+
+
+def _add_exchanges(
+    cost: Cost,
+    calls: Sequence[Collective],
+    rows: ExpertRows,
+    returns: bool,
+    sharding: StrategySharding,
+    phase: str,
+    times: int,
+) -> None:
+    """Adds collectives, and in place of each all-to-all the fastest exchange of the rows."""
+    for call in calls:
+        if call.kind != "all-to-all":
+            sharding.add_calls(cost, [call], phase, times)
+            continue
+        devices = sharding.mesh.parts(call.axes)
+        names = possible_exchanges(sharding.rates.platform, devices, rows)
+        found = {name: exchanged(name, call, rows, devices, returns) for name in names}
+        seconds = {name: sharding.seconds(each) for name, each in found.items()}
+        fastest = min(names, key=seconds.__getitem__)
+        sharding.add_calls(cost, [found[fastest]], phase, times)
+        cost.workspace = max(cost.workspace, found[fastest].bytes)
+        cost.exchanges.update({name: times * each for name, each in seconds.items()})
 
 
 def _add_weight(
@@ -320,6 +356,10 @@ class _EinsumCost:
         forward = self._sharding.shard_einsum(operands, result)
         self._add_execution(forward, FORWARD)
         self._cost.workspace = 2 * forward.bytes
+        self._add_gathers(self._whole_weights())
+        if self._einsum.result.is_virtual:
+            # The backward pass computes the logits again, in all its kernels.
+            self._add_computing(forward)
         self._add_gathers([call for n, call in forward.calls if n in forward.gathers])
         if self._is_recomputed and not self._is_saved:
             self._add_execution(forward, REMATERIALIZED)
@@ -382,7 +422,28 @@ class _EinsumCost:
         return ShardedTensor(left, {}, is_free=True), ShardedTensor(right, table)
 
     def _at(self, tensor: Tensor) -> ShardedTensor:
-        return ShardedTensor(tensor, self._sharding.where(tensor))
+        return ShardedTensor(tensor, self._where(tensor))
+
+    def _where(self, tensor: Tensor) -> dict[str, str]:
+        """Returns the sharding that a tensor is computed with.
+
+        A manual region splits groups, and experts over axes that split groups, too.
+        """
+        where = dict(self._sharding.where(tensor))
+        if not self._einsum.is_dropless:
+            return where
+        groups = self._sharding.strategy.activations.get("G", ())
+        return {axis: x for axis, x in where.items() if axis in groups and x in "GE"}
+
+    def _whole_weights(self) -> list[Collective]:
+        """Returns the all-gathers of weights that a manual region reads whole."""
+        weights = [x for x in self._einsum.operands if x.is_weight and self._einsum.is_dropless]
+        sharding = self._sharding
+        return [
+            call
+            for x in weights
+            for call in resharding(x, sharding.where(x), self._where(x), sharding.mesh)
+        ]
 
     def _add_gathers(self, calls: list[Collective]) -> None:
         """Adds all-gathers of weights.
@@ -409,7 +470,7 @@ class _EinsumCost:
         """Adds the einsum of the result's gradient and the other operand."""
         is_weight = target.tensor.is_weight
         if is_weight:
-            target = self._at(target.tensor)
+            target = self._gradient_of(target.tensor, other)
         gradient = self._sharding.shard_einsum((result, other), target)
         self._add_computing(gradient)
         for number, call in gradient.calls:
@@ -421,11 +482,31 @@ class _EinsumCost:
                 key = call.kind, call.axes, self._einsum.times, BACKWARD
                 self._summed[key] += call.bytes * self._count
 
+    def _gradient_of(self, weight: Tensor, other: ShardedTensor) -> ShardedTensor:
+        """Returns a weight's gradient. Regions scatter it where their tokens are split."""
+        where = self._sharding.where(weight)
+        if self._einsum.is_dropless:
+            where = {axis: x for axis, x in where.items() if axis in other.where}
+        return ShardedTensor(weight, where)
+
     def _add_computing(self, einsum: ShardedEinsum) -> None:
-        dtype = self._einsum.result.dtype
-        self._cost.flops += einsum.flops * self._times
-        seconds = self._sharding.rates.matmul_seconds(einsum.flops, einsum.bytes, dtype)
+        dtype, flops = self._einsum.result.dtype, round(einsum.flops * self._einsum.share)
+        self._cost.flops += flops * self._times
+        seconds = self._sharding.rates.matmul_seconds(flops, einsum.bytes, dtype)
         self._cost.compute_seconds += seconds * self._times
+
+
+def _used_saving(what: Einsum | Flow | Weight, saving: Saving) -> tuple[bool, ...]:
+    """Returns what the cost of a term depends on. Savings that agree in it cost the same."""
+    if isinstance(what, Weight):
+        return (saving.offloads_moments,)
+    if not what.unit or saving.policy == remat_policy.NONE:
+        return ()
+    if isinstance(what, Flow):
+        return (True,)
+    left, right = (operand.layout for operand in what.operands)
+    is_saved = remat_policy.POLICIES[saving.policy](left, right, what.result.layout)
+    return is_saved, remat_policy.is_offloaded(saving.policy)
 
 
 class CostModel:
@@ -463,8 +544,9 @@ class CostModel:
         # The recomputed tensors of one unit are alive together. Two units are never recomputed at
         # the same time.
         recomputed: dict[int, int] = {}
+        tables = {kind: strategy.table(kind) for kind in KINDS}
         for term in cost_terms(group):
-            part = self._term_cost(term, strategy)
+            part = self._term_cost(term, strategy, tables)
             total.add(part.cost)
             for key, bytes in part.summed.items():
                 summed[key] += bytes
@@ -493,11 +575,11 @@ class CostModel:
             repeats = self.micro_batches if is_repeated else 1
             sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times * repeats)
 
-    def _term_cost(self, term: CostTerm, strategy: Strategy) -> TermCost:
-        tables = {kind: strategy.table(kind) for kind in KINDS}
-        is_weight = isinstance(term.what, Weight)
-        saved = self.saving.offloads_moments if is_weight else self.saving.policy
-        key = term, saved, *[tables[kind].get(x, ()) for kind, x in term.letters]
+    def _term_cost(
+        self, term: CostTerm, strategy: Strategy, tables: Mapping[str, Table]
+    ) -> TermCost:
+        used = _used_saving(term.what, self.saving)
+        key = term, used, *[tables[kind].get(x, ()) for kind, x in term.letters]
         if key not in self._term_costs:
             sharding = self._sharding(strategy)
             self._term_costs[key] = term_cost(term, sharding, self.saving, self.micro_batches)

@@ -7,11 +7,11 @@ partial sums: an all-reduce, or a reduce-scatter if the axis shards the result.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Mapping
 
 from lingvo_gshard.sharding import Mesh, Split
@@ -246,6 +246,7 @@ class Rates:
       capacity: bytes that a program may use.
       host_bytes_per_second: bandwidth between the device's memory and its host's in one
         direction; None if arrays cannot be kept there.
+      platform: one of `platforms.PLATFORMS`; "" if it does not matter.
     """
 
     flops_per_second: Mapping[str, float]
@@ -253,6 +254,7 @@ class Rates:
     capacity: int
     collective_seconds: CollectiveSeconds
     host_bytes_per_second: float | None = None
+    platform: str = ""
 
     def matmul_seconds(self, flops: int, bytes: int, dtype: str) -> float:
         """Returns the time of a matrix product, limited by arithmetic or by memory bandwidth."""
@@ -288,6 +290,8 @@ class Cost:
       accumulated: bytes of the sums of gradients over micro-batches.
       workspace: bytes of the tensors and gradients of the largest einsum.
       calls: (collective, phase, number of executions).
+      exchanges: seconds that the rows of dropless experts travel, by the name of the exchange. The
+        fastest is part of `communication_seconds`.
     """
 
     compute_seconds: float = 0.0
@@ -304,6 +308,12 @@ class Cost:
     accumulated: int = 0
     workspace: int = 0
     calls: list[tuple[Collective, str, int]] = dataclasses.field(default_factory=list)
+    exchanges: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    @property
+    def exchange(self) -> str:
+        """Returns the name of the fastest exchange; empty without dropless experts."""
+        return min(self.exchanges, key=self.exchanges.__getitem__, default="")
 
     @property
     def seconds(self) -> float:
@@ -323,10 +333,13 @@ class Cost:
 
     def add(self, other: Cost) -> None:
         """Adds the cost of other layers. Their workspaces are not in use at the same time."""
-        workspace = max(self.workspace, other.workspace)
-        for name, value in vars(other).items():
-            setattr(self, name, operator.iadd(getattr(self, name), value))
-        self.workspace = workspace
+        own, added = vars(self), vars(other)
+        for name in _SUMS:
+            own[name] += added[name]
+        self.workspace = max(self.workspace, other.workspace)
+        self.calls += other.calls
+        if other.exchanges:
+            self.exchanges.update(other.exchanges)
 
     def repeated(self, times: int) -> Cost:
         """Returns the cost of `times` executions, one after another in the same memory."""
@@ -337,4 +350,17 @@ class Cost:
             host_seconds=times * self.host_seconds,
             flops=times * self.flops,
             calls=[(call, phase, times * count) for call, phase, count in self.calls],
+            exchanges=_scaled(self.exchanges, times),
         )
+
+
+# The fields that are numbers and add up.
+_SUMS = [
+    field.name
+    for field in dataclasses.fields(Cost)
+    if field.name not in ("workspace", "calls", "exchanges")
+]
+
+
+def _scaled(seconds: Mapping[str, float], times: int) -> collections.Counter[str]:
+    return collections.Counter({name: times * each for name, each in seconds.items()})

@@ -23,9 +23,11 @@ from lingvo_gshard.wings.compiler_options.table import ALL_TO_ALLS, PARALLEL, op
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning import planner, roofline
 from lingvo_gshard.wings.planning.machines import efficiencies, interconnect
+from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.roofline import Budget
+from lingvo_gshard.wings.planning.search.balanced_dispatch import BalancedDispatch
 from lingvo_gshard.wings.planning.search.candidates import TracedStep
 from lingvo_gshard.wings.planning.search.choices import (
     DISPATCHES,
@@ -120,6 +122,11 @@ def candidate_compiler(
     return compile_candidate
 
 
+def platform_of_kind(topology: Topology) -> str:
+    """Returns the platform whose kernels a topology's programs have; "" for CPUs."""
+    return PLATFORMS[topology.kind] if topology.kind != "cpu" else ""
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 # FLOPs of a matrix product that reaches the highest measured efficiency.
 _LARGE = 1e13
@@ -145,6 +152,7 @@ def rates_of(topology: Topology) -> Rates:
         capacity=chip.usable_bytes,
         collective_seconds=collective_seconds,
         host_bytes_per_second=chip.host_bandwidth,
+        platform=platform_of_kind(topology),
     )
 
 
@@ -212,7 +220,7 @@ def search_experiment(
     )
     paths, batch = ChoicePaths.of(experiment), batch_specs(experiment)
     progress.say("tracing the model")
-    steps = list(_traced_steps(experiment, paths, batch, options.search_precision))
+    steps = list(_traced_steps(experiment, paths, batch, options.search_precision, topology))
     plans: dict[Candidate, Plan] = {}
     compile_candidate, variants = None, []
     if options.search_compilations:
@@ -245,9 +253,14 @@ def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
 
 
 def _traced_steps(
-    experiment: Params, paths: ChoicePaths, batch: BatchSpecs, precisions: Sequence[str]
+    experiment: Params,
+    paths: ChoicePaths,
+    batch: BatchSpecs,
+    precisions: Sequence[str],
+    topology: Topology,
 ) -> Iterator[TracedStep]:
     """Yields traces of the step with each precision and number of micro-batches."""
+    platform = platform_of_kind(topology)
     for types in dict.fromkeys(precisions) or [""]:
         for micro_batches in _micro_batches(batch):
             chosen = Candidate("", "", (), remat_policy.NONE, micro_batches, types)
@@ -255,7 +268,10 @@ def _traced_steps(
             if _LOGITS in changed.task:
                 # The model reads the letters of products. Chunks of logits lack the rows' letter.
                 changed.task.set(**{_LOGITS: _ALL_POSITIONS})
-            yield trace(make_trainer(changed), batch, micro_batches, types)
+            for path in paths.dropless:
+                even = BalancedDispatch.for_dispatch(changed.get(path))
+                changed.set_path(path, even)
+            yield trace(make_trainer(changed), batch, micro_batches, types, platform)
 
 
 def _micro_batches(batch: BatchSpecs) -> list[int]:

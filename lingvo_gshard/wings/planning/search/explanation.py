@@ -49,6 +49,7 @@ _CHOICES: dict[str, Callable[[Candidate], str]] = {
     "precision": lambda candidate: candidate.precision or _KEPT,
     "interleaved": lambda candidate: str(candidate.interleaved or _KEPT),
     "dispatch": lambda candidate: candidate.dispatch or _KEPT,
+    "exchange": lambda candidate: candidate.exchange or _KEPT,
     "compile_options": lambda candidate: ", ".join(candidate.compile_options) or _KEPT,
 }
 

@@ -11,6 +11,8 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.letters import ROWS
@@ -89,6 +91,12 @@ _CLOSE = 1.03
 _SAME = 1.01
 # Named strategies that the cost model cannot rate: it knows neither sharded positions nor stages.
 _UNRATED = ("sequence", "context", "pipeline")
+# Named strategies of several axes, with the names of these.
+_JOINED = {
+    "expert_fsdp": ("data", "fsdp"),
+    "expert_tensor": ("data", "model"),
+    "fsdp_tensor": ("data", "model"),
+}
 
 
 def search(
@@ -126,11 +134,14 @@ def search(
     groups = [group(each) for each in steps]
     searches = [
         _MeshSearch(each, layer_groups, mesh, rates)
-        for each, layer_groups in zip(steps, groups, strict=True)
         for mesh in meshes
+        for each, layer_groups in zip(steps, groups, strict=True)
     ]
+    named = list(_baselines(steps, groups, meshes, rates, savings))
+    fitting = [row for row in named if _fits(row, rates.capacity)]
+    if fitting:
+        progress.say(f"of the named strategies, {_in_words(min(fitting, key=_seconds))}")
     ordered = _simplest_first(_rate(searches, savings, progress))
-    named = list(_baselines(steps, groups, devices, rates, savings))
     capacity = rates.capacity
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
@@ -149,15 +160,26 @@ def _rate(
 ) -> list[RatedCandidate]:
     """Returns the best candidates of all meshes, or the smallest ones if none fits."""
     rows: dict[Candidate, RatedCandidate] = {}
-    for mesh_search in searches:
+    for number, mesh_search in enumerate(searches, 1):
         for row in mesh_search.rows(savings):
             rows.setdefault(row.candidate, row)
-        progress.say(f"{len(rows)} candidates, up to {mesh_search}")
+        best = _in_words(min(rows.values(), key=_seconds)) if rows else "none fits yet"
+        done = f"{number} of {len(searches)}: {len(rows)} candidates, up to {mesh_search}"
+        progress.say(f"{done}; {best}")
     if not rows:
         progress.say("no candidate fits by the cost model; looking for the smallest")
         for mesh_search in searches:
             rows.update({row.candidate: row for row in mesh_search.smallest(savings)})
     return list(rows.values())
+
+
+def _seconds(row: RatedCandidate) -> float:
+    return row.seconds
+
+
+def _in_words(row: RatedCandidate) -> str:
+    c = row.candidate
+    return f"the fastest takes {row.seconds:.3g} s: `mesh={c.mesh}` `strategy={c.strategy}`"
 
 
 class _MeshSearch:
@@ -171,6 +193,8 @@ class _MeshSearch:
         self._options = [sharding_options(mesh, g.letters) for g in layer_groups.groups]
         self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
         self._boundaries = [[o.rows(mesh) for o in options] for options in self._options]
+        self._kept: list[list[int]] = []
+        self._known_pairs: dict[bool, PairCosts] = {}
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self._mesh.shape))
@@ -181,7 +205,8 @@ class _MeshSearch:
 
         Where the fastest of all shardings fits, copies to the memory of the host only take time.
         """
-        candidates = []
+        savings, candidates = list(savings), []
+        self._keep_useful(savings)
         for saving in savings:
             if saving != saving.on_device and self._fits_at_once(saving.on_device):
                 continue
@@ -189,6 +214,20 @@ class _MeshSearch:
             for chosen in self._chosen(self._costs(model), self._pairs(model)):
                 candidates.append(self._row(chosen, model))
         return candidates
+
+    def _keep_useful(self, savings: Sequence[Saving]) -> None:
+        """Keeps the options that no other one beats with the most and the least memory saved.
+
+        An option that is useful with another saving alone is not worth the time to rate them all.
+        """
+        self._kept = [list(range(len(options))) for options in self._options]
+        useful: list[set[int]] = [set() for _ in self._options]
+        for saving in dict.fromkeys((savings[0], Saving("full"), savings[-1])):
+            if saving in savings:
+                kept, _ = self._reduced(self._costs(self._model.under(saving)))
+                for found, numbers in zip(useful, kept, strict=True):
+                    found.update(numbers)
+        self._kept = [sorted(found) for found in useful]
 
     def _fits_at_once(self, saving: Saving) -> bool:
         """Returns whether the fastest sharding of all fits."""
@@ -207,15 +246,17 @@ class _MeshSearch:
         for saving in savings:
             model = self._model.under(saving)
             sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
-            candidates.append(
-                self._row(tuple(of_group.index(min(of_group)) for of_group in sizes), model)
-            )
+            smallest = [of_group.index(min(of_group)) for of_group in sizes]
+            candidates.append(self._row(_numbered(self._kept, smallest), model))
         return candidates
 
     def _costs(self, model: CostModel) -> list[list[Cost]]:
+        """Returns the costs of the options that are kept."""
         return [
-            [model.group_cost(g, strategy) for strategy in of_group]
-            for g, of_group in zip(self._layer_groups.groups, self._strategies, strict=True)
+            [model.group_cost(g, of_group[i]) for i in kept]
+            for g, of_group, kept in zip(
+                self._layer_groups.groups, self._strategies, self._kept, strict=True
+            )
         ]
 
     def _chosen(self, costs: list[list[Cost]], pairs: PairCosts) -> list[tuple[int, ...]]:
@@ -233,12 +274,17 @@ class _MeshSearch:
         choices = [
             [
                 OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
-                for cost, boundary in zip(of_group, boundaries, strict=True)
+                for cost, boundary in zip(
+                    of_group, [boundaries[i] for i in numbers], strict=True
+                )
             ]
-            for of_group, boundaries in zip(costs, self._boundaries, strict=True)
+            for of_group, boundaries, numbers in zip(
+                costs, self._boundaries, self._kept, strict=True
+            )
         ]
-        kept = [pareto_optimal(of_group) for of_group in choices]
-        return kept, [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
+        best = [pareto_optimal(of_group) for of_group in choices]
+        kept = [[k[i] for i in b] for k, b in zip(self._kept, best, strict=True)]
+        return kept, [[of_group[i] for i in b] for of_group, b in zip(choices, best, strict=True)]
 
     def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
         """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
@@ -252,30 +298,36 @@ class _MeshSearch:
 
     def _pairs(self, model: CostModel) -> PairCosts:
         """Returns the time to reshard the batch between groups."""
+        is_recomputed = model.saving.policy != remat_policy.NONE
+        if is_recomputed in self._known_pairs:
+            return self._known_pairs[is_recomputed]
+        named = {
+            boundary: _batch_strategy(boundary, self._mesh)
+            for boundaries in self._boundaries
+            for boundary in dict.fromkeys(boundaries)
+        }
         pairs: dict = {}
         for (source, target), flows in self._layer_groups.between.items():
-            boundaries = {
-                boundary: _batch_strategy(boundary, self._mesh)
-                for boundary in self._boundaries[source]
-            }
             pairs[source, target] = {
                 (one, other): sum(
-                    model.flow_cost(f, boundaries[one], _batch_strategy(other, self._mesh)).seconds
-                    for f in flows
+                    model.flow_cost(f, named[one], named[other]).seconds for f in flows
                 )
-                for one in boundaries
+                for one in dict.fromkeys(self._boundaries[source])
                 for other in dict.fromkeys(self._boundaries[target])
                 if one != other
             }
+        self._known_pairs[is_recomputed] = pairs
         return pairs
 
     def _row(self, chosen: tuple[int, ...], model: CostModel) -> RatedCandidate:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
+        cost = model.cost(self._layer_groups, tables)
         chosen_candidate = candidate(
             self._layer_groups, options, self._mesh, model.saving, self._step
         )
-        return RatedCandidate(chosen_candidate, model.cost(self._layer_groups, tables))
+        chosen_candidate = msgspec.structs.replace(chosen_candidate, exchange=cost.exchange)
+        return RatedCandidate(chosen_candidate, cost)
 
 
 def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
@@ -406,42 +458,65 @@ def _is_alike(one: RatedCandidate, other: RatedCandidate) -> bool:
 def _baselines(
     steps: Sequence[TracedStep],
     groups: Sequence[LayerGroups],
-    devices: int,
+    meshes: Sequence[Mesh],
     rates: Rates,
     savings: Sequence[Saving],
 ) -> Iterable[RatedCandidate]:
-    """Yields the named strategies that the cost model can rate, each over all devices.
+    """Yields the named strategies that the cost model can rate.
 
-    Each has the saving and the micro-batches that are the fastest that fit, else the smallest.
+    Each has the mesh, the saving and the micro-batches that are the fastest that fit, else the
+    smallest.
     """
-    for name in strategies.base_names():
-        if name in _UNRATED:
-            continue
-        axis = "model" if name == "tensor" else "data"
-        mesh = Mesh(((axis, devices),))
-        try:
-            strategy = strategies.get(name, mesh)
-        except UserError:
-            # It needs several axes.
-            continue
+    models: dict[tuple, CostModel] = {}
+    for name, axes in _named_strategies(groups[0]):
         rows = []
-        for step, layer_groups in zip(steps, groups, strict=True):
-            model = CostModel(mesh, rates, micro_batches=step.micro_batches)
-            for saving in savings:
-                tables = [strategy] * len(layer_groups.groups)
-                cost = model.under(saving).cost(layer_groups, tables)
-                chosen = Candidate(
-                    str(mesh),
-                    name,
-                    (),
-                    saving.policy,
-                    step.micro_batches,
-                    step.precision,
-                    offload_moments=saving.offloads_moments,
-                )
-                rows.append(RatedCandidate(chosen, cost, name))
+        for mesh in meshes:
+            if len(mesh.axes) != len(axes):
+                continue
+            named = Mesh(tuple(zip(axes, mesh.shape, strict=True)))
+            for step, layer_groups in zip(steps, groups, strict=True):
+                model = CostModel(named, rates, micro_batches=step.micro_batches)
+                model = models.setdefault((named, step.micro_batches, step.precision), model)
+                rows += _rows_of_named(name, layer_groups, step, model, savings)
         fitting = [row for row in rows if _fits(row, rates.capacity)]
-        if fitting:
-            yield min(fitting, key=lambda row: row.seconds)
-        else:
-            yield min(rows, key=lambda row: row.peak)
+        if rows:
+            yield min(fitting or rows, key=lambda row: row.seconds if fitting else row.peak)
+
+
+def _named_strategies(groups: LayerGroups) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """Yields the names of strategies, each with the axes of its meshes."""
+    for name in strategies.base_names():
+        if name not in _UNRATED:
+            yield name, ("model",) if name == "tensor" else ("data",)
+    has_experts = any("E" in group.letters for group in groups.groups)
+    for name, axes in _JOINED.items():
+        if has_experts or "expert" not in name:
+            yield name, axes
+
+
+def _rows_of_named(
+    name: str,
+    layer_groups: LayerGroups,
+    step: TracedStep,
+    model: CostModel,
+    savings: Sequence[Saving],
+) -> Iterable[RatedCandidate]:
+    try:
+        strategy = strategies.get(name, model.mesh)
+    except UserError:
+        # It needs other axes.
+        return
+    for saving in savings:
+        tables = [strategy] * len(layer_groups.groups)
+        cost = model.under(saving).cost(layer_groups, tables)
+        chosen = Candidate(
+            str(model.mesh),
+            name,
+            (),
+            saving.policy,
+            step.micro_batches,
+            step.precision,
+            offload_moments=saving.offloads_moments,
+            exchange=cost.exchange,
+        )
+        yield RatedCandidate(chosen, cost, name)

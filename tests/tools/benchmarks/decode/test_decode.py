@@ -59,7 +59,8 @@ def test_flops_of_a_case_are_those_of_its_products():
     # Cross-attention projects the memory for each layer.
     memory = 2 * 2 * 2 * source * m * m + 2 * 2 * 2 * tokens * source * m
     cross = tokens * 2 * 2 * 2 * m * m + memory
-    own = tokens * 2 * project + 2 * 2 * tokens * tokens * m
+    visible = tokens * (tokens + 1) // 2
+    own = tokens * 2 * project + 2 * 2 * 2 * visible * m
     decoder = own + cross + tokens * (feed_forward + 2 * m * V)
     assert measure.case_flops(model.task, case) == encoder + 4 * decoder
 
