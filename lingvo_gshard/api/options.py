@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lingvo_gshard.core import Options, option
+from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime.compile_options import CompileOptions
 from lingvo_gshard.sharding import PartitioningOptions
 from lingvo_gshard.wings.cluster.member import ClusterOptions
 
-if TYPE_CHECKING:
-    # Most commands have no plan, and do not wait for the planner's modules.
-    from lingvo_gshard.wings.planning.planned_training import PlannedTraining
-
 RUNTIMES = ("local", "spmd", "tpu_strategy")
+
+
+class PlannedDevices(Protocol):
+    """A plan that knows its machine, such as `planning.planned_training.PlannedTraining`.
+
+    Most commands have no plan, and do not wait for the planner's modules.
+    """
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that were planned."""
+        ...
+
+    def check_devices(self, devices: list[Device]) -> None:
+        """Raises UserError if these devices of the mesh are no replacement for the planned ones."""
+        ...
+
+    def note(self, device: Device) -> str:
+        """Returns a warning if a device is of another kind than planned, else ""."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +69,7 @@ class RuntimeOptions(CompileOptions, PartitioningOptions):
         minimum=0,
     )
     cluster: ClusterOptions | None = None
-    plan: PlannedTraining | None = None
+    plan: PlannedDevices | None = None
 
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, including the cluster's options."""
