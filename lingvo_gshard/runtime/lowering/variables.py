@@ -94,7 +94,7 @@ def captured(name: str, function: Any, variables: Sequence[HeldVariable]) -> Cap
 
 
 def remove_copies(module: ir.Module) -> None:
-    """Removes the copies of variables' new values, which compilers of other versions do not know."""
+    """Removes copies of variables' new values, which compilers of other versions do not know."""
     for operation in operations_of(module):
         if operation.name == "mhlo.copy":
             operation.results[0].replace_all_uses_with(operation.operands[0])
