@@ -154,7 +154,9 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
             return [y, *tape.gradient(loss, sources)], [v for v, _ in scope.metrics.values()]
 
         def on_mesh(theta, x_GSM, gate_KGS):
-            dispatch = DroplessDispatch.params().set(exchange=exchange, bound=bound)
+            dispatch = DroplessDispatch.params().set(
+                exchange=exchange, bound=bound, over_bound="drop"
+            )
             everything = np.ones(shape, bool)
             theta, x_GSM = annotate_weights(theta, specs), annotate(x_GSM, "GSM")
             return run(dispatch, everything, theta, x_GSM, gate_KGS)

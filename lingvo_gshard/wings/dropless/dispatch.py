@@ -18,6 +18,7 @@ import dataclasses
 import math
 
 from lingvo_gshard.core import NestedMap, Params, UserError, context, random_numbers
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
@@ -38,8 +39,12 @@ from lingvo_gshard.wings.dropless.exchanges import (
     check_exchange_name,
     exchange_class,
 )
+from lingvo_gshard.wings.dropless.rounds import Rounds
 
 LOCAL_LETTERS = {"k": "choices of a token"}
+
+# What happens to rows over the bound.
+COMPUTE, DROP = "compute", "drop"
 
 # Purpose of the random key for dropout in the region.
 _PURPOSE = "dropless"
@@ -122,18 +127,46 @@ class ExpertRegion:
             )
             without_tokens = {"ids": None, "group_order": None}
             with context.use(device_context), token_context.override(**without_tokens):
-                y_TM, over_bound = exchange.compute(x_TM, expert_kT, gate_kT, theta_E)
+                y_TM, over_bound = self._compute(exchange, x_TM, expert_kT, gate_kT, theta_E)
             return tf.reshape(y_TM, x_GSM.shape), over_bound[tf.newaxis]
 
         by_group, by_choice = (self.group_axes, (), ()), ((), self.group_axes, ())
         by_expert = [(self.expert_axes, *[()] * (w.shape.rank - 1)) for w in weights]
         splits = [by_group, by_choice, by_choice, ((),), *by_expert]
-        region = manual(on_device, splits, [by_group, (self.group_axes,)])
+        region = manual(on_device, splits, [by_group, ((),)])
         seed = self._seed(outer)
         y_GSM, over_bound = region(
             tf.pad(x_GSM, [[0, padding], [0, 0], [0, 0]]), expert_kGS, gate_kGS, seed, *weights
         )
-        return y_GSM[:groups], tf.reduce_sum(over_bound)
+        return y_GSM[:groups], over_bound[0]
+
+    def _compute(
+        self,
+        exchange: RowExchange,
+        x_TM: tf.Tensor,
+        expert_kT: tf.Tensor,
+        gate_kT: tf.Tensor,
+        theta: NestedMap,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes one device's tokens: in rounds, or without the rows over the bound.
+
+        Args:
+          exchange: the exchange.
+          x_TM: as `RowExchange.compute` takes it, as are the next three.
+          expert_kT: as there.
+          gate_kT: as there.
+          theta: as there.
+
+        Returns:
+          [T,M], the gate-weighted sums; and the number of rows over the bound on all devices.
+        """
+        # A device has no more than the rows of all devices of its group.
+        if not 0 < exchange.bound < exchange.devices:
+            return exchange.compute(x_TM, expert_kT, gate_kT, theta)[0], tf.constant(0.0)
+        if self.dispatch.over_bound == COMPUTE:
+            return Rounds(exchange, self.group_axes, theta).compute(x_TM, expert_kT, gate_kT)
+        y_TM, left = exchange.compute(x_TM, expert_kT, gate_kT, theta)
+        return y_TM, collectives.psum(left, self.group_axes)
 
     def _exchange(self, choices: int, padded_experts: int) -> RowExchange:
         """Returns the exchange of rows between the devices of the experts."""
@@ -187,11 +220,17 @@ class DroplessDispatch(Dispatch):
         p = super().params()
         p.define(
             "bound",
-            0.0,
-            "On a mesh, the rows that a device can send to another device, as a multiple of the "
-            "number under balanced loads; with the `gathered` exchange, those that a device can "
-            "compute. Rows above it are dropped. 0: no bound, no dropped rows.",
+            2.0,
+            "On a mesh, the rows that a device can send to another device at once, as a multiple "
+            "of the number under balanced loads; with the `gathered` exchange, those that a device "
+            "can compute. 0: no bound, but room for all rows.",
             minimum=0,
+        )
+        p.define(
+            "over_bound",
+            COMPUTE,
+            "What happens to the rows over `bound`: `compute` exchanges and computes them in "
+            "further rounds, `drop` leaves them out.",
         )
         p.define(
             "exchange",
@@ -203,7 +242,14 @@ class DroplessDispatch(Dispatch):
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        check_exchange_name(self.p.exchange, f"{path}.exchange")
+        p = self.p
+        check_exchange_name(p.exchange, f"{path}.exchange")
+        names.check(p.over_bound, [COMPUTE, DROP], f"{path}.over_bound: {p.over_bound!r}")
+        if p.over_bound == DROP and not p.bound:
+            raise UserError(
+                f"{path}.over_bound={DROP!r} drops the rows over {path}.bound, which is 0, no "
+                f"bound; expected a positive bound, or over_bound={COMPUTE!r}"
+            )
 
     def check_exchange(self, exchange: Params, path: str) -> None:
         """Raises UserError if an option needs an exchange that this dispatch does not name.
@@ -231,27 +277,26 @@ class DroplessDispatch(Dispatch):
     ) -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
-        With a bound it reports the metric `over_bound_share`, the share of rows that were dropped.
+        On a mesh, with a bound, it reports the metric `over_bound_share`: the share of rows that
+        were computed in further rounds, or dropped.
         """
         assignments, num_experts = routing.assignments, routing.num_experts
         expert_kGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
         gate_kGS = tf.stack([a.gate_GS for a in assignments])
-        over_bound = tf.constant(0.0)
         partitioning = current_partitioning()
         if partitioning is None or mesh_in_use() is None:
             cls = exchange_class(self.p.exchange, "", 1, len(assignments), 0.0, exchange.p, "")
             own = cls(experts, (), num_experts, 0.0, exchange.p)
-            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, own, theta)
-        else:
-            if exchange.p.hierarchical:
-                check_steps(f"{exchange.path}.hierarchical", partitioning)
-            region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange.p)
-            y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
+            return _run_on_one_device(x_GSM, expert_kGS, gate_kGS, own, theta)
+        if exchange.p.hierarchical:
+            check_steps(f"{exchange.path}.hierarchical", partitioning)
+        region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange.p)
+        y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
             context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0), rows)
-            if token_context.current().on_routing is not None:
+            if self.p.over_bound == DROP and token_context.current().on_routing is not None:
                 context.current().add_sum(f"{context.layer_path()}/over_bound", over_bound)
         return y_GSM
 

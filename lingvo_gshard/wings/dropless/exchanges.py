@@ -64,12 +64,15 @@ class Trip:
       there: [T,M] -> [C,M], from the tokens of this device to the rows that arrive at it.
       compute: ([C,M], weights) -> [C,M], the outputs of this device's experts for them.
       back: [C,M] -> [T,M], from the outputs to the gate-weighted sums of this device's tokens.
+      kept: returns [k,T], which choices of this device's tokens are computed: those within the
+        bound.
       over_bound: the number of rows over the bound, an int32 scalar.
     """
 
     there: Move
     compute: Callable[[tf.Tensor, NestedMap], tf.Tensor]
     back: Move
+    kept: Callable[[], tf.Tensor]
     over_bound: tf.Tensor | int = 0
 
 
@@ -120,12 +123,27 @@ class RowExchange:
         Returns:
           [T,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
         """
-        sizes = chunk_sizes(x_TM.shape[0], self.options.chunks if self.devices > 1 else 1)
-        with tf.name_scope(DISPATCH_SCOPE):
-            choices = zip(tf.split(expert_kT, sizes, 1), tf.split(gate_kT, sizes, 1), strict=True)
-            trips = [self.trip(*each) for each in choices]
+        sizes, trips = self._trips(expert_kT, gate_kT)
         y_TM = _run(trips, tf.split(x_TM, sizes), theta)
         return y_TM, tf.cast(sum(trip.over_bound for trip in trips), tf.float32)
+
+    def left(self, expert_kT: tf.Tensor) -> tf.Tensor:
+        """Returns [k,T]: the experts of the rows over the bound, `num_experts` for all others.
+
+        Args:
+          expert_kT: as `compute` takes it.
+        """
+        _, trips = self._trips(expert_kT, tf.ones(expert_kT.shape))
+        kept_kT = tf.concat([trip.kept() for trip in trips], 1)
+        return tf.where(kept_kT, self.num_experts, expert_kT)
+
+    def _trips(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> tuple[list[int], list[Trip]]:
+        """Returns the number of tokens of each part, and their trips."""
+        tokens = expert_kT.shape[1]
+        sizes = chunk_sizes(tokens, self.options.chunks if self.devices > 1 else 1)
+        with tf.name_scope(DISPATCH_SCOPE):
+            choices = zip(tf.split(expert_kT, sizes, 1), tf.split(gate_kT, sizes, 1), strict=True)
+            return sizes, [self.trip(*each) for each in choices]
 
     def trip(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> Trip:
         """Returns the way of some of a device's tokens; for the arguments see `compute`."""
@@ -187,6 +205,7 @@ class OwnRows(RowExchange):
             lambda x: _send(x, tf.identity, tf.identity, self.codec, Codec()),
             lambda x, theta: rows.compute(x, gate_kT, self.experts, theta),
             lambda y: _send(y, tf.identity, tf.identity, Codec(), self.codec),
+            lambda: expert_kT < self.num_experts,
         )
 
 
@@ -229,10 +248,17 @@ class GatheredExchange(RowExchange):
         is_own_ka = (own_ka >= 0) & (own_ka < self.local_experts)
         rows = SortedRows(tf.where(is_own_ka, own_ka, self.local_experts), self.local_experts)
         bound = _bounded(self.bound, sent, sent * self.devices)
+
+        def kept() -> tf.Tensor:
+            computed = tf.minimum(tf.reduce_sum(rows.load_E), bound)
+            is_computed_ka = tf.cast(rows.position_kT < computed, tf.float32)
+            return tf.transpose(scatter(tf.transpose(is_computed_ka))) > 0
+
         return Trip(
             lambda x: _send(x, gather, scatter, self.codec, Codec()),
             lambda x, theta: rows.compute(x, gate_ka, self.experts, theta, sent, bound),
             lambda y: _send(y, scatter, gather, Codec(), self.codec),
+            kept,
             tf.maximum(tf.reduce_sum(rows.load_E) - bound, 0),
         )
 
@@ -346,6 +372,7 @@ class FixedExchange(RowExchange):
 
         return Trip(
             *self.by_rows(Permutation(slot_kT, slots), gate_kT, there, back, expert_C),
+            lambda: is_sent_kT,
             tf.reduce_sum(load_dE) - tf.reduce_sum(sent_dE),
         )
 
@@ -407,7 +434,11 @@ class RaggedExchange(FixedExchange):
         there = lambda rows: exchange(self.axes, rows, slots, route)  # noqa: E731
         back = lambda rows: exchange(self.axes, rows, count, route.back())  # noqa: E731
         own = tf.gather(load_sdE - kept_sdE, place)
-        return Trip(*self.by_rows(permutation, gate_kT, there, back, expert_C), tf.reduce_sum(own))
+        return Trip(
+            *self.by_rows(permutation, gate_kT, there, back, expert_C),
+            lambda: is_sent_kT,
+            tf.reduce_sum(own),
+        )
 
 
 EXCHANGES: dict[str, type[RowExchange]] = {
