@@ -16,7 +16,7 @@ from lingvo_gshard.layers.moe.groups import ordered_along
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate
 
-# How a dispatch with buffers can bring rows to the devices of their experts.
+# The exchanges of dispatches with buffers.
 _EXCHANGES = ("fixed", "gathered")
 
 
