@@ -274,9 +274,7 @@ class _MeshSearch:
         choices = [
             [
                 OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
-                for cost, boundary in zip(
-                    of_group, [boundaries[i] for i in numbers], strict=True
-                )
+                for cost, boundary in zip(of_group, [boundaries[i] for i in numbers], strict=True)
             ]
             for of_group, boundaries, numbers in zip(
                 costs, self._boundaries, self._kept, strict=True
