@@ -247,7 +247,6 @@ class TextScores(Evaluation):
         return f"{self.documents:,} documents"
 
     def to_record(self) -> dict[str, Any]:
-        """Returns the scores by name."""
         found = dataclasses.asdict(self)
         return found if self.sources else {k: v for k, v in found.items() if k != "sources"}
 

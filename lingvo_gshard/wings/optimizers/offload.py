@@ -89,7 +89,6 @@ class OffloadedMoments(StepPart):
         return part == "moments" and is_offloaded(spec)
 
     def update_weights(self, update: Update) -> tuple[NestedMap, NestedMap]:
-        """Returns the weights and moments after a step."""
         rest = (update.updates, update.learning_rate, update.is_skipped)
         return update_all(self._optimizer, self._specs, update.state, update.clipped, *rest)
 

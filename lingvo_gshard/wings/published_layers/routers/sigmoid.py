@@ -135,7 +135,6 @@ class SigmoidRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = self._scores(logits_GSE)
         selected = self.selection.select(self.bias.add(theta, scores_GSE))
