@@ -165,7 +165,6 @@ class PackedInput(Input):
         Rows that are too long are left out; the last batch may have empty rows.
 
         Args:
-          table: the table.
           numbers: numbers of the rows; None for all.
         """
         assembly = self._assembly(table)

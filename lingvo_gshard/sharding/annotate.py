@@ -31,7 +31,6 @@ def annotate(
     identity.
 
     Args:
-      tensor: The tensor.
       layout: One letter for each dimension, or "_" for a dimension without a name.
       kind: "activations", "weights" or "moments" (of the optimizer). Selects the strategy's table.
       unsplit: Letters that are not split in this tensor.

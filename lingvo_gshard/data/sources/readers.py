@@ -311,7 +311,6 @@ class FileReader(Reader):
         """Returns the files of a split.
 
         Args:
-          split: the split.
           setting: where the user named them, for messages; "": the hyperparameter.
 
         Raises:

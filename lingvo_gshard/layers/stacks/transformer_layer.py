@@ -132,7 +132,6 @@ class TransformerLayer(Layer):
         """Returns [B,L,M].
 
         Args:
-          theta: weights of this layer.
           x_BLM: packed rows.
           masks: `self_attention.mask` of the segments of x, for each reach among the layers that
             share them.

@@ -343,7 +343,6 @@ def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Fac
     """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
 
     Args:
-      x: the tensor.
       axes: the dimensions that blocks extend over. All others have a block for each index.
       most: the size of a block along these dimensions, where they are as large.
     """

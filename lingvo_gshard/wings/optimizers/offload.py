@@ -133,7 +133,6 @@ def update_all(
     """Returns (theta, moments) after one step, with the values of `Optimizer.update`.
 
     Args:
-      optimizer: the optimizer.
       specs: the tree of VariableSpec of the weights.
       state: the state before the step, with theta and moments.
       clipped: the weights' gradients. They are scaled layer by layer, since a stack of scaled

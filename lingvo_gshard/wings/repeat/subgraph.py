@@ -114,7 +114,6 @@ def _graph_def(
     """Returns a GraphDef of some operations of a graph, under new names.
 
     Args:
-      graph: The graph.
       operations: The operations, in the order of the graph.
       names: The new name of each operation.
 

@@ -254,7 +254,6 @@ def tensor_rows(
     """Returns a row for each weight and moment. Its dimensions have no letters.
 
     Args:
-      program: the program.
       classes: memory class of each input.
       layer_of: returns the layer of an array, from its path.
     """

@@ -91,7 +91,6 @@ def text_json(
 
     Args:
       found: the text's log-probabilities, score and reason to end.
-      text: the text.
       pieces: the text of each token without the end.
     """
     end = ["</s>"] if found.reason == END else []
