@@ -143,6 +143,12 @@ def hierarchical(option: str) -> AllToAll:
     current = current_partitioning()
     if current is None or current.mesh.size == 1 or tf.executing_eagerly():
         return single
+    shared = check_steps(option, current)
+    return lambda x, direction: _run_in_steps(x, direction, current, shared[::-1])
+
+
+def check_steps(option: str, current: Partitioning) -> list[str]:
+    """Returns the mesh axes that split both G and E; for the error see `hierarchical`."""
     (groups,), (experts,) = axes_of("G"), axes_of("E")
     shared = [axis for axis in experts if axis in groups]
     if len(shared) < 2:
@@ -152,7 +158,7 @@ def hierarchical(option: str) -> AllToAll:
             "two axes that split both, as in `mesh=host=2,data=4` "
             "`strategy='activations: B,G->host,data | E->host,data'`"
         )
-    return lambda x, direction: _run_in_steps(x, direction, current, shared[::-1])
+    return shared
 
 
 def _join_names(axes: Sequence[str]) -> str:
@@ -223,6 +229,7 @@ Compute: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 class Exchange(Configurable):
     """Runs the experts on the buffers of all groups.
 
+    Dropless dispatch has exchanges of its own (wings/dropless/exchanges.py), with these options.
     Results do not depend on the mesh: with a `precision` rows are rounded on one device as well.
     Chunks and hierarchical all-to-alls do not change results.
     """
@@ -239,11 +246,11 @@ class Exchange(Configurable):
         p.define(
             "chunks",
             1,
-            "Parts that the buffers are split into, so that some are sent while others are "
-            "computed.",
+            "Parts that the buffers, or dropless tokens, are split into, so that some are sent "
+            "while others are computed.",
             minimum=1,
         )
-        p.define("hierarchical", False, "Whether to use one all-to-all for each mesh axis of E.")
+        p.define("hierarchical", False, "Whether to take a step for each mesh axis of E.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -254,7 +261,7 @@ class Exchange(Configurable):
                 f"{path}.precision: {p.precision!r}. "
                 f"{names.nearest(p.precision, [name for name, _ in CODECS.items() if name])}"
             )
-        self._path = path
+        self.path = path
 
     @property
     def rounds(self) -> bool:
@@ -275,12 +282,12 @@ class Exchange(Configurable):
         """
         transport = single
         if self.p.hierarchical:
-            transport = hierarchical(f"{self._path}.hierarchical")
+            transport = hierarchical(f"{self.path}.hierarchical")
         parts = _split(x_GECM, self.p.chunks, f"GEC{row}")
         direction = Direction(TO_EXPERTS, row)
         results = []
         for index, part in enumerate(parts):
-            with _chunk_context(index):
+            with chunk_context(index):
                 results.append(self._run_chunk(part, compute, direction, transport))
         return tf.concat(results, axis=2) if len(results) > 1 else results[0]
 
@@ -355,16 +362,20 @@ def _moves_rows() -> bool:
 
 def _split(x_GECM: tf.Tensor, chunks: int, layout: str) -> list[tf.Tensor]:
     """Returns parts along C whose sizes differ by at most one, none of them empty."""
-    capacity = x_GECM.shape[2]
-    parts = min(chunks, capacity)
-    if parts < 2:
+    sizes = chunk_sizes(x_GECM.shape[2], chunks)
+    if len(sizes) < 2:
         return [x_GECM]
-    sizes = [capacity * (i + 1) // parts - capacity * i // parts for i in range(parts)]
     # Without an annotation of each part, XLA sends the whole buffer and splits it afterwards.
     return [annotate(part, layout) for part in tf.split(x_GECM, sizes, axis=2)]
 
 
-def _chunk_context(index: int) -> contextlib.AbstractContextManager:
+def chunk_sizes(rows: int, chunks: int) -> list[int]:
+    """Returns sizes that differ by at most one, of `chunks` parts or as many as there are rows."""
+    parts = max(min(chunks, rows), 1)
+    return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
+
+
+def chunk_context(index: int) -> contextlib.AbstractContextManager:
     """Sets the current context with a separate key for every chunk except the first."""
     current = context.current()
     if index == 0 or current.seed is None:
