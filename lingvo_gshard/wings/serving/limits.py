@@ -1,7 +1,5 @@
 """Limits of the requests that the server takes. Commands read them without the extra `serve`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_gshard.core import Options, option
