@@ -37,9 +37,6 @@ def annotate(
       reserved: Letters that this tensor lacks but that tensors combined with it have. Their mesh
         axes are not used here.
 
-    Returns:
-      The annotated tensor.
-
     Raises:
       ValueError: The layout has an unknown letter or another rank than the tensor. The message
         names the layer that is computing.
@@ -60,9 +57,6 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
       spec: The weight.
       kind: "weights", "moments" (of the optimizer) or "masters"; see `Partitioning.split`.
 
-    Returns:
-      The annotated tensor.
-
     Raises:
       ValueError: The ranks differ.
     """
@@ -76,9 +70,6 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
       theta: The tree of tensors.
       specs: The weights, as `layer.variable_specs()` returns them.
       kind: As in `annotate_like`.
-
-    Returns:
-      The tree of annotated tensors.
 
     Raises:
       ValueError: The trees differ, or a tensor and its spec differ in rank.

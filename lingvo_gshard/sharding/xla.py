@@ -84,9 +84,6 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
     Args:
       split: The mesh axes of each dimension.
 
-    Returns:
-      The annotated tensor.
-
     Raises:
       ValueError: The ranks differ, or an axis is unknown or repeated.
     """

@@ -81,9 +81,6 @@ def copy_into_current_graph(
       known: Values in the current graph, by the tensors' names in the other graph.
       scope_of: Returns a prefix for the name of an operation's copy.
 
-    Returns:
-      The targets' values in the current graph.
-
     Raises:
       ValueError: A target depends on a placeholder that has no known value.
     """
