@@ -135,7 +135,6 @@ def plan_step(
     """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy.
       topology: the machine.
@@ -179,23 +178,25 @@ def plan_program(
     progress: Progress = SILENT,
     calibration: Calibration | None = None,
     options: Mapping[str, str] | None = None,
+    compiled: OptimizedHlo | None = None,
 ) -> Plan:
     """Returns the plan of a lowered program on a topology.
 
     Args:
-      planned: the program.
       partitioning: what split the program; None if the program brings its own shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       options: compiler options, added to the topology's own.
+      compiled: the program as the topology's devices run it; None compiles it.
 
     Raises:
       UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     program = planned.program
-    compiled = compilation.compile_for(program, topology, progress, options)
+    if compiled is None:
+        compiled = compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
     found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
