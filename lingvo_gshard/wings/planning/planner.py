@@ -135,7 +135,6 @@ def plan_step(
     """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy.
       topology: the machine.
@@ -184,7 +183,6 @@ def plan_program(
     """Returns the plan of a lowered program on a topology.
 
     Args:
-      planned: the program.
       partitioning: what split the program; None if the program brings its own shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.

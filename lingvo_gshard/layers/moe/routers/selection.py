@@ -104,7 +104,6 @@ def settled(
     """Returns the experts of each token: a router's selection, or what a replay gives.
 
     Args:
-      router: the router.
       selected: (index, one-hot) of each expert, as `top_k` returns them.
     """
     on_choice = token_context.current().on_choice

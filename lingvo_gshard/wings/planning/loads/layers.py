@@ -74,7 +74,6 @@ def expert_layers(
     """Returns the layers with experts of a trainer's step, in the order of the model.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy of the step.
     """
