@@ -30,7 +30,7 @@ from lingvo_gshard.wings.planning.machines import topologies as topologies_lib
 from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.gpu_targets import HOPPER
 from lingvo_gshard.wings.planning.machines.topologies import Topology
-from lingvo_gshard.wings.planning.plan.plan import MemoryBytes, Plan
+from lingvo_gshard.wings.planning.plan.plan import FlopCounts, MemoryBytes, Plan
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram
 from lingvo_gshard.wings.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.wings.services.run_records import installed_versions
@@ -202,7 +202,8 @@ def plan_program(
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration, options or {})]
+    notes = [*planned.notes, *_notes_on_count(flops)]
+    notes += _notes_on_operations(timed, topology, calibration, options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -271,6 +272,22 @@ def _notes_on_operations(
     if options:
         notes.append(f"compiled with {in_words(options)}; `compile_options` changes them")
     return notes
+
+
+# Counts of a program's products differ by less: kernels round to tiles, compilers merge products.
+_COUNTED = 0.98
+
+
+def _notes_on_count(flops: FlopCounts) -> list[str]:
+    """Returns a note if the program computes fewer operations than its model needs."""
+    counted = flops.executed - flops.rematerialized - flops.dispatch
+    if counted >= _COUNTED * flops.useful:
+        return []
+    return [
+        f"the program's products are {counted / 1e12:.4g}e12 operations where the model needs "
+        f"{flops.useful / 1e12:.4g}e12: some are not counted, and the step takes longer than "
+        "planned. This is an error of the planner unless a note says why; please report it"
+    ]
 
 
 def _notes_on_schedule(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:

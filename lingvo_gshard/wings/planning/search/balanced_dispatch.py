@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params
+from lingvo_gshard.core import NestedMap, Params, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
@@ -29,7 +29,7 @@ class BalancedDispatch(GatherDispatch):
 
     @classmethod
     def for_dispatch(cls, dispatch: Params) -> Params:
-        """Returns the Params that stand for those of a dropless dispatch."""
+        """Returns Params that stand for the given Params of a dropless dispatch."""
         p = cls.params()
         return p.set(**{name: dispatch.get(name) for name in ("bound", "exchange")})
 
@@ -42,6 +42,6 @@ class BalancedDispatch(GatherDispatch):
         exchange: Exchange,
     ) -> tf.Tensor:
         """Returns [G,S,M], as `Dispatch.run`, for experts with equally many rows."""
-        rows = x_GSM.shape[1] * len(routing.assignments)
+        rows = known_sizes(x_GSM.shape)[1] * len(routing.assignments)
         even = dataclasses.replace(routing, capacity=-(-rows // routing.num_experts))
         return super().run(even, x_GSM, experts, theta, exchange)
