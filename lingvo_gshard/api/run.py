@@ -15,7 +15,7 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.tasks import Evaluation
 from lingvo_gshard.training import BEST
@@ -67,10 +67,8 @@ def report(
     is_one = isinstance(logdir, (str, os.PathLike))
     found = read_report([logdir] if is_one else list(logdir))
     if html is not None:
-        try:
+        with explained(f"`html={html}` cannot be written", OSError):
             objects.write_bytes(html, page.to_html(found).encode())
-        except OSError as error:
-            raise UserError(f"`html={html}` cannot be written: {error.strerror}") from None
     return found
 
 

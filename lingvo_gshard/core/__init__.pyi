@@ -10,6 +10,7 @@ from .config.params import Params as Params
 from .config.registry import Experiment as Experiment
 from .digits import whole_number as whole_number
 from .errors import UserError as UserError
+from .errors import explained as explained
 from .faces import face as face
 from .files.atomic import write_atomically as write_atomically
 from .files.lines import bounded_lines as bounded_lines

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class UserError(ValueError):
     """A user's mistake, told in one sentence.
@@ -26,3 +29,18 @@ class UserError(ValueError):
         path = first.partition(" ")[0].rstrip(":").partition("=")[0]
         is_path = "." in path and all(part.isidentifier() for part in path.split("."))
         return path if is_path else ""
+
+
+@contextlib.contextmanager
+def explained(problem: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Makes exceptions of some kinds UserErrors: a problem, and what the exception says.
+
+    Args:
+      problem: what could not be done, such as "`html=a.html` cannot be written".
+      *kinds: the exceptions. Of an OSError only the reason is told, without the file.
+    """
+    try:
+        yield
+    except kinds as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UserError(f"{problem}: {reason or error}") from None

@@ -406,12 +406,7 @@ class Layer(Configurable):
 
 
 def stop_frozen(specs: Sequence[VariableSpec], weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns weights, those without a gradient for the frozen ones of the context.
-
-    Args:
-      specs: Specs of the weights.
-      weights: The weights.
-    """
+    """Returns weights, those without a gradient for the frozen ones of the context."""
     frozen = context.current().frozen
     pairs = zip(specs, weights, strict=True)
     return [tf.stop_gradient(w) if spec.path in frozen else w for spec, w in pairs]

@@ -73,13 +73,11 @@ class TranslationInput(PairInput, CorpusInput):
 
     @property
     def notes(self) -> list[str]:
-        """Lines about the training rows and the vocabularies that a user should know."""
         covered = self._trainer.coverage_notes(self.rows("train"), *self._vocabularies)
         return [*super().notes, *covered]
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a translation."""
         return super().text_ids if self.p.vocabulary.files else TextIds()
 
     @functools.cached_property
@@ -135,11 +133,7 @@ class TranslationInput(PairInput, CorpusInput):
                 continue
             # A small language may lack held-out rows, but every language has training rows.
             valid = there if split == "train" else {row.language for row in self.rows("train")}
-            if language not in valid:
-                raise UserError(
-                    f"input.languages: the corpus has no {language!r}. "
-                    f"{names.nearest(language, valid)}"
-                )
+            names.check(language, valid, f"input.languages: the corpus has no {language!r}")
         return [row for row in rows if row.language in self._languages]
 
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.lazy import keras
 from lingvo_gshard.core.letters import check_layout
@@ -98,10 +98,8 @@ class Layouts:
                 f"{list(shape)}"
             )
         if isinstance(layout, str):
-            try:
+            with explained(f"`layout`: {path}", ValueError):
                 check_layout(layout, len(shape))
-            except ValueError as error:
-                raise UserError(f"`layout`: {path}: {error}") from None
             split = self.partitioning.split(layout, kind, shape=shape)
         else:
             split = tuple(_axes(entry) for entry in layout)
@@ -166,7 +164,5 @@ def _axes(entry: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    try:
+    with explained(f"`layout`: {pattern!r} is no regular expression", re.error):
         return pattern == path or re.fullmatch(pattern, path) is not None
-    except re.error as error:
-        raise UserError(f"`layout`: {pattern!r} is no regular expression: {error}") from None

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 
 from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
@@ -61,7 +60,8 @@ class Activation:
 
 def define(p: Params) -> None:
     """Adds the options of an activation to the Params of a layer."""
-    p.define("activation", "relu", "Name of an activation of layers/feed_forward.py.")
+    about, choices = "The activation; some have a gate.", (*_FUNCTIONS, *GATES, CLAMPED)
+    p.define("activation", "relu", about, choices=choices)
     p.define("gate_alpha", _ALPHA, "Of clamped_swiglu: a of the gate h sigmoid(a h).", minimum=0)
     p.define(
         "gate_limit",
@@ -84,7 +84,7 @@ def of(p: Params, path: str) -> Activation:
       path: path of the layer, for error messages.
 
     Raises:
-      UserError: the activation is unknown, or does not read an option that is set.
+      UserError: the activation does not read an option that is set.
     """
     name = p.activation
     if name == CLAMPED:
@@ -97,10 +97,7 @@ def of(p: Params, path: str) -> Activation:
             )
     if name in GATES:
         return Activation(_FUNCTIONS[GATES[name]], True)
-    if name in _FUNCTIONS:
-        return Activation(_FUNCTIONS[name], False)
-    nearest = names.nearest(name, [*_FUNCTIONS, *GATES, CLAMPED])
-    raise UserError(f"{path}.activation: unknown activation {name!r}. {nearest}")
+    return Activation(_FUNCTIONS[name], False)
 
 
 def _clamped_swiglu(alpha: float, limit: float) -> Activation:

@@ -73,12 +73,7 @@ class Rounding(Protocol):
     def by_rows(self) -> Rounding: ...
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns what rounds the first operand, given the letters that a product sums over.
-
-        Args:
-          x: The operand.
-          layout: Its letters.
-        """
+        """Returns what rounds the first operand, given the letters that a product sums over."""
         ...
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
@@ -92,12 +87,7 @@ class Rounding(Protocol):
         ...
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns what rounds the gradient of a result, given the letters that a product sums over.
-
-        Args:
-          x: The gradient.
-          layout: Its letters.
-        """
+        """Returns what rounds a result's gradient, given the letters that a product sums over."""
         ...
 
     def row_format(self, is_gradient: bool) -> tuple[str, int] | None:

@@ -138,12 +138,7 @@ def own_shard(stack: tf.Tensor) -> tf.Tensor:
 
 
 def annotate_stack(stacks: tf.Tensor, dimension: int) -> tf.Tensor:
-    """Annotates a tensor that consists of tensors of `stack_of_shards`.
-
-    Args:
-      stacks: The tensor.
-      dimension: The dimension of the shards.
-    """
+    """Annotates a tensor that consists of tensors of `stack_of_shards`."""
     region = _region_in_use()
     if region is None:
         return stacks

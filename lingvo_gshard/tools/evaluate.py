@@ -149,9 +149,7 @@ def _evaluate_split(
     """
     refuse(values, _HARNESS_FLAGS, "needs --tasks")
     options = _options(values, run.params.task.cls, run.params.name)
-    if values.split not in run.input.splits:
-        hint = names.nearest(values.split, run.input.splits)
-        raise UserError(f"--split={values.split} is unknown. {hint}")
+    names.check(values.split, run.input.splits, f"--split={values.split} is unknown")
     stack.enter_context(run)
     console.quiet = not run.backend.is_main
     if run.backend.is_main:

@@ -77,7 +77,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params, UserError, explained
 from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import Program, devices_for
 from lingvo_gshard.sharding import (
@@ -130,9 +130,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
     values = startup.parse_flags(define_flags(), argv, __doc__)
     asked = read_options(values, PartitioningOptions)
-    if values.function not in inspection.FUNCTIONS:
-        hint = names.nearest(values.function, inspection.FUNCTIONS)
-        raise UserError(f"--function={values.function} is unknown. {hint}")
+    names.check(values.function, inspection.FUNCTIONS, f"--function={values.function} is unknown")
     inspection.check_kernels(values.kernels)
     compiler.check_flags(values)
     output.check_writable(values, "json", "program")
@@ -252,8 +250,6 @@ def _compile(
 
 
 def _save(program: Program, path: str, console: rich.console.Console) -> None:
-    try:
+    with explained(f"--program={path} cannot be written", OSError):
         program.save(path)
-    except OSError as error:
-        raise UserError(f"--program={path} cannot be written: {error.strerror}") from None
     output.say(console, f"{program.name} for {program.mesh} saved in {path}")

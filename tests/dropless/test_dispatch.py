@@ -238,7 +238,7 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
 
         All tokens are equal, so all rows go to two of the eight devices.
         """
-        layer = make(experts=8, dispatch__bound=bound)
+        layer = make(experts=8, dispatch__bound=bound, dispatch__over_bound="drop")
         theta = weights_of(layer)
         x = np.ones((8, TOKENS, M), np.float32)
         output, metrics = on_devices(layer, "data=8", "expert", with_gradient=False)(theta, x)

@@ -197,8 +197,8 @@ def test_a_matrix_of_three_dimensions_needs_inputs():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"update_scale": "orginal"}, r"update_scale is 'orginal'\. Did you mean 'original'"),
-        ({"products_dtype": "float16"}, r"step\.optimizer\.products_dtype is 'float16'"),
+        ({"update_scale": "orginal"}, "update_scale is 'orginal'; expected 'match_rms_adamw' or"),
+        ({"products_dtype": "float16"}, "products_dtype is 'float16'; expected"),
     ],
 )
 def test_invalid_values_name_their_path(values, message):

@@ -2,7 +2,6 @@
 """Tests gshard-generate through its command line on a tiny language model."""
 
 import dataclasses
-import io
 import json
 import sys
 
@@ -13,18 +12,12 @@ from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_command import write
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from tests.tools.standard_input import StandardInput
 
 # One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
 
 LIKELIEST = DecodingOptions(beam_size=1)
-
-
-class Stdin(io.TextIOWrapper):
-    """Standard input that holds these bytes."""
-
-    def __init__(self, content):
-        super().__init__(io.BytesIO(content))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,7 @@ def run_here(language_model_logdir, trained, monkeypatch, capsys):
     monkeypatch.setattr(Run, "model", trained.model)
 
     def run(content, *flags):
-        monkeypatch.setattr(sys, "stdin", Stdin(content))
+        monkeypatch.setattr(sys, "stdin", StandardInput(content))
         name = "gshard-generate"
         arguments = [name, f"--logdir={language_model_logdir}", *flags]
         code = startup.guarded(name, generate.main)(arguments)

@@ -19,17 +19,11 @@ from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_command, startup
 from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from tests.tools.standard_input import StandardInput
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The model was trained for a few steps, and would end some translations at once.
 _NOT_EMPTY = "--least_tokens=2"
-
-
-class Stdin(io.TextIOWrapper):
-    """Standard input that holds these bytes."""
-
-    def __init__(self, content):
-        super().__init__(io.BytesIO(content))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +39,7 @@ def run_here(trained_logdir, trained, monkeypatch, capsys):
     monkeypatch.setattr(Run, "model", trained.model)
 
     def run(content, *flags):
-        monkeypatch.setattr(sys, "stdin", Stdin(content))
+        monkeypatch.setattr(sys, "stdin", StandardInput(content))
         name = "gshard-translate"
         arguments = [name, f"--logdir={trained_logdir}", *flags]
         code = startup.guarded(name, translate.main)(arguments)
@@ -126,6 +120,17 @@ def test_user_errors_are_one_line(flags, words, run_here):
     assert code == 1 and out == ""
     assert err.startswith("gshard-translate: error: ") and err.count("\n") == 1
     assert words in err
+
+
+def test_a_command_ends_while_it_waits_for_a_line():
+    code = (
+        "import sys, time, types; from lingvo_gshard.tools.console import line_command as c; "
+        "c.LineReader(c.open_input(types.SimpleNamespace(input=''))); time.sleep(0.2); sys.exit(3)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr
+        assert (process.wait(), b"Fatal" in process.stderr.read()) == (3, False)
 
 
 def test_a_line_that_is_too_long_is_bad_as_one_that_is_no_text_is():

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 
 # Returns whether to save the product of layouts (left, right, output). Rows that devices send each
@@ -64,11 +63,7 @@ def check(policy: str, where: str) -> None:
     Raises:
       UserError: There is no such policy.
     """
-    if policy not in POLICIES:
-        raise UserError(
-            f"{where}: unknown rematerialization policy {policy!r}. "
-            f"{names.nearest(policy, POLICIES)}"
-        )
+    names.check(policy, POLICIES, f"{where}: unknown rematerialization policy {policy!r}")
 
 
 class SavedProducts:

@@ -1,9 +1,10 @@
-"""The values that a hyperparameter accepts: its type and its range."""
+"""The values that a hyperparameter accepts: its type, and its range or choices."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ class Constraint:
       above: All numbers are larger than this.
       maximum: Largest number.
       below: All numbers are smaller than this.
+      choices: All strings that are accepted; empty: any string.
     """
 
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
     below: float | None = None
+    choices: Collection[str] = ()
 
     def converted(self, value: Any, default: Any) -> Any:
         """Returns a value as the type of the default: a float for 1 if the default is 1.0.
@@ -61,6 +64,9 @@ class Constraint:
 
     def describe(self, default: Any) -> str:
         """Returns the accepted values in words, such as "a whole number of 1 or more"."""
+        if self.choices:
+            *others, last = map(repr, self.choices)
+            return f"{', '.join(others)} or {last}"
         return f"{_noun(default)} {self.range()}".strip()
 
     def range(self) -> str:
@@ -80,6 +86,8 @@ class Constraint:
         return " and ".join(words)
 
     def _holds(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return not self.choices or value in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return True
         if not math.isfinite(value):

@@ -1,14 +1,23 @@
-"""Suggests the valid name that is nearest to a mistyped one."""
+"""Refuses mistyped names, and suggests the valid name that is nearest."""
 
 from __future__ import annotations
 
 import bisect
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from lingvo_gshard.core.errors import UserError
 
 _LISTED = 40
 _COMPARED = 5_000
 _LISTED_PATHS = 8
+
+
+def check(name: Any, valid: Collection[Any], problem: str) -> None:
+    """Raises UserError, with the problem and the nearest valid name, unless a name is valid."""
+    if name not in valid:
+        raise UserError(f"{problem}. {nearest(name, valid)}")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

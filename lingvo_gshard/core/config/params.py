@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from lingvo_gshard.core.config import names
@@ -62,6 +62,7 @@ class Params:
         above: float | None = None,
         maximum: float | None = None,
         below: float | None = None,
+        choices: Collection[str] = (),
         changes_results: bool = True,
     ) -> None:
         """Adds a hyperparameter.
@@ -76,6 +77,7 @@ class Params:
           above: Accepts only larger numbers than this.
           maximum: Largest number.
           below: Accepts only smaller numbers than this.
+          choices: Accepts only these strings.
           changes_results: Whether a run computes something else with another value. If not, the
             value, and all below it, may change when a run resumes.
 
@@ -87,7 +89,7 @@ class Params:
             raise ValueError(f"{name!r} cannot be the name of a hyperparameter")
         if name in self._entries:
             raise ValueError(f"Hyperparameter {name!r} is already defined")
-        constraint = Constraint(minimum, above, maximum, below)
+        constraint = Constraint(minimum, above, maximum, below, choices)
         self._entries[name] = _Entry(default, default, help, constraint, changes_results)
 
     def __getattr__(self, name: str) -> Any:

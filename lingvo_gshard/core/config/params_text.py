@@ -14,7 +14,7 @@ import msgspec
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.config.registry import Experiment
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.seams import Seam
 
@@ -120,10 +120,8 @@ def experiment_from_text(text: str) -> Params:
     _check_modules(value for _, value, _ in lines)
     # A class creates its node with default children, which deeper lines replace or fill.
     for path, value, number in sorted(lines, key=_classes_first):
-        try:
+        with explained(f"line {number}: {path}", ValueError):
             _apply(root, path, value, len(lines))
-        except ValueError as error:
-            raise UserError(f"line {number}: {path}: {error}") from None
     return root.locate()
 
 
@@ -149,10 +147,8 @@ def is_params_text(path: str | os.PathLike) -> bool:
 
 def read(path: str | os.PathLike) -> Params:
     """Returns the Params in the params.txt of a run. Raises ValueError naming the file and line."""
-    try:
+    with explained(os.fspath(path), ValueError):
         return experiment_from_text(objects.read_text(path))
-    except ValueError as error:
-        raise UserError(f"{os.fspath(path)}: {error}") from None
 
 
 def _classes_first(line: tuple[str, str, int]) -> tuple:

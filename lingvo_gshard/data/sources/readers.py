@@ -63,16 +63,12 @@ class Reader(Configurable, abc.ABC):
             "refuse",
             "What to do with a damaged file or a bad row: 'refuse' raises an error with file and "
             "line, 'skip' leaves it out and counts it. A missing file is always an error.",
+            choices=ON_BAD_ROW,
         )
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if self.p.on_bad_row not in ON_BAD_ROW:
-            raise UserError(
-                f"input.corpus.on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}. "
-                f"{names.nearest(self.p.on_bad_row, ON_BAD_ROW)}"
-            )
         self.left_out: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, str] = {}
         self.progress: Progress = SILENT
@@ -111,8 +107,7 @@ class Reader(Configurable, abc.ABC):
             file is damaged or not UTF-8, a row has wrong columns, or sides differ in length. The
             message names file and line.
         """
-        if split not in self.splits:
-            raise UserError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
+        names.check(split, self.splits, f"Unknown split {split!r}")
         self.left_out.clear()
         self.examples.clear()
         return list(self._read(split))
@@ -288,7 +283,6 @@ class FileReader(Reader):
         return tuple(split for split in ("dev", "test") if not self._whole.rows[split])
 
     def check_files(self) -> None:
-        """Raises ValueError if a file of any split is missing, before long reading starts."""
         for split in SPLITS:
             self.files(split)
 
@@ -317,7 +311,6 @@ class FileReader(Reader):
         """Returns the files of a split.
 
         Args:
-          split: the split.
           setting: where the user named them, for messages; "": the hyperparameter.
 
         Raises:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.report import excerpt, place
@@ -28,16 +26,9 @@ class TextReader(readers.FileReader):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("document", PARAGRAPH, "The unit of a document: 'file', 'line' or 'paragraph'.")
+        about = "The unit of a document: 'file', 'line' or 'paragraph'."
+        p.define("document", PARAGRAPH, about, choices=DOCUMENTS)
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if self.p.document not in DOCUMENTS:
-            raise UserError(
-                f"input.corpus.document cannot be {self.p.document!r}. "
-                f"{names.nearest(self.p.document, DOCUMENTS)}"
-            )
 
     def _read_file(self, path: str) -> Iterator[Row]:
         numbered = enumerate(self._lines(path), self.first_line)

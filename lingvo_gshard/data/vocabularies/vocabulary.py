@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -23,9 +23,6 @@ def encoding(texts: Iterable[str]) -> Iterator[None]:
     """Says which text has half of a character, if encoding the texts fails.
 
     JSON can hold such a text: `"\\ud800"`. No library of tokenizers takes it.
-
-    Args:
-      texts: the texts that are encoded.
 
     Raises:
       UserError: a text has a lone surrogate.
@@ -51,7 +48,6 @@ def piece_places(
 
     Args:
       model: cuts the text into pieces.
-      text: the text.
       start: is added to all places.
     """
     # Imports protobuf, which only this needs.
@@ -102,10 +98,8 @@ class Vocabulary:
 
     def __init__(self, model: bytes):
         """Reads a serialized SentencePiece model; ValueError if it is damaged or has no EOS."""
-        try:
+        with explained("This is no SentencePiece model", RuntimeError):
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise UserError(f"This is no SentencePiece model: {error}") from None
         processor = self._processor
         self.eos_id, self.unk_id = processor.eos_id(), processor.unk_id()
         if self.eos_id < 0:

@@ -125,11 +125,7 @@ class Groups:
 
 
 def ordered_along(dimension: int) -> contextlib.AbstractContextManager:
-    """Declares that G is another dimension of the tensors that a `with` block computes.
-
-    Args:
-      dimension: the dimension of G.
-    """
+    """Declares that G is another dimension of the tensors that a `with` block computes."""
     order = token_context.current().group_order
     order = dataclasses.replace(order, dimension=dimension) if order else None
     return token_context.override(group_order=order)
@@ -141,7 +137,6 @@ def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
     Within `Groups.ordered` a group has the same numbers in any order of the groups.
 
     Args:
-      shape: the shape.
       key: int32 [2].
     """
     order = token_context.current().group_order
@@ -180,12 +175,7 @@ _OTHER_AXES = {"data": "fsdp", "fsdp": "data"}
 
 
 def warn_of_groups(groups: Groups, path: str) -> None:
-    """Warns of a group_size that causes padding or communication between devices.
-
-    Args:
-      groups: The groups of a batch.
-      path: Path of the layer.
-    """
+    """Warns of a group_size that causes padding or communication between devices."""
     current = current_partitioning()
     if current is None:
         return

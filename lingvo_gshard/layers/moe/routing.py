@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
@@ -109,43 +109,35 @@ class TokenChoiceRouting(Routing):
 
     def load(self) -> tf.Tensor:
         """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
-        return self._sum_by_expert([tf.cast(a.kept_GS, tf.float32) for a in self.assignments])
+        kept = [tf.cast(a.kept_GS, tf.float32) for a in self.assignments]
+        return tf.reduce_sum(self._by_expert(kept), (0, 1))
 
     def gate_sums(self) -> tf.Tensor:
         """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
-        return self._sum_by_expert([tf.where(a.kept_GS, a.gate_GS, 0.0) for a in self.assignments])
+        return tf.reduce_sum(self.token_gates(), (0, 1))
 
-    def _sum_by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns [E]: for each expert, the sum of the values of its tokens.
+    def token_gates(self) -> tf.Tensor:
+        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
+        return self._by_expert([tf.where(a.kept_GS, a.gate_GS, 0.0) for a in self.assignments])
+
+    def _by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns [G,S,E]: each token's values at its experts, 0 elsewhere.
 
         Args:
           values_GS: one tensor for each assignment.
         """
         return tf.add_n(
             [
-                tf.einsum("GSE,GS->E", self._one_hot(a), value_GS)
+                tf.one_hot(a.expert_GS, self.num_experts) * value_GS[..., None]
                 for a, value_GS in zip(self.assignments, values_GS, strict=True)
             ]
         )
 
-    def token_gates(self) -> tf.Tensor:
-        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
-        return tf.add_n(
-            [
-                self._one_hot(a) * tf.where(a.kept_GS, a.gate_GS, 0.0)[..., None]
-                for a in self.assignments
-            ]
-        )
-
-    def _one_hot(self, assignment: Assignment) -> tf.Tensor:
-        return tf.one_hot(assignment.expert_GS, self.num_experts)
-
     def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the number of requested capacity slots, and how many were free."""
         del mask_GS
-        wanted = tf.add_n([tf.reduce_sum(a.wanted_GS) for a in self.assignments])
-        kept = tf.add_n([tf.reduce_sum(tf.cast(a.kept_GS, tf.float32)) for a in self.assignments])
-        return wanted, kept
+        wanted_GS = tf.add_n([a.wanted_GS for a in self.assignments])
+        return tf.reduce_sum(wanted_GS), tf.reduce_sum(self.load())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +184,8 @@ PRIORITIES = ("position", "gate")
 # The order of choices in getting slots. CHOICE: all first choices before all second choices, as in
 # Algorithm 1 of arXiv 2006.16668. TOKEN: all choices of a token before all choices of later tokens.
 CHOICE, TOKEN = ORDERS = ("choice", "token")
+# Up to this many rows are sorted by comparing all pairs, which is faster than XLA's sort.
+_COMPARED_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,6 +285,34 @@ def count_rows(expert: tf.Tensor, num_experts: int) -> tf.Tensor:
     chosen = tf.one_hot(expert, num_experts)
     # XLA sums float32 faster than int32.
     return tf.cast(tf.reduce_sum(chosen, list(range(expert.shape.rank))), tf.int32)
+
+
+def sort_rows(expert_r: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the int32 rows in order of their experts, and the position of each in that order.
+
+    Rows of one expert keep their order. Rows without an expert are last.
+
+    Args:
+      expert_r: int32, the expert of each row; num_experts or more where there is none.
+      num_experts: size of E.
+    """
+    (rows,) = expert_r.shape
+    index_r = tf.range(rows)
+    if rows > _COMPARED_ROWS:
+        # One array, which holds the expert and the row. XLA sorts it faster than an array of
+        # experts and one of rows, and libtpu 0.0.42 rejects some programs on a mesh with the top-k
+        # of tf.argsort.
+        key = tf.int32 if (num_experts + 1) * rows <= tf.int32.max else tf.int64
+        expert_r = tf.cast(tf.minimum(expert_r, num_experts), key)
+        sorted_r = gen_xla_ops.xla_sort(expert_r * rows + tf.cast(index_r, key))
+        order_r = tf.cast(sorted_r % rows, tf.int32)
+        return order_r, tf.scatter_nd(order_r[:, None], index_r, [rows])
+    one, other = expert_r[:, None], expert_r[None, :]
+    is_before = (other < one) | (tf.equal(other, one) & (index_r[None, :] < index_r[:, None]))
+    position_r = tf.reduce_sum(tf.cast(is_before, tf.int32), 1)
+    is_at = tf.equal(position_r[None, :], index_r[:, None])
+    order_r = tf.reduce_sum(tf.where(is_at, index_r[None, :], 0), 1)
+    return order_r, position_r
 
 
 def _count_before(counted_GSE: tf.Tensor, order_GS: tf.Tensor | None) -> tf.Tensor:

@@ -9,9 +9,7 @@ as in Qwen2-MoE (arXiv 2407.10671, section 2.2.2).
 from __future__ import annotations
 
 from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import MATRIX, Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -38,17 +36,13 @@ def define(p: Params) -> None:
         "shared_combination",
         _SUM,
         "How its output is combined: 'sum', 'learned' or 'gated'.",
+        choices=_COMBINATIONS,
     )
 
 
 def create(layer: Layer) -> None:
     """Creates the shared expert as the child `shared` of a mixture of experts."""
     p = layer.p
-    if p.shared_combination not in _COMBINATIONS:
-        raise UserError(
-            f"{layer.path}.shared_combination: {p.shared_combination!r}. "
-            f"{names.nearest(p.shared_combination, _COMBINATIONS)}"
-        )
     shared = FeedForward.params().set(
         model_dim=p.model_dim,
         hidden_dim=p.shared_hidden_dim,
@@ -68,7 +62,6 @@ def combine(
 
     Args:
       layer: the mixture of experts.
-      theta: its weights.
       x_BLM: the tokens.
       mask_BL: 0 at padding.
       y_BLM: the output of the routed experts.

@@ -41,11 +41,7 @@ class PartInputs(NamedTuple):
 
     @contextlib.contextmanager
     def in_use(self, part: tf.Tensor | int) -> Iterator[None]:
-        """Has the current context the tokens of a part, and random numbers of its own.
-
-        Args:
-          part: number of the part.
-        """
+        """Has the current context the tokens of a part, and random numbers of its own."""
         now = context.current()
         if now.seed is not None:
             seed = random_numbers.hashed_fold_in_word(now.seed, part)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method
@@ -71,6 +70,7 @@ class TransformerLayer(Layer):
             BEFORE,
             "Where norms are: 'before' a sublayer, at its 'output', at 'both', after the 'sum', or "
             "'shared' before all sublayers, which then read the same input.",
+            choices=NORM_POSITIONS,
         )
         p.define("residual_scale", 1.0, "Factor of each sublayer's output.", above=0)
         p.define("self_attention", SelfAttention.params(), "Params of the self-attention.")
@@ -89,9 +89,6 @@ class TransformerLayer(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if p.norm_position not in NORM_POSITIONS:
-            nearest = names.nearest(p.norm_position, NORM_POSITIONS)
-            raise UserError(f"{path}.norm_position: {p.norm_position!r}. {nearest}")
         if p.norm_position == SHARED and p.has_cross_attention:
             raise UserError(
                 f"{path}.norm_position: {SHARED!r} with {path}.has_cross_attention; {BEFORE!r} was "
@@ -104,7 +101,6 @@ class TransformerLayer(Layer):
 
     @classmethod
     def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that prevents computing several stages as one operation, or ''."""
         attentions = ["self_attention", "cross_attention"][: 1 + params.has_cross_attention]
         for name in attentions:
             kernel = params.get(name).kernel.cls
@@ -136,7 +132,6 @@ class TransformerLayer(Layer):
         """Returns [B,L,M].
 
         Args:
-          theta: weights of this layer.
           x_BLM: packed rows.
           masks: `self_attention.mask` of the segments of x, for each reach among the layers that
             share them.

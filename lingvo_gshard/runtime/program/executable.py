@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.core.seams import Seam
@@ -42,10 +42,8 @@ def keep_in(directory: str | os.PathLike) -> None:
     Raises:
       UserError: names `compilation_cache` if the directory cannot be created.
     """
-    try:
+    with explained(f"`compilation_cache={directory}`", OSError):
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"`compilation_cache={directory}`: {error.strerror}") from None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
 

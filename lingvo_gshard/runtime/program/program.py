@@ -117,9 +117,7 @@ class Program:
     lowering_seconds: float = dataclasses.field(default=0.0, compare=False)
 
     def __post_init__(self):
-        if self.partitioner not in PARTITIONERS:
-            hint = names.nearest(self.partitioner, PARTITIONERS)
-            raise UserError(f"`partitioner={self.partitioner}` is unknown. {hint}")
+        names.check(self.partitioner, PARTITIONERS, f"`partitioner={self.partitioner}` is unknown")
         for index in self.donated:
             if not 0 <= index < len(self.inputs):
                 raise UserError(f"input {index} is donated, but there are {len(self.inputs)}")

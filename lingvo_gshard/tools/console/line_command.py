@@ -13,7 +13,7 @@ from typing import BinaryIO, TextIO, TypeVar
 from absl import flags
 
 from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.core import UserError, bounded_lines
+from lingvo_gshard.core import UserError, bounded_lines, explained
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.files.lines import LONGEST_LINE
 from lingvo_gshard.tools.console import output
@@ -47,9 +47,7 @@ def line_flags() -> Flags:
 
 def skips_bad_lines(values: flags.FlagValues) -> bool:
     """Returns whether --on_bad_line is skip; ValueError if its value is unknown."""
-    if values.on_bad_line not in _BAD_LINE:
-        hint = names.nearest(values.on_bad_line, _BAD_LINE)
-        raise UserError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
+    names.check(values.on_bad_line, _BAD_LINE, f"--on_bad_line={values.on_bad_line} is unknown")
     return values.on_bad_line == _SKIP
 
 
@@ -107,13 +105,12 @@ def open_input(values: flags.FlagValues) -> BinaryIO:
       UserError: the file cannot be opened, or standard input is closed.
     """
     if values.input:
-        try:
+        with explained(f"--input={values.input}", OSError):
             return open(values.input, "rb")
-        except OSError as error:
-            raise UserError(f"--input={values.input}: {error.strerror}") from None
     if sys.stdin is None:
         raise UserError(f"{STANDARD_INPUT} is closed; this command reads a line for each answer")
-    return sys.stdin.buffer
+    # Not sys.stdin.buffer: Python aborts if it ends while a thread reads from that.
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def answer_lines(
@@ -126,7 +123,6 @@ def answer_lines(
     """Answers lines as they arrive and returns the exit code.
 
     Args:
-      lines: the lines.
       respond: writes the answers to a batch of lines. Its second argument is the number of lines
         before the batch.
       skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.

@@ -14,7 +14,7 @@ import msgspec
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import atomic
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.spelling import with_flags
@@ -107,10 +107,8 @@ def write_text(path: str | None, text: str, flag: str) -> None:
     if path == STANDARD_OUTPUT:
         print(text, end="")
         return
-    try:
+    with explained(f"--{flag}={path} cannot be written", OSError):
         atomic.write_atomically(path, text.encode())
-    except OSError as error:
-        raise UserError(f"--{flag}={path} cannot be written: {error.strerror}") from None
 
 
 def check_writable(values: flags.FlagValues, *names: str) -> None:

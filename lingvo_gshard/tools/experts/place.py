@@ -21,7 +21,7 @@ import numpy as np
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
@@ -50,13 +50,11 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     with source_run.opened(values, console) as run:
         source = SourceRun.read(run)
     layers = watched_layers(source.trainer.task)
-    try:
+    with explained(f"--plan={values.plan}", UserError):
         orders = {
             row.layer: expert_placement.order_of(row.layer, row.placement, layers)
             for row in loads.layers
         }
-    except UserError as error:
-        raise UserError(f"--plan={values.plan}: {error}") from None
     checkpoint = source.checkpoint
     trainer = source.trainer
     state = pruning.pruned_state(trainer, trainer, checkpoint.theta, checkpoint.moments, orders)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
@@ -55,10 +55,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     with source_run.opened(values, console) as run:
         run.check_decoder(Translator)
         params = run.params.copy()
-        try:
+        with explained(f"--logdir={values.logdir}", UserError):
             params.task = pruning.pruned_task(params.task, values.keep)
-        except UserError as error:
-            raise UserError(f"--logdir={values.logdir}: {error}") from None
         rows = choose_rows_by_flags(values, run)
         source = SourceRun.read(run)
         pruned = source.trainer_of(params)

@@ -149,9 +149,7 @@ def row_flags(split: str) -> Flags:
 
 def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
     """Returns the rows that the flags choose; ValueError for an unknown split or language."""
-    if values.split not in SPLITS:
-        hint = names.nearest(values.split, SPLITS)
-        raise UserError(f"--split={values.split} is unknown. {hint}")
+    names.check(values.split, SPLITS, f"--split={values.split} is unknown")
     rows = _text_input(run).rows(values.split)
     return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params, UserError, explained
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
@@ -98,8 +98,6 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 def _params(values: flags.FlagValues, dense: Params) -> Params:
     params = dense.copy()
-    try:
+    with explained(f"--logdir={values.logdir}", UserError):
         params.task = upcycling.upcycled_task(dense.task, values.experts, values.moe_every)
-    except UserError as error:
-        raise UserError(f"--logdir={values.logdir}: {error}") from None
     return apply_gin(params, values.gin_file, values.gin_param)

@@ -8,7 +8,6 @@ from typing import Any
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import compile_options, devices_for, platform_of
 from lingvo_gshard.runtime.compile_options import CompileOptions
@@ -52,9 +51,8 @@ def check_flags(values: flags.FlagValues) -> None:
     known = (*CHIPS, HERE)
     if values.compiler is None:
         refuse(values, ("compile_options",), "applies to --compiler, which is not given")
-    elif values.compiler not in known:
-        hint = names.nearest(values.compiler, known)
-        raise UserError(f"--compiler={values.compiler} is unknown. {hint}")
+    else:
+        names.check(values.compiler, known, f"--compiler={values.compiler} is unknown")
 
 
 def list_options(values: flags.FlagValues, console: rich.console.Console) -> dict[str, Any]:

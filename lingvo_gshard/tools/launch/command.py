@@ -31,9 +31,6 @@ class WorkerCommand:
     def __init__(self, words: Sequence[str]):
         """Reads the command.
 
-        Args:
-          words: the program and its arguments.
-
         Raises:
           UserError: it is missing, or has options that agents give.
         """

@@ -21,7 +21,7 @@ from lingvo_gshard.core import processes
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.stores import BucketError
@@ -222,10 +222,8 @@ class Logdir:
             see different directories, or the directory belongs to another run (`check`). All
             processes raise the error.
         """
-        try:
+        with explained(f"`logdir={self.place}` cannot be written", OSError):
             is_file = objects.is_file(self.place)
-        except OSError as error:
-            raise UserError(f"`logdir={self.place}` cannot be written: {error.strerror}") from None
         if is_file:
             raise UserError(f"`logdir={self.place}` is a file; a directory was expected")
         problem = self._take_lock(say) if processes.is_main() else None
@@ -321,10 +319,8 @@ class Logdir:
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
         """Names `logdir` in errors of a bucket."""
-        try:
+        with explained(f"`logdir={self.place}` cannot be read", BucketError):
             yield
-        except BucketError as error:
-            raise UserError(f"`logdir={self.place}` cannot be read: {error.strerror}") from None
 
     def _take_lock(self, say: Say) -> str | None:
         """Locks the directory for this process. Returns the problem if that is impossible."""

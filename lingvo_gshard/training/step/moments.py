@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -74,7 +72,8 @@ class MomentOptimizer(Optimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("moment_dtype", FLOAT32, f"Type of the moments: {', '.join(DTYPES)}.")
+        about = f"Type of the moments: {', '.join(DTYPES)}."
+        p.define("moment_dtype", FLOAT32, about, choices=DTYPES)
         p.define(
             "weight_decay",
             0.0,
@@ -83,14 +82,6 @@ class MomentOptimizer(Optimizer):
         )
         p.define("weight_decay_exclude", (), "Patterns of paths of weights without decay.")
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if params.moment_dtype not in DTYPES:
-            raise UserError(
-                f"step.optimizer.moment_dtype is {params.moment_dtype!r}. "
-                f"{names.nearest(params.moment_dtype, DTYPES)}"
-            )
 
     def check(self, specs: NestedMap) -> None:
         super().check(specs)

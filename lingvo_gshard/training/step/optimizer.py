@@ -128,9 +128,6 @@ class WeightStep:
 
         A layer of a stack is rounded as the whole stack would be: the numbers are hashes of the key
         plus the index of an element.
-
-        Args:
-          path: path of the array.
         """
         key = rounding_key(path, self.number)
         if self.first_element is None:

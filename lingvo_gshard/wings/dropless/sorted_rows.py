@@ -6,7 +6,7 @@ from lingvo_gshard.core import NestedMap
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
-from lingvo_gshard.layers.moe.routing import count_rows
+from lingvo_gshard.layers.moe.routing import count_rows, sort_rows
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
@@ -30,11 +30,9 @@ class SortedRows:
             is none.
           num_experts: size of E.
         """
-        self._expert_kT = expert_kT
-        count = expert_kT.shape.num_elements()
-        order = tf.argsort(tf.reshape(expert_kT, [count]), stable=True)
-        position = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
-        self.position_kT = tf.reshape(position, expert_kT.shape)
+        expert_r = tf.reshape(expert_kT, [-1])
+        self._order_r, position_r = sort_rows(expert_r, num_experts)
+        self.position_kT = tf.reshape(position_r, expert_kT.shape)
         self.load_E = count_rows(expert_kT, num_experts)
 
     def compute(
@@ -57,7 +55,7 @@ class SortedRows:
           bound: the number of sorted rows that are computed; 0: all rows. Later ones count as 0.
         """
         num_experts = self.load_E.shape[0]
-        count = self._expert_kT.shape.num_elements()
+        count = self.position_kT.shape.num_elements()
         rows = min(bound or count, count)
         even_rows = min(even_rows or rows, rows)
         platform = sorted_experts.platform_for(rows, x_TM.dtype, theta)
@@ -67,14 +65,15 @@ class SortedRows:
         else:
             # The last block may read up to one block past the last row.
             slots = rows + sizes.full
-        is_computed_kT = self._expert_kT < num_experts
         load_E = self.load_E
         if rows < count:
-            is_computed_kT &= self.position_kT < rows
             load_E = clip_loads(load_E, rows)
-        slot_kT = tf.where(is_computed_kT, self.position_kT, slots)
+        computed = tf.reduce_sum(load_E)
+        slot_kT = tf.where(self.position_kT < computed, self.position_kT, slots)
         # A kernel ignores the rows after the last group.
-        permutation = Permutation(tf.unstack(slot_kT), slots, zero_empty=not platform)
+        order_r = tf.pad(self._order_r[:slots], [[0, max(slots - count, 0)]])
+        entry_r = tf.where(tf.range(slots) < computed, order_r, count)
+        permutation = Permutation(slot_kT, slots, zero_empty=not platform, entry_of_slot=entry_r)
         x_rows = permutation.permute(x_TM)
         if platform:
             y_rows = sorted_experts.compute_sorted(experts, theta, x_rows, load_E, even_rows)
@@ -82,7 +81,7 @@ class SortedRows:
             loads = ExpertRows.for_loads(load_E)
             blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
             y_rows = blocks.run(x_rows)
-        return permutation.unpermute(y_rows, tf.unstack(gate_kT))
+        return permutation.unpermute(y_rows, gate_kT)
 
 
 def clip_loads(load_dE: tf.Tensor, bound: int) -> tf.Tensor:

@@ -45,7 +45,6 @@ class TranslationScores(Evaluation):
     """Scores of the translations of some rows.
 
     Attributes:
-      rows: the rows.
       translations: the model's translation of each row's source.
       sources_cut: number of sources that were too long and lost their end.
       languages: source language -> its scores.
@@ -159,9 +158,7 @@ def choose_rows(
     """
     by_language = rows_by_language(rows)
     for language in languages:
-        if language not in by_language:
-            hint = names.nearest(language, by_language)
-            raise UserError(f"`languages`: {split} has no rows of {language!r}. {hint}")
+        names.check(language, by_language, f"`languages`: {split} has no rows of {language!r}")
     chosen = []
     for language in languages or sorted(by_language):
         members = by_language[language]

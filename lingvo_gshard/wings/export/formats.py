@@ -85,6 +85,5 @@ FORMATS = {
 
 def format_of(name: str) -> Format:
     """Returns a format. Raises ValueError with the nearest valid name if it is unknown."""
-    if name not in FORMATS:
-        raise UserError(f"`format={name}` is unknown. {names.nearest(name, FORMATS)}")
+    names.check(name, FORMATS, f"`format={name}` is unknown")
     return FORMATS[name]

@@ -11,7 +11,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from lingvo_gshard.core import BucketError, UserError, called_before_abrupt_end, is_bucket
+from lingvo_gshard.core import (
+    BucketError,
+    UserError,
+    called_before_abrupt_end,
+    explained,
+    is_bucket,
+)
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.stores import GivenPath
 from lingvo_gshard.wings.object_stores import buckets, scratch
@@ -25,7 +31,7 @@ def check_folder_in_bucket(path: GivenPath) -> None:
     """Raises UserError, which names `output`, if files cannot be written to a new folder."""
     split(path)
     url = os.fspath(path).rstrip("/")
-    try:
+    with explained(f"`output={path}` cannot be written", BucketError):
         if objects.is_file(url):
             raise UserError(f"`output={path}` is a file; give the name of a new directory")
         if objects.names(url):
@@ -34,8 +40,6 @@ def check_folder_in_bucket(path: GivenPath) -> None:
             )
         objects.write_bytes(f"{url}/{_PROBE}", b"")
         objects.remove(f"{url}/{_PROBE}")
-    except BucketError as error:
-        raise UserError(f"`output={path}` cannot be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager

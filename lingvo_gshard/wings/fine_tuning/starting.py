@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError
+from lingvo_gshard.core import NestedMap, Params, UserError, explained
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import BEST, Checkpoint, CheckpointStore, Logdir, Trainer
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
@@ -122,7 +122,5 @@ def references(paths: Iterable[str], arrays: Arrays) -> Arrays:
 
 def params_of(directory: str | os.PathLike) -> Params:
     """Returns the Params of the run to start from. Raises ValueError if there is no such run."""
-    try:
+    with explained(f"`init_from={os.fspath(directory)}`", UserError):
         return Logdir(directory).read_params()
-    except UserError as error:
-        raise UserError(f"`init_from={os.fspath(directory)}`: {error}") from None

@@ -26,7 +26,7 @@ from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params, UserError, explained
 from lingvo_gshard.core.config import names, params_text
 from lingvo_gshard.core.config.params import ParamsError
 from lingvo_gshard.wings.gin import reader
@@ -42,7 +42,6 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
     the node apply to the new Params, wherever they are written.
 
     Args:
-      params: The Params.
       files: Paths of gin files. Included files are searched in the working directory, the
         directory of the including file, and installed packages.
       bindings: Statements such as "run.steps = 100".
@@ -173,10 +172,8 @@ class _Namespace:
 
 
 def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:
-    try:
+    with explained(f"{setting.where}: {gin_path}", ValueError):
         return reader.convert(setting.value, exemplar, nullable)
-    except ValueError as error:
-        raise UserError(f"{setting.where}: {gin_path}: {error}") from None
 
 
 def gin_name(path: str) -> str:

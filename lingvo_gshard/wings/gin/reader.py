@@ -15,7 +15,7 @@ from typing import Any
 
 from gin import config_parser
 
-from lingvo_gshard.core import Configurable, Params, UserError
+from lingvo_gshard.core import Configurable, Params, UserError, explained
 from lingvo_gshard.core.config import names, params_text, registry
 
 
@@ -118,11 +118,9 @@ class _Reader:
         if identity in self._open_files:
             raise UserError(f"{source}: {name!r} includes itself")
         self._open_files.append(identity)
-        try:
+        with explained(f"{path}: not UTF-8", UnicodeDecodeError):
             with open(path, encoding="utf-8") as file:
                 self._read(file, path)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8: {error}") from None
         self._open_files.pop()
 
     def read_text(self, binding: str) -> None:
@@ -253,10 +251,8 @@ def _convert_all(values: Iterable[Any], exemplars: Iterable[Any], label: str) ->
     nullable = exemplar is None or None in exemplars
     converted = []
     for index, value in enumerate(values):
-        try:
+        with explained(label.format(index), ValueError):
             converted.append(convert(value, exemplar, nullable))
-        except ValueError as error:
-            raise UserError(f"{label.format(index)}: {error}") from None
     return converted
 
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.wings.inference.options import DecodingOptions
 
@@ -80,10 +80,8 @@ class PublishedSettings:
             raise UserError(f"{path} is no JSON: {error}") from None
         if not isinstance(found, dict):
             raise UserError(f"{path} is no JSON object")
-        try:
+        with explained(str(path), ValueError):
             return cls.of({name: value for name, value in found.items() if value is not None})
-        except ValueError as error:
-            raise UserError(f"{path}: {error}") from None
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PublishedSettings:

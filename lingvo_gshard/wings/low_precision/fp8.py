@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.core.config import names
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision
 from lingvo_gshard.wings.low_precision import delayed_scales, devices
@@ -37,6 +36,7 @@ class Fp8(Configurable):
             "gradients",
             "e5m2",
             "Type of gradients: e5m2, whose range is larger, or e4m3, which has one bit more.",
+            choices=tuple(_GRADIENTS),
         )
         p.define(
             "delayed_scales",
@@ -74,9 +74,6 @@ class Histories(Measured):
                         f"Set step.precision = {FP8!r}, or leave step.fp8.{name} out"
                     )
             return chosen
-        if p.fp8.gradients not in _GRADIENTS:
-            hint = names.nearest(p.fp8.gradients, _GRADIENTS)
-            raise UserError(f"step.fp8.gradients is {p.fp8.gradients!r}. {hint}")
         kind = DelayedScales if p.fp8.delayed_scales else TensorScales
         return dataclasses.replace(chosen, rounding=kind(backward=_GRADIENTS[p.fp8.gradients]))
 

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import safetensors
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.files import atomic, objects
 
@@ -56,8 +56,6 @@ class Tensor:
     """The header of a published tensor.
 
     Attributes:
-      name: its name.
-      shape: its shape.
       dtype: its published type, such as "BF16".
     """
 
@@ -139,11 +137,9 @@ class Published(Source):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
-        try:
+        with explained(f"{self.file} cannot be read", OSError):
             with open(self.file, "rb", buffering=0) as file:
                 yield cast(BinaryIO, file)
-        except OSError as error:
-            raise UserError(f"{self.file} cannot be read: {error.strerror}") from None
 
     def _read_run(self, file: BinaryIO, start: int, into: memoryview) -> None:
         """Reads the bytes from `start` on."""
@@ -247,12 +243,10 @@ def _index(directory: pathlib.Path) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    try:
+    with explained(f"{path} is no index of safetensors", ValueError, KeyError, RecursionError):
         content = json.loads(text, object_pairs_hook=_unique)
         index = msgspec.convert(content, dict[str, Any])["weight_map"]
         index = msgspec.convert(index, dict[str, str])
-    except (ValueError, KeyError, RecursionError) as error:
-        raise UserError(f"{path} is no index of safetensors: {error}") from None
     outside = [
         file for file in index.values() if pathlib.PurePath(file).name != file or "\0" in file
     ]
@@ -362,7 +356,6 @@ def plan_files(
     """Returns the tensors of each file, in the order that `write_file` needs.
 
     Args:
-      tensors: all tensors.
       directory: where the files will be.
       file_bytes: the largest size of a file.
     """

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.training import STEP_PARTS, Ingredients
@@ -41,14 +40,13 @@ class MicroBatches(StepPart):
             "float32",
             "Type in which devices add up gradients that are summed over micro-batches: "
             f"{' or '.join(REDUCE_DTYPES)}.",
+            choices=REDUCE_DTYPES,
         )
 
     @classmethod
     def of(cls, made: Ingredients) -> MicroBatches | None:
         """Returns the part of a trainer with several micro-batches."""
         count, dtype = made.params.micro_batches, made.params.reduce_dtype
-        if dtype not in REDUCE_DTYPES:
-            raise UserError(f"{_REDUCE_DTYPE} is {dtype!r}. {names.nearest(dtype, REDUCE_DTYPES)}")
         return cls(count, dtype) if count > 1 else None
 
     def __init__(self, count: int, reduce_dtype: str):

@@ -124,7 +124,6 @@ class _Plan:
     """Splits of the matrices of one weight while they are orthogonalized.
 
     Attributes:
-      matrices: the matrices.
       mesh: the mesh; None if nothing is split.
       splits: the split of the moments, and the splits that follow it. Products use the last one.
       stack: the letter of the stack that is computed in parts, or "".
@@ -152,12 +151,7 @@ class _Plan:
         return cls(matrices, mesh, splits, stack)
 
     def by_layer(self, x: tf.Tensor, steps: int) -> tf.Tensor:
-        """Returns the orthogonalized matrices; of a stack, a few layers at a time.
-
-        Args:
-          x: the tensor.
-          steps: number of iterations.
-        """
+        """Returns the orthogonalized matrices; of a stack, a few layers at a time."""
         layout = self.matrices.spec.layout
         if not self.stack or tf.executing_eagerly():
             return self._orthogonalize(x, steps)
@@ -227,10 +221,8 @@ def _splits(matrices: Matrices, start: _Axes, stack: str, mesh: Mesh) -> tuple[_
     larger side are dropped, which is an all-gather of a matrix.
 
     Args:
-      matrices: the matrices.
       start: the split of the moments.
       stack: the letter of the stack that is computed in parts, or "".
-      mesh: the mesh.
     """
     found = [start]
     sizes = dict(zip(matrices.spec.layout, matrices.spec.shape, strict=True))

@@ -19,8 +19,7 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
@@ -71,6 +70,7 @@ class Spikes(Configurable, StatePart):
             "What happens in a spike: off (spikes are not looked for), warn, skip, which also "
             "discards the update of the step, or roll_back, which goes back to a checkpoint if "
             "spikes follow one another.",
+            choices=POLICIES,
         )
         p.define(
             "deviations",
@@ -106,12 +106,6 @@ class Spikes(Configurable, StatePart):
         )
         return p
 
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if params.policy not in POLICIES:
-            hint = names.nearest(params.policy, POLICIES)
-            raise UserError(f"step.spikes.policy is {params.policy!r}. {hint}")
-
     def specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""
 
@@ -125,7 +119,6 @@ class Spikes(Configurable, StatePart):
         )
 
     def skipped_so_far(self, own: NestedMap) -> tf.Tensor:
-        """Returns the number of skipped steps."""
         return own.skipped
 
     def judge(self, own: NestedMap, seen: Seen) -> Verdict:

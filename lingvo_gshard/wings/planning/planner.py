@@ -135,7 +135,6 @@ def plan_step(
     """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy.
       topology: the machine.
@@ -179,31 +178,31 @@ def plan_program(
     progress: Progress = SILENT,
     calibration: Calibration | None = None,
     options: Mapping[str, str] | None = None,
+    compiled: OptimizedHlo | None = None,
 ) -> Plan:
     """Returns the plan of a lowered program on a topology.
 
     Args:
-      planned: the program.
       partitioning: what split the program; None if the program brings its own shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       options: compiler options, added to the topology's own.
+      compiled: the program as the topology's devices run it; None compiles it.
 
     Raises:
       UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     program = planned.program
-    compiled = compilation.compile_for(program, topology, progress, options)
+    compiled = compiled or compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
     found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_notes_on_count(flops)]
-    notes += _notes_on_operations(timed, topology, calibration, options or {})
+    notes = [*planned.notes, *_operation_notes(timed, flops, topology, calibration, options or {})]
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -256,14 +255,16 @@ def _timed(
     return timed, dataclasses.replace(step, seconds=seconds)
 
 
-def _notes_on_operations(
+def _operation_notes(
     timed: Sequence[TimedOperation],
+    flops: FlopCounts,
     topology: Topology,
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> list[str]:
     """Returns notes on times, slices, the host, what a GPU computes again, and options."""
     notes = [calibration.note] if calibration else []
+    notes += _notes_on_count(flops)
     notes += data_center_notes(timed, topology)
     notes += _notes_on_host(timed, topology)
     if topology.compiler == "gpu":

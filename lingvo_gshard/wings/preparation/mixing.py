@@ -98,11 +98,9 @@ class Shares(Configurable):
         for kind, weights in self._weights.items():
             there = {getattr(group, kind) for group in groups}
             for name in weights:
-                if name not in there:
-                    raise UserError(
-                        f"{kind}_weights: the prepared data has no {kind} {name!r}. "
-                        f"{names.nearest(name, there)}"
-                    )
+                names.check(
+                    name, there, f"{kind}_weights: the prepared data has no {kind} {name!r}"
+                )
         left = [group for group in groups if all(self._weight(group))]
         if not left:
             raise UserError("language_weights and source_weights leave out all rows")
@@ -191,7 +189,6 @@ class Use:
     """Counts how often training has read the rows of a language.
 
     Attributes:
-      language: the language.
       rows: number of its rows.
       read: number of rows read so far, repeats included.
     """

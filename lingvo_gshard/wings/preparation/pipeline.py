@@ -85,9 +85,6 @@ def prepare(
       options: how to prepare.
       progress: is told how far preparation is.
 
-    Returns:
-      The manifest.
-
     Raises:
       UserError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
         wrong; the directory holds data or work of other settings.
@@ -104,8 +101,7 @@ def prepare(
         )
     for name, known in (("on_bad_row", ON_BAD_ROW), ("on_copies", ON_COPIES)):
         given = getattr(options, name)
-        if given not in known:
-            raise UserError(f"`{name}={given}` is unknown. {names.nearest(given, known)}")
+        names.check(given, known, f"`{name}={given}` is unknown")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(

@@ -169,10 +169,7 @@ class Source:
                     f"`source={text}`: {setting!r} is not of the form field=value. Fields are "
                     f"{', '.join(fields)}"
                 )
-            if field not in fields:
-                raise UserError(
-                    f"`source={text}`: unknown field {field!r}. {names.nearest(field, fields)}"
-                )
+            names.check(field, fields, f"`source={text}`: unknown field {field!r}")
             given[field] = value
         return cls(os.path.expanduser(path), **given)
 

@@ -74,7 +74,6 @@ class LatentAttention(Attention):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        rotary_pairs.check(p, path)
         if p.rotary_dim % 2:
             raise UserError(f"{path}.rotary_dim: {p.rotary_dim}; an even number was expected")
         self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
@@ -124,7 +123,6 @@ class LatentAttention(Attention):
         """Returns [B,L,M]: each position attends to the positions that the mask allows.
 
         Args:
-          theta: weights of this layer.
           x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
@@ -307,8 +305,6 @@ def restrict_slots(
     """Returns the slots that each new token attends to.
 
     Args:
-      layer: the layer.
-      theta: weights of the layer.
       x_BLM: the new tokens.
       low_BLq: what their queries are computed from.
       positions: their positions.

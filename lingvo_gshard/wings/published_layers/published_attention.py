@@ -69,7 +69,6 @@ class PublishedAttention(SelfAttention):
                 f"{path}.chunk: {p.chunk} with {path}.temperature_floor={p.temperature_floor} and "
                 f"is_causal={p.is_causal}; 0 and True were expected"
             )
-        rotary_pairs.check(p, path)
 
     def _create_weights(self) -> None:
         p = self.p
@@ -101,12 +100,10 @@ class PublishedAttention(SelfAttention):
 
     @property
     def reach(self) -> Reach:
-        """The part of a text that a position attends to."""
         return Reach(self.p.window, self.p.chunk)
 
     @property
     def needs_positions(self) -> bool:
-        """Whether queries or keys depend on the positions of their tokens."""
         return super().needs_positions or self.p.temperature_floor > 0
 
     @layer_method

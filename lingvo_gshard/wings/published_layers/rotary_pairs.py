@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention import rotary
 from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
@@ -19,14 +18,8 @@ def define(p: Params) -> None:
         HALVES,
         "Which of r rotated dimensions are a pair: 'halves', i and r/2 + i, or 'neighbors', 2i and "
         "2i + 1.",
+        choices=(HALVES, NEIGHBORS),
     )
-
-
-def check(p: Params, path: str) -> None:
-    """Raises UserError if `rotary_pairs` is unknown."""
-    if p.rotary_pairs not in (HALVES, NEIGHBORS):
-        nearest = names.nearest(p.rotary_pairs, [HALVES, NEIGHBORS])
-        raise UserError(f"{path}.rotary_pairs: {p.rotary_pairs!r}. {nearest}")
 
 
 def rotate(

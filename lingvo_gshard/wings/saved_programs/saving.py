@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.lazy import jax_export
 from lingvo_gshard.runtime import Program
 from lingvo_gshard.runtime.program.program import FILES
@@ -41,7 +41,7 @@ class ZipFiles:
         record, content, own = program_file.read(path)
         exported = _deserialized(content, path)
         bodies = {platform: _deserialized(body, path) for platform, body in own.items()}
-        try:
+        with explained(f"{path} is not a saved program", ValueError):
             for each in (exported, *bodies.values()):
                 _check_types(record, each)
             return Program(
@@ -59,8 +59,6 @@ class ZipFiles:
                 work=record.work,
                 layers=None if record.layers is msgspec.UNSET else record.layers,
             )
-        except ValueError as error:
-            raise UserError(f"{path} is not a saved program: {error}") from None
 
 
 FILES.register("zip")(ZipFiles())

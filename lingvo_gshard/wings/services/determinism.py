@@ -91,12 +91,7 @@ def differences(one: Digests, other: Digests) -> list[ShardDifference]:
 
 
 def unequal_copies(state: NestedMap, found: Digests) -> list[ShardDifference]:
-    """Returns the copies of a part of an array that differ from most of the others.
-
-    Args:
-      state: the state.
-      found: its digests.
-    """
+    """Returns the copies of a part of an array that differ from most of the others."""
     wrong = []
     for path, array in state.flatten_items():
         for devices in _devices_of_parts(array):

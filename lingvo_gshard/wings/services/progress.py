@@ -346,12 +346,7 @@ _LEAST_BAR = 8
 
 
 def _columns(steps: int, width: int) -> tuple[rich.progress.ProgressColumn, ...]:
-    """Returns the columns of a run's bar. A narrow terminal cuts the description at its end.
-
-    Args:
-      steps: the last step of the run.
-      width: columns of the terminal.
-    """
+    """Returns the columns of a run's bar. A narrow terminal cuts the description at its end."""
     widest = len(f"step {steps:,}/{steps:,}")
     number = rich.table.Column(no_wrap=True, min_width=widest)
     bar = rich.table.Column(no_wrap=True, min_width=_LEAST_BAR)
@@ -371,12 +366,7 @@ class Waiting:
     """
 
     def __init__(self, what: str, say: Callable[[str], None]):
-        """Prepares the lines, such as "compiling: 10 s so far".
-
-        Args:
-          what: the work.
-          say: shows a line.
-        """
+        """Prepares the lines, such as "compiling: 10 s so far"."""
         self._what, self._say = what, say
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._print_lines, daemon=True)

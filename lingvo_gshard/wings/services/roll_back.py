@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Params, UserError, processes
+from lingvo_gshard.core import Params, explained, processes
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.signals import TrainingFailedError
@@ -95,7 +95,6 @@ class BatchesWithoutSkipped:
         """Counts from the batch of a step, whose position was set.
 
         Args:
-          step: the step.
           skipped: the batches to leave out.
         """
         self._skipped = skipped
@@ -326,8 +325,6 @@ def _read(path: pathlib.Path, step: int) -> list[dict]:
         return []
     rows = []
     for number, line in enumerate(objects.read_bytes(path).splitlines(), 1):
-        try:
+        with explained(f"{path}:{number} is damaged", msgspec.DecodeError, UnicodeDecodeError):
             rows.append(msgspec.to_builtins(_DECODER.decode(line)))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}:{number} is damaged: {error}") from None
     return rows

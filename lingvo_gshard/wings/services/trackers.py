@@ -101,8 +101,7 @@ def check(chosen: Sequence[str]) -> None:
     if isinstance(chosen, str):
         raise UserError(f"run.writers is {chosen!r}; expected several names, such as ({chosen!r},)")
     for name in chosen:
-        if name not in TRACKERS:
-            raise UserError(f"`writer={name}` is unknown. {names.nearest(name, TRACKERS)}")
+        names.check(name, TRACKERS, f"`writer={name}` is unknown")
         if importlib.util.find_spec(TRACKERS[name]) is None:
             raise UserError(
                 f"`writer={name}` needs the package {TRACKERS[name]}, which is not installed: pip "
@@ -189,7 +188,6 @@ class WandbTracker(Tracker):
         self._run.log(row, step=step)
 
     def close(self, is_finished: bool) -> None:
-        """Waits until all rows are sent."""
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
@@ -237,14 +235,12 @@ class MlflowTracker(Tracker):
             self.flush()
 
     def flush(self) -> None:
-        """Sends rows that wait, without waiting for the service."""
         for start in range(0, len(self._waiting), _MOST_METRICS):
             part = self._waiting[start : start + _MOST_METRICS]
             self._sent.append(self._client.log_batch(self.run_id, metrics=part, synchronous=False))
         self._waiting = []
 
     def close(self, is_finished: bool) -> None:
-        """Waits until all rows are sent."""
         self.flush()
         for operation in self._sent:
             operation.wait()

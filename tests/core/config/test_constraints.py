@@ -22,6 +22,7 @@ class Model(Configurable):
         p.define("shift", 0.0, "Any number.")
         p.define("use_bias", True, "A bool.")
         p.define("activation", "relu", "A string.")
+        p.define("order", "", "One of these.", choices=("", "first", "last"))
         p.define("anything", None, "Anything.")
         return p
 
@@ -53,6 +54,7 @@ class ConstraintsTest(testing.TestCase, parameterized.TestCase):
         ("shift", False, "a number"),
         ("use_bias", 1, "True or False"),
         ("activation", 3, "a string"),
+        ("order", "frist", "'', 'first' or 'last'"),
     )
     def test_refuses_wrong_types_and_ranges(self, name, value, expected):
         p = Model.params()

@@ -2,7 +2,9 @@
 """Reads the params.txt of runs of earlier versions, as those versions wrote it."""
 
 import importlib
+import json
 import pathlib
+import re
 
 from absl.testing import parameterized
 
@@ -11,6 +13,7 @@ from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.earlier_versions import renames
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.low_precision.fp8 import Fp8
@@ -23,15 +26,29 @@ def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-OLD = sorted((pathlib.Path(__file__).parent / "old").glob("*.txt"))
+FOLDER = pathlib.Path(__file__).parent / "old"
+OLD = sorted(FOLDER.glob("*.txt"))
+# Class -> its options, and their values by default.
+OPTIONS = FOLDER / "options@2026-11-27.json"
 
 
 class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
-    @parameterized.named_parameters((path.stem.replace(".", "_"), path) for path in OLD)
+    @parameterized.named_parameters((re.sub(r"\W", "_", path.stem), path) for path in OLD)
     def test_params_of_an_earlier_version_are_todays(self, path):
         """Expects the registered experiments to have the values that they had then."""
         read = experiment_from_text(path.read_text())
-        self.assertEqual(read.to_text(), registry.get(path.stem).to_text())
+        self.assertEqual(read.to_text(), registry.get(path.stem.partition("@")[0]).to_text())
+
+    def test_every_option_of_an_earlier_version_is_read(self):
+        """Expects each class to have the options that it had, or to read their usual values."""
+        for cls, options in json.loads(OPTIONS.read_text()).items():
+            with self.subTest(cls):
+                old = [("a.cls", cls, 1), *((f"a.{name}", options[name], 1) for name in options)]
+                (_, today, _), *lines = renames.lines_today(old)
+                module, _, name = today.rpartition(".")
+                params = getattr(importlib.import_module(module), name).params()
+                found = {path.partition(".")[2] for path, *_ in lines}
+                self.assertContainsSubset(found, dict(params.items()))
 
     def test_todays_params_are_read_as_they_are(self):
         params = registry.get("translation.quickstart")
@@ -73,6 +90,14 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
         old = new.to_text().replace(_name(PublishedAttention), _name(SelfAttention))
         for line in ("chunk : 0", "rotary_pairs : 'halves'", "value_scale : 1.0"):
             old += f"task.encoder.layer.self_attention.{line}\n"
+        self.assertEqual(experiment_from_text(old).to_text(), new.to_text())
+
+    def test_a_bound_that_dropped_rows_drops_them(self):
+        new = registry.get("translation.quickstart")
+        new.task.decoder.moe.dispatch = DroplessDispatch.params().set(bound=1.5, over_bound="drop")
+        path = "task.decoder.moe.dispatch.over_bound"
+        old = re.sub(rf"^{re.escape(path)} : .*\n", "", new.to_text(), flags=re.MULTILINE)
+        assert old != new.to_text()
         self.assertEqual(experiment_from_text(old).to_text(), new.to_text())
 
     def test_classes_of_folders_that_are_wings_today_are_found(self):

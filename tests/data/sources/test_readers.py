@@ -30,7 +30,7 @@ def words(count):
 
 
 def test_option_errors():
-    with pytest.raises(ValueError, match="input.corpus.on_bad_row must be .* Did you mean 'skip'"):
+    with pytest.raises(ValueError, match="on_bad_row is 'skipp'; expected 'refuse' or 'skip'"):
         reader(train="a", on_bad_row="skipp")
     with pytest.raises(ValueError, match="input.corpus.train of the TsvReader names no file"):
         reader(dev="a")

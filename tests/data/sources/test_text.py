@@ -53,8 +53,8 @@ def test_invalid_text_raises_or_is_skipped_and_counted(tmp_path):
         read(f"{tmp_path}/none.txt")
 
 
-def test_an_unknown_kind_of_document_suggests_the_nearest():
-    with pytest.raises(ValueError, match="input.corpus.document cannot be 'lines'.*'line'"):
+def test_an_unknown_kind_of_document_is_refused():
+    with pytest.raises(ValueError, match="document is 'lines'; expected .*'line'"):
         read("x", document="lines")
 
 

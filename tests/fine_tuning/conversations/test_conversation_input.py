@@ -110,7 +110,7 @@ def test_bad_lines_are_refused_with_their_place_or_skipped(folder):
     found.load_vocabularies(folder / "model")
     assert len(found.table("train")) == 1
     assert found.report.dropped == {"no example": 1, "no JSON object": 2}
-    with pytest.raises(UserError, match=r"input\.learn cannot be 'answer'.*answers"):
+    with pytest.raises(UserError, match=r"learn is 'answer'; expected 'answers'"):
         conversations(folder, "bad.jsonl", learn="answer")
     with pytest.raises(UserError, match="start the run with `init_from`"):
         ConversationInput.params().set(corpus=found.p.corpus).instantiate().table("train")

@@ -214,8 +214,7 @@ CASES = (
     Case(
         "norms at an unknown place",
         _MODEL + "--gin_param='task.encoder.layer.norm_position = \"after\"'",
-        error="task.encoder.layer: encoder.layers[0].norm_position: 'after'. Valid: before, both, "
-        "output, shared, sum.",
+        error="...norm_position is 'after'; expected 'before', 'both', 'output', 'sum' or 'shared'",
     ),
     Case(
         "a limit that the activation does not read",

@@ -107,7 +107,7 @@ class ExpertsTest(testing.TestCase, parameterized.TestCase):
 
     def test_rejects_an_unknown_combination(self):
         with self.assertRaisesRegex(
-            ValueError, r"moe.shared_combination: 'smu'. Did you mean 'sum'\?"
+            ValueError, "shared_combination is 'smu'; expected 'sum', 'learned' or 'gated'"
         ):
             mixture(shared_hidden_dim=7, shared_combination="smu")
 

@@ -124,7 +124,6 @@ class LayerPatternsTest(testing.TestCase, parameterized.TestCase):
         assert_close(compiled(x), expected, "order")
 
     @parameterized.parameters(
-        ({"layer__norm_position": "after"}, r"norm_position: 'after'\. "),
         ({"attention_pattern": (NEAR, 3)}, r"attention_pattern\[1\]: 3 is not Params"),
         (
             {"attention_pattern": (NEAR, FAR.copy().set(kernel=BlockwiseKernel.params()))},

@@ -57,5 +57,5 @@ def test_documents_are_in_the_language_of_the_setting_or_of_the_row():
 
 def test_documents_have_one_side_only():
     assert clean(["a <b>", "c"], markup="drop")[0] == ["c"]
-    with pytest.raises(ValueError, match="markup must be 'keep' or 'drop', not 'equal'"):
+    with pytest.raises(ValueError, match="markup is 'equal'; expected 'keep' or 'drop'"):
         clean([], markup="equal")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.wings.preparation.cleaning import normalization
+from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 
 
 def test_zero_width_joiners_are_preserved():
@@ -100,5 +101,5 @@ def test_taking_out_stray_joiners_twice_changes_nothing(text):
 
 
 def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match=r"unicode_form must be 'NFC' or 'NFKC', not 'nfkc'"):
-        normalization.Normalizer(form="nfkc")
+    with pytest.raises(ValueError, match="unicode_form is 'nfkc'; expected 'NFC' or 'NFKC'"):
+        Cleaner.params().set(unicode_form="nfkc")

@@ -54,5 +54,5 @@ def test_bad_rows_are_refused_or_skipped(tmp_path, content, message):
 
 
 def test_an_unknown_delimiter_is_refused():
-    with pytest.raises(ValueError, match="delimiter: 'commas'. Did you mean 'comma'?"):
-        quoted.QuotedReader.params().set(train=("a",), delimiter="commas").instantiate()
+    with pytest.raises(ValueError, match="delimiter is 'commas'; expected 'comma', 'tab' or"):
+        quoted.QuotedReader.params().set(train=("a",), delimiter="commas")

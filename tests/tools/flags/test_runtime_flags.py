@@ -1,7 +1,6 @@
 # tests: tools/flags/run.py, api/backend.py
 """Tests the flags of partitioned runs: user errors, and one run from training to translation."""
 
-import io
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ import pytest
 from lingvo_gshard.tools import evaluate, train, translate
 from lingvo_gshard.tools.console import startup
 from tests.tools import tiny_translation
+from tests.tools.standard_input import StandardInput
 from tests.tools.train import tiny_train  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -87,7 +87,7 @@ def test_scores_do_not_depend_on_the_mesh(sharded_run, tmp_path, capsys):
 def test_translation_on_a_mesh(sharded_run, monkeypatch, capsys):
     logdir, _, _ = sharded_run
     lines = b"der Hund sieht Wasser\n\nle chat mange pain\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    monkeypatch.setattr(sys, "stdin", StandardInput(lines))
     flags = [f"--logdir={logdir}", "--mesh=data=8", "--strategy=fsdp", "--beam_size=1"]
     code, out, err = run_here(translate, capsys, *flags)
     assert code == 0, err

@@ -164,7 +164,7 @@ def test_each_row_has_its_own_scale():
     [
         (
             {"moment_dtype": "int4"},
-            r"step\.optimizer\.moment_dtype is 'int4'\. Did you mean 'int8'",
+            "moment_dtype is 'int4'; expected 'float32', 'bfloat16' or 'int8'",
         ),
     ],
 )

@@ -6,8 +6,6 @@ The gradient of a gather is therefore also a gather, and no activations are scat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.dispatches.dispatch import BufferDispatch, Buffers
@@ -22,33 +20,51 @@ class Permutation:
     """
 
     def __init__(
-        self, slots_of_tokens: Sequence[tf.Tensor], num_slots: int, zero_empty: bool = True
+        self,
+        slots_of_tokens: tf.Tensor,
+        num_slots: int,
+        zero_empty: bool = True,
+        entry_of_slot: tf.Tensor | None = None,
     ):
         """Builds the inverse index.
 
         Args:
-          slots_of_tokens: for each of the K assignments, the slot of each token, int32 [S] or
-            [G,S]; `num_slots` if the token has no slot.
+          slots_of_tokens: for each of the K assignments, the slot of each token, int32 [K,S] or
+            [K,G,S]; `num_slots` if the token has no slot.
           num_slots: the number of slots (in each group).
           zero_empty: whether empty slots get zeros. Otherwise they get the row of some token, which
             is faster.
+          entry_of_slot: the inverse index, if it is known: int32 [slots] or [G,slots], of each slot
+            the index of its (assignment, token) pair; K * S if it is empty.
         """
         self._zero_empty = zero_empty
-        self._slots = list(slots_of_tokens)
-        *groups, tokens = self._slots[0].shape.as_list()
-        self._entries = len(self._slots) * tokens
-        flat = tf.reshape(tf.stack(self._slots, -2), [*groups, self._entries])
-        entry = tf.broadcast_to(tf.range(self._entries), flat.shape)
+        self._slots = slots_of_tokens
+        self._has_slot = slots_of_tokens < num_slots
+        choices, *_, tokens = slots_of_tokens.shape.as_list()
+        self._entries = choices * tokens
+        if entry_of_slot is None:
+            entry_of_slot = self._inverse(num_slots)
+        self._entry_of_slot = entry_of_slot
+        is_filled = self._entry_of_slot < self._entries
+        self._token_of_slot = tf.where(is_filled, self._entry_of_slot % tokens, tokens)
+
+    def _inverse(self, num_slots: int) -> tf.Tensor:
+        """Returns the index of each slot's (assignment, token) pair, by a scatter."""
+        flat = self._by_entry(self._slots)
+        *groups, entries = flat.shape.as_list()
         index = [flat]
         if groups:
             index = [tf.broadcast_to(tf.range(groups[0])[:, tf.newaxis], flat.shape), flat]
-        empty = tf.fill([*groups, num_slots + 1], self._entries)
-        # An entry is the index of an (assignment, token) pair. Empty slots get the number of pairs.
-        self._entry_of_slot = tf.tensor_scatter_nd_update(empty, tf.stack(index, -1), entry)[
-            ..., :num_slots
-        ]
-        is_filled = self._entry_of_slot < self._entries
-        self._token_of_slot = tf.where(is_filled, self._entry_of_slot % tokens, tokens)
+        empty = tf.fill([*groups, num_slots + 1], entries)
+        entry = tf.broadcast_to(tf.range(entries), flat.shape)
+        found = tf.tensor_scatter_nd_update(empty, tf.stack(index, -1), entry)
+        return found[..., :num_slots]
+
+    def _by_entry(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns [K,S] or [K,G,S] as [K*S] or [G,K*S]."""
+        if x.shape.rank == 3:
+            x = tf.transpose(x, (1, 0, 2))
+        return tf.reshape(x, [*x.shape[:-2], self._entries])
 
     def permute(self, x: tf.Tensor) -> tf.Tensor:
         """Returns [slots,M] (or [G,slots,M]): the row of each slot's token; see `zero_empty`.
@@ -66,45 +82,68 @@ class Permutation:
 
         return move(x)
 
-    def unpermute(self, rows: tf.Tensor, gates: Sequence[tf.Tensor]) -> tf.Tensor:
+    def unpermute(self, rows: tf.Tensor, gates: tf.Tensor) -> tf.Tensor:
         """Returns [S,M] (or [G,S,M]): each token's gate-weighted sum of the rows in its slots.
 
         Args:
           rows: the rows in the slots, [slots,M] or [G,slots,M].
-          gates: for each of the K assignments, the gate of each token, float32 [S] or [G,S].
+          gates: for each of the K assignments, the gate of each token, float32 [K,S] or [K,G,S].
         """
 
         @custom_gradient
-        def move(rows: tf.Tensor, *gates: tf.Tensor):
+        def move(rows: tf.Tensor, gates: tf.Tensor):
+            weights = tf.unstack(tf.cast(gates, rows.dtype)[..., tf.newaxis])
             of_tokens = self._rows_of_tokens(rows)
-            weights = [tf.cast(gate, rows.dtype)[..., tf.newaxis] for gate in gates]
             weighted = [row * weight for row, weight in zip(of_tokens, weights, strict=True)]
 
-            def gradient(d_y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                d_gates = [tf.reduce_sum(tf.cast(d_y * row, tf.float32), -1) for row in of_tokens]
+            def gradient(d_y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                # Both gradients come from one pass over the slots, which are fewer than the rows
+                # of all assignments where tokens have no slot.
+                d_rows = self._rows_of_slots(d_y)
+                d_gate_of_slot = tf.reduce_sum(tf.cast(d_rows * rows, tf.float32), -1)
                 gate_of_slot = tf.cast(self._gate_of_slot(gates), rows.dtype)[..., tf.newaxis]
-                return self._rows_of_slots(d_y) * gate_of_slot, *d_gates
+                return d_rows * gate_of_slot, self._of_tokens(d_gate_of_slot)
 
             return tf.add_n(weighted), gradient
 
-        return move(rows, *gates)
+        return move(rows, gates)
 
     def _rows_of_slots(self, x: tf.Tensor) -> tf.Tensor:
         return rows_at(x, self._token_of_slot, self._zero_empty)
 
     def _rows_of_tokens(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the rows of tokens' slots, one tensor for each assignment; zeros if no slot."""
-        return [rows_at(rows, slots) for slots in self._slots]
+        pairs = zip(tf.unstack(self._slots), tf.unstack(self._has_slot), strict=True)
+        return [rows_at(rows, slots, is_there=has_slot) for slots, has_slot in pairs]
 
-    def _gate_of_slot(self, gates: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _of_tokens(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the values of tokens' slots, [K,S] or [K,G,S]; 0 if no slot.
+
+        Args:
+          values: float32, a value for each slot.
+        """
+        slots = self._by_entry(tf.minimum(self._slots, values.shape[-1] - 1))
+        found = tf.gather(values, slots, batch_dims=slots.shape.rank - 1)
+        *groups, _ = found.shape.as_list()
+        found = tf.reshape(found, [*groups, self._slots.shape[0], self._slots.shape[-1]])
+        if groups:
+            found = tf.transpose(found, (1, 0, 2))
+        return tf.where(self._has_slot, found, 0.0)
+
+    def _gate_of_slot(self, gates: tf.Tensor) -> tf.Tensor:
         """Returns the gate of the token in each slot; 0 where the slot is empty."""
-        *groups, _ = gates[0].shape.as_list()
-        flat = tf.reshape(tf.stack(gates, -2), [*groups, self._entries])
-        flat = tf.pad(flat, [*[[0, 0]] * len(groups), [0, 1]])
-        return tf.gather(flat, self._entry_of_slot, batch_dims=len(groups))
+        flat = self._by_entry(gates)
+        last = tf.minimum(self._entry_of_slot, self._entries - 1)
+        found = tf.gather(flat, last, batch_dims=flat.shape.rank - 1)
+        return tf.where(self._entry_of_slot < self._entries, found, 0.0)
 
 
-def rows_at(x: tf.Tensor, index: tf.Tensor, zero_missing: bool = True) -> tf.Tensor:
+def rows_at(
+    x: tf.Tensor,
+    index: tf.Tensor,
+    zero_missing: bool = True,
+    is_there: tf.Tensor | None = None,
+) -> tf.Tensor:
     """Returns rows [N,M] or [G,N,M] of x.
 
     XLA computes the zeros with the gather. A row of zeros at the end of x would be a copy of x.
@@ -113,12 +152,14 @@ def rows_at(x: tf.Tensor, index: tf.Tensor, zero_missing: bool = True) -> tf.Ten
       x: the rows, [S,M] or [G,S,M].
       index: int32 [N] or [G,N], the places of the wanted rows; S where there is none.
       zero_missing: whether a row that is not there is zero; otherwise it is the last row.
+      is_there: whether `index` is less than S, if that is known.
     """
     count = x.shape[-2]
     rows = tf.gather(x, tf.minimum(index, count - 1), batch_dims=index.shape.rank - 1)
     if not zero_missing:
         return rows
-    return tf.where((index < count)[..., tf.newaxis], rows, tf.zeros([], x.dtype))
+    is_there = index < count if is_there is None else is_there
+    return tf.where(is_there[..., tf.newaxis], rows, tf.zeros([], x.dtype))
 
 
 class GatherDispatch(BufferDispatch):
@@ -137,11 +178,13 @@ class _TokenChoiceBuffers(Buffers):
     def __init__(self, routing: TokenChoiceRouting):
         self._experts, self._capacity = routing.num_experts, routing.capacity
         self._slots = routing.num_experts * routing.capacity
-        slot_of_token = [
-            tf.where(a.kept_GS, a.expert_GS * routing.capacity + a.position_GS, self._slots)
-            for a in routing.assignments
-        ]
-        self._gates = [a.gate_GS for a in routing.assignments]
+        slot_of_token = tf.stack(
+            [
+                tf.where(a.kept_GS, a.expert_GS * routing.capacity + a.position_GS, self._slots)
+                for a in routing.assignments
+            ]
+        )
+        self._gates = tf.stack([a.gate_GS for a in routing.assignments])
         self._permutation = Permutation(slot_of_token, self._slots)
 
     def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:

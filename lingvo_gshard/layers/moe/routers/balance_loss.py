@@ -27,11 +27,11 @@ class BalanceLoss(Part):
             GROUP,
             "Tokens over which the loss balances loads: of a 'group', of a 'batch', or of a moving "
             "average over batches, 'global'.",
+            choices=LEVELS,
         )
 
     def create(self) -> None:
         """Creates the average over batches, if the loss needs it; see `Part.create`."""
-        self.router.check_choice("auxiliary_loss_level", LEVELS)
         if self.p.auxiliary_loss_level == GLOBAL:
             recent = RecentLoad.params().set(num_experts=self.p.num_experts)
             self.router.create_child("recent_load", recent)
@@ -48,7 +48,6 @@ class BalanceLoss(Part):
         """Returns the loss, by the function `auxiliary_loss`.
 
         Args:
-          theta: the router's weights.
           gates_GSE: float32, the gates of all experts.
           counted_GSE: float32, 1 at the experts that a token counts for.
           mask_GS: float32, 0 at padding.
@@ -127,7 +126,6 @@ class RecentLoad(Layer):
         """Returns the average share [E] with this batch included, and reports it for the update.
 
         Args:
-          theta: the weight.
           load_E: float32, the number of tokens that each expert counts for; one token may count for
             several in parts that add up to 1.
         """

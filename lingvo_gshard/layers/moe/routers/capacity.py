@@ -61,6 +61,7 @@ class TokenCapacity(Capacity):
             "position",
             "Which tokens get the slots of a full expert: 'position', the earlier ones, or 'gate', "
             "those with the larger gate.",
+            choices=PRIORITIES,
         )
         p.define(
             "order",
@@ -68,6 +69,7 @@ class TokenCapacity(Capacity):
             "Which choices get slots first: 'choice', all first ones before all second ones, as in "
             "the paper; 'token', all of a token before those of later tokens. '' is 'token' in a "
             "causal layer, and 'choice' elsewhere.",
+            choices=("", *ORDERS),
         )
         p.define(
             "output_masking_rate",
@@ -76,11 +78,6 @@ class TokenCapacity(Capacity):
             minimum=0,
             below=1,
         )
-
-    def create(self) -> None:
-        """Checks the options; see `Part.create`."""
-        self.router.check_choice("priority", PRIORITIES)
-        self.router.check_choice("order", ("", *ORDERS))
 
     def check_dropless(self) -> None:
         """Raises UserError if a capacity factor is set."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, check_layer_methods, layer_method
@@ -208,12 +206,6 @@ class Router(Layer):
         """The value of the loss `auxiliary_loss` under even loads; None without such a loss."""
         floors = (part.balance_floor for part in self.parts.values())
         return next((floor for floor in floors if floor is not None), None)
-
-    def check_choice(self, name: str, valid: Sequence[str]) -> None:
-        """Raises UserError, which suggests the nearest value, if a hyperparameter is invalid."""
-        value = self.p.get(name)
-        if value not in valid:
-            raise UserError(f"{self.path}.{name}: {value!r}. {names.nearest(value, valid)}")
 
     def _check_causal(self) -> None:
         """Raises UserError if a causal decoder must not use this router."""

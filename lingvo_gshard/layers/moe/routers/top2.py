@@ -44,12 +44,13 @@ class Top2Router(Router):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("mode", "paper", "'paper' or 'lingvo'.")
+        p.define("mode", "paper", "'paper' or 'lingvo'.", choices=_MODES)
         p.define(
             "second_expert",
             "random",
             "When the second expert is used: at 'random' in training, where its gate reaches a "
             "'threshold', or for 'all' tokens.",
+            choices=_SECOND_EXPERT_POLICIES,
         )
         p.define(
             "second_expert_threshold",
@@ -60,14 +61,8 @@ class Top2Router(Router):
         )
         return p
 
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        self.check_choice("mode", _MODES)
-        self.check_choice("second_expert", _SECOND_EXPERT_POLICIES)
-
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 2; see `Router.experts_per_token`."""
         return 2
 
     @property
@@ -83,7 +78,6 @@ class Top2Router(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         is_lingvo = self.p.mode == "lingvo"
         logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)

@@ -22,12 +22,7 @@ def check_choice(choice: str | int) -> None:
 
 
 def best_of(directory: pathlib.Path, steps: Sequence[int]) -> Best | None:
-    """Returns the best evaluation by the newest readable checkpoint; None if it records none.
-
-    Args:
-      directory: the directory of the checkpoints.
-      steps: their steps, ascending.
-    """
+    """Returns the best evaluation by the newest readable checkpoint; None if it records none."""
     for step in reversed(steps):
         try:
             return read_run(directory / str(step)).record.best

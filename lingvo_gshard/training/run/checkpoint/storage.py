@@ -25,11 +25,7 @@ class NewestAndBest:
     """
 
     def __init__(self, number: int):
-        """Makes the policy.
-
-        Args:
-          number: number of newest checkpoints.
-        """
+        """Makes the policy."""
         self._number = number
         self.best_step: int | None = None
 
@@ -154,7 +150,6 @@ def storage_of(
     """Returns the storage of a directory of checkpoints.
 
     Args:
-      directory: the directory.
       before_commit: called before a checkpoint in a store becomes complete.
     """
     if is_bucket(directory):

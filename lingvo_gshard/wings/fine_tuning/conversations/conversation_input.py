@@ -11,7 +11,6 @@ import pathlib
 import numpy as np
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import CleaningReport, Row, TextIds, TextInput, Vocabulary
 from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
@@ -56,6 +55,7 @@ class ConversationInput(TextInput, CorpusInput):
             encoding.ANSWERS,
             'What the loss counts of a conversation: "answers" of the assistant, only the "last" '
             'one, or "everything". Of a prompt with a completion, the completion counts.',
+            choices=encoding.LEARNED,
         )
         p.define(
             "template",
@@ -77,17 +77,11 @@ class ConversationInput(TextInput, CorpusInput):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if self.p.learn not in encoding.LEARNED:
-            raise UserError(
-                f"input.learn cannot be {self.p.learn!r}. "
-                f"{names.nearest(self.p.learn, encoding.LEARNED)}"
-            )
         self._loaded: Vocabulary | None = None
         self._directory: pathlib.Path | None = None
 
     @classmethod
     def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch."""
         specs = super().specs_of(bucket)
         return specs | {"target_marks": specs["target_labels"]}
 
@@ -113,7 +107,6 @@ class ConversationInput(TextInput, CorpusInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a text."""
         return published_ids(self.vocabulary)
 
     @functools.cached_property

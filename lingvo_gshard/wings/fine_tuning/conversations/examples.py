@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import Message, plain
 
 ASSISTANT = "assistant"
@@ -163,11 +163,11 @@ def _with_rest(
     tools, values = fields.get(TOOLS) or None, fields.get(_VALUES)
     if isinstance(tools, str):
         # Files that hold one type in a column have the tools as JSON.
-        try:
+        with explained(
+            f"{TOOLS!r} is {_shown(tools)}, which is no JSON", ValueError, RecursionError
+        ):
             tools = json.loads(tools)
             plain(tools)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{TOOLS!r} is {_shown(tools)}, which is no JSON: {error}") from None
     if not (tools is None or _is_list_of_objects(tools)):
         raise UserError(f"{TOOLS!r} is {_shown(tools)}; a list of objects was expected")
     if not (values is None or isinstance(values, Mapping)):

@@ -24,10 +24,7 @@ def order_of(
       UserError: the model has no such layer, devices have different numbers of experts, an expert
         is not on exactly one device, or the router needs the present order.
     """
-    if path not in layers:
-        raise UserError(
-            f"{path} is no layer with experts of the run. {names.nearest(path, layers)}"
-        )
+    names.check(path, layers, f"{path} is no layer with experts of the run")
     layer = layers[path]
     order = np.array([expert for experts in placement for expert in experts], int)
     count = layer.p.num_experts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Layer, NestedMap, UserError, context
+from lingvo_gshard.core import Layer, NestedMap, context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.wings.inference.layers import decoding_weights
 from lingvo_gshard.wings.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
@@ -14,10 +14,7 @@ PRECISIONS = (TRAINED, INT8, INT8_WEIGHTS)
 
 def check_precision(precision: str) -> None:
     """Raises ValueError with the nearest valid name if a precision is unknown."""
-    if precision not in PRECISIONS:
-        raise UserError(
-            f"`precision={precision}` is unknown. {names.nearest(precision, PRECISIONS)}"
-        )
+    names.check(precision, PRECISIONS, f"`precision={precision}` is unknown")
 
 
 def stored_weights(model: Layer, theta: NestedMap, precision: str) -> NestedMap:

@@ -22,12 +22,12 @@ from lingvo_gshard.core import NestedMap, layer_method, shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.layers import Experts, TokenChoiceRouting
-from lingvo_gshard.layers.moe.routing import count_rows
+from lingvo_gshard.layers.moe.routing import count_rows, sort_rows
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.inference.experts import stacked_experts
 from lingvo_gshard.wings.inference.experts.split_experts import SplitExperts
-from lingvo_gshard.wings.inference.experts.stacked_experts import Network, sort_rows
+from lingvo_gshard.wings.inference.experts.stacked_experts import Network
 from lingvo_gshard.wings.inference.stored_weights import store
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
@@ -85,7 +85,6 @@ def run_experts(
     """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in the type of x.
 
     Args:
-      experts: the experts.
       weights: the weights of each expert, or one stack of the weights of all experts.
       x_TM: the tokens.
       expert_kT: int32, the expert of each choice; the number of experts where there is none.
@@ -148,7 +147,7 @@ def _run_sorted(
     expert_r = tf.reshape(expert_kT, [rows])
     load_E = count_rows(expert_r, count)
     start_E = tf.cumsum(load_E, exclusive=True)
-    order_r, position_r = sort_rows(expert_r)
+    order_r, position_r = sort_rows(expert_r, count)
     block = _block_size(rows, count)
     # The last block of an expert may reach into rows of the next one, which come later.
     x_rM = tf.pad(tf.gather(x_TM, order_r % tokens), [[0, block], [0, 0]])

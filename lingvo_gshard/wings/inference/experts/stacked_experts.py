@@ -13,9 +13,9 @@ from typing import TypeAlias
 import numpy as np
 
 from lingvo_gshard.core import NestedMap, shapes
-from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.layers.moe.routing import count_rows
+from lingvo_gshard.layers.moe.routing import count_rows, sort_rows
 
 LOCAL_LETTERS = {
     "k": "choices of a token",
@@ -26,8 +26,6 @@ LOCAL_LETTERS = {
 # Maps one expert's weights and rows [C,M] to outputs [C,M].
 Network: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
 
-# Up to this many rows are sorted by comparing all pairs, which is faster than XLA's sort.
-_COMPARED_ROWS = 1024
 _BLOCKS = (8, 16, 32, 64, 128, 256, 512)
 # Accelerators read an expert's weights for so many rows without waiting for the products.
 _READING_ROWS = 128
@@ -55,7 +53,7 @@ def run(
     even_experts = even_experts or count
     block = block_rows(rows / even_experts)
     expert_r = tf.reshape(expert_kT, [rows])
-    order_r, position_r = sort_rows(expert_r)
+    order_r, position_r = sort_rows(expert_r, count)
     blocks, expert_b, start_b = _blocks(expert_r, count, block)
     if tokens == 1 and count == even_experts:
         # A token has a block for each choice. XLA for GPUs asks the host before each iteration of a
@@ -95,7 +93,7 @@ def run_grouped(
     rows, count = choices * tokens, weights.flatten()[0].shape[0]
     usual_rows = -(-rows * count // (even_experts or count))
     expert_r = tf.reshape(expert_kT, [rows])
-    order_r, position_r = sort_rows(expert_r)
+    order_r, position_r = sort_rows(expert_r, count)
     load_E = count_rows(expert_r, count)
     y_rM = compute(weights, tf.gather(x_TM, order_r % tokens), load_E, usual_rows)
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
@@ -125,25 +123,6 @@ def expected_blocks(tokens: int, probability: float, block: int) -> float:
     logs = tokens * np.log1p(-probability) + np.concatenate([[0.0], np.cumsum(steps)])
     loads = np.arange(tokens + 1)
     return float(np.sum(np.exp(logs) * -(-loads // block)))
-
-
-def sort_rows(expert_r: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the int32 rows in order of their experts, and the position of each in that order.
-
-    Rows of one expert keep their order.
-    """
-    (rows,) = expert_r.shape
-    index_r = tf.range(rows)
-    if rows > _COMPARED_ROWS:
-        # Not tf.argsort: libtpu 0.0.42 rejects some programs that have its top-k on a mesh.
-        order_r = gen_xla_ops.xla_sort(expert_r * rows + index_r) % rows
-        return order_r, tf.scatter_nd(order_r[:, None], index_r, [rows])
-    one, other = expert_r[:, None], expert_r[None, :]
-    is_before = (other < one) | (tf.equal(other, one) & (index_r[None, :] < index_r[:, None]))
-    position_r = tf.reduce_sum(tf.cast(is_before, tf.int32), 1)
-    is_at = tf.equal(position_r[None, :], index_r[:, None])
-    order_r = tf.reduce_sum(tf.where(is_at, index_r[None, :], 0), 1)
-    return order_r, position_r
 
 
 def _blocks(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, random_numbers
+from lingvo_gshard.core import UserError, explained, random_numbers
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes
 from lingvo_gshard.wings.planning.loads.devices import rows_by_device
@@ -25,7 +25,6 @@ class Quantiles:
     """The spread of a number over the steps. Every quantile is the number of one of the steps.
 
     Attributes:
-      mean: the mean.
       p50: the smallest number that half of the steps do not exceed.
       p90: the same for 90% of the steps.
       p99: the same for 99% of the steps.
@@ -352,10 +351,8 @@ def load(path: str, first_step: int = 0) -> Loads:
       UserError: names the option, the file and the reason if the file is missing, is of another
         kind, has loads that cannot be, or has no steps from `first_step` on.
     """
-    try:
+    with explained(f"`loads={path}`: cannot be read", OSError):
         content = objects.read_bytes(path)
-    except OSError as error:
-        raise UserError(f"`loads={path}`: cannot be read: {error.strerror}") from None
     try:
         records, is_measured = _decoded(content)
     except msgspec.ValidationError as error:

@@ -458,8 +458,7 @@ def _parse_one(part: str, where: str) -> Limit:
     if not found:
         raise UserError(f"{where}: {part!r} is no limit; expected such as {EXAMPLE}")
     name, sign, amount, unit = found.group("name", "sign", "amount", "unit")
-    if name not in _QUANTITIES:
-        raise UserError(f"{where}: unknown quantity {name!r}. {names.nearest(name, _QUANTITIES)}")
+    names.check(name, _QUANTITIES, f"{where}: unknown quantity {name!r}")
     of_bytes = _QUANTITIES[name][1] == "bytes"
     if unit != "%" and (unit not in _SCALES or (unit and not of_bytes)):
         units = ", ".join(filter(None, _SCALES)) + " or %" if of_bytes else "none or %"

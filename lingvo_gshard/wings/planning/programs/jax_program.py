@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, sdy, stablehlo
 from lingvo_gshard.runtime import Array, Program
 from lingvo_gshard.runtime.program.program import writers_versions
@@ -169,10 +169,8 @@ def to_program(
     Raises:
       UserError: the function cannot be planned, or has another mesh; names `where`.
     """
-    try:
+    with explained(where, ValueError):
         return _to_program(exported, platform, mesh)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def _to_program(exported: jax_export.Exported, platform: str, given: Mesh | None) -> Program:

@@ -24,14 +24,13 @@ class BalancedDispatch(GatherDispatch):
     def params(cls) -> Params:
         p = super().params()
         p.define("bound", 0.0, "As in the dispatch that this one stands for.")
-        p.define("exchange", "", "As in the dispatch that this one stands for.")
+        p.define("rows_exchange", "", "The exchange of the dispatch that this one stands for.")
         return p
 
     @classmethod
     def for_dispatch(cls, dispatch: Params) -> Params:
         """Returns Params that stand for the given Params of a dropless dispatch."""
-        p = cls.params()
-        return p.set(**{name: dispatch.get(name) for name in ("bound", "exchange")})
+        return cls.params().set(bound=dispatch.bound, rows_exchange=dispatch.exchange)
 
     def run(
         self,

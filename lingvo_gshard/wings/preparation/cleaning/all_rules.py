@@ -74,8 +74,13 @@ Rule = Callable[[Row], str]
 _IsWrong = Callable[[str, str], bool]
 
 
-def define(p: Params) -> None:
-    """Defines the hyperparameters of rules that pairs and documents share."""
+def define(p: Params, policies: Sequence[str]) -> None:
+    """Defines the hyperparameters of rules that pairs and documents share.
+
+    Args:
+      p: Params of a cleaner.
+      policies: what may become of rows with markup or placeholders.
+    """
     p.define("drop_damaged", True, "Whether to drop rows with U+FFFD, a sign of lost characters.")
     p.define(
         "max_foreign_letters",
@@ -90,8 +95,11 @@ def define(p: Params) -> None:
         (),
         "Scripts of languages in place of the table's, such as ('mni=Mtei', 'kk=Cyrl+Latn').",
     )
-    p.define("markup", markup.KEEP, f"Rows with tags or character references: {_POLICIES}.")
-    p.define("placeholders", markup.KEEP, f"Rows with placeholders such as {{name}}: {_POLICIES}.")
+    for kind, what in (
+        (markup.MARKUP, "tags or character references"),
+        (markup.PLACEHOLDERS, "placeholders such as {name}"),
+    ):
+        p.define(kind.name, markup.KEEP, f"Rows with {what}: {_POLICIES}.", choices=policies)
     p.define(
         "max_other_language",
         1.0,
@@ -115,21 +123,19 @@ def of_pairs(p: Params) -> list[Rule]:
     rules: list[Rule] = [_lengths(p.min_characters, p.max_characters, p.max_length_ratio)]
     if p.drop_identical:
         rules.append(_identical)
-    return rules + _of_texts(p, functools.partial(_wrong_side, p.target_language), markup.POLICIES)
+    return rules + _of_texts(p, functools.partial(_wrong_side, p.target_language))
 
 
 def of_documents(p: Params) -> list[Rule]:
     """Returns the rules on documents that are switched on; see `of_pairs`."""
-    return _of_texts(p, functools.partial(_wrong_document, p.language), (markup.KEEP, markup.DROP))
+    return _of_texts(p, functools.partial(_wrong_document, p.language))
 
 
-def _of_texts(
-    p: Params, drop: Callable[[_IsWrong, str, Row], str], policies: Sequence[str]
-) -> list[Rule]:
+def _of_texts(p: Params, drop: Callable[[_IsWrong, str, Row], str]) -> list[Rule]:
     """Returns the rules on texts. `drop` says which text of a row is wrong for its language."""
     rules: list[Rule] = [_damaged] if p.drop_damaged else []
     for kind in (markup.MARKUP, markup.PLACEHOLDERS):
-        policy = markup.Policy(kind, p.get(kind.name), policies)
+        policy = markup.Policy(kind, p.get(kind.name))
         if policy.is_on:
             rules.append(lambda row, policy=policy: policy(row.source, row.target))
     wrong_script = WrongScript(p.max_foreign_letters, p.scripts)

@@ -11,7 +11,12 @@ from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
 from lingvo_gshard.data import CleaningReport, Row
 from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.stages import PAIRS, STAGES
-from lingvo_gshard.wings.preparation.cleaning import all_rules, near_duplicates, normalization
+from lingvo_gshard.wings.preparation.cleaning import (
+    all_rules,
+    markup,
+    near_duplicates,
+    normalization,
+)
 from lingvo_gshard.wings.preparation.cleaning.all_rules import Rule
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NearDuplicates
 from lingvo_gshard.wings.preparation.cleaning.normalization import Normalizer
@@ -71,7 +76,10 @@ class BaseCleaner(Configurable, abc.ABC):
 
     Attributes:
       near_duplicates: finds near duplicates, if that is switched on.
+      policies: what may become of rows with markup or placeholders.
     """
+
+    policies = markup.POLICIES
 
     @classmethod
     def params(cls) -> Params:
@@ -81,6 +89,7 @@ class BaseCleaner(Configurable, abc.ABC):
             normalization.NFC,
             "Unicode's normal form: 'NFC', or 'NFKC', which also replaces full-width letters, "
             "ligatures and the like.",
+            choices=normalization.FORMS,
         )
         p.define(
             "drop_stray_joiners",
@@ -89,13 +98,11 @@ class BaseCleaner(Configurable, abc.ABC):
         )
         p.define("drop_duplicates", True, "Whether to drop repeated rows.")
         p.define("near_duplicates", NearDuplicates.params(), "Params of near duplicates.")
-        all_rules.define(p)
+        all_rules.define(p, cls.policies)
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        # Refuses wrong settings before anything is read.
-        self._normalizer_to(CleaningReport())
         least, most = self.p.min_characters, self.p.max_characters
         if least > (most or least):
             raise UserError(
@@ -123,7 +130,6 @@ class BaseCleaner(Configurable, abc.ABC):
         """Returns the rows kept and the report.
 
         Args:
-          rows: the rows.
           split: the split they belong to.
           progress: is told how far cleaning is.
         """

@@ -18,7 +18,7 @@ from lingvo_gshard.data import CleaningReport, Row
 from lingvo_gshard.data.held_out import LEAKS, fold
 from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.stages import DOCUMENTS, STAGES
-from lingvo_gshard.wings.preparation.cleaning import all_rules
+from lingvo_gshard.wings.preparation.cleaning import all_rules, markup
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner, RowRules
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import TextHashes, are_in
 
@@ -32,6 +32,8 @@ class DocumentCleaner(BaseCleaner):
 
     Repeated blank lines become one, and those at the ends are removed.
     """
+
+    policies = (markup.KEEP, markup.DROP)
 
     @classmethod
     def params(cls) -> Params:
@@ -112,7 +114,6 @@ def reasons_against(rows: Sequence[Row], in_train: np.ndarray) -> list[str]:
     """Returns why each row of dev or test is dropped; "" if it does not leak.
 
     Args:
-      rows: the rows.
       in_train: uint64, sorted: the hashes of these rows that training has, too.
     """
     reasons = []

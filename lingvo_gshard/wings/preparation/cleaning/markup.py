@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
-
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
 
 KEEP, DROP, EQUAL = POLICIES = ("keep", "drop", "equal")
 
@@ -49,23 +46,13 @@ class Kind(NamedTuple):
 class Policy:
     """Decides whether a row is dropped for a kind of text that its sides have."""
 
-    def __init__(self, kind: Kind, policy: str, choices: Sequence[str] = POLICIES):
+    def __init__(self, kind: Kind, policy: str):
         """Prepares the policy on a kind of text.
 
         Args:
-          kind: the kind.
           policy: "keep" drops no row. "drop" drops rows with text of this kind. "equal" drops rows
             whose sides differ in this kind.
-          choices: the policies that make sense.
-
-        Raises:
-          UserError: there is no such policy.
         """
-        if policy not in choices:
-            raise UserError(
-                f"input.cleaning.{kind.name} must be {' or '.join(map(repr, choices))}, not "
-                f"{policy!r}. {names.nearest(policy, choices)}"
-            )
         self.is_on = policy != KEEP
         self._find, self._is_drop = kind.find, policy == DROP
         self._reason = kind.present if self._is_drop else kind.unequal

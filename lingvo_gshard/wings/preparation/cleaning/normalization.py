@@ -11,9 +11,6 @@ from typing import Literal
 
 import regex
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
-
 REWRITTEN_CONTROL = "control characters taken out"
 REWRITTEN_SPACE = "white space made single"
 REWRITTEN_JOINERS = "stray zero-width joiners taken out"
@@ -57,15 +54,7 @@ class Normalizer:
           counts: counts the changes; None counts nothing.
           form: "NFC", or "NFKC", which also replaces full-width letters, ligatures and the like.
           drop_stray_joiners: whether to take out joiners after characters that none can join.
-
-        Raises:
-          UserError: there is no such form.
         """
-        if form not in FORMS:
-            raise UserError(
-                f"input.cleaning.unicode_form must be 'NFC' or 'NFKC', not {form!r}. "
-                f"{names.nearest(form, FORMS)}"
-            )
         self._counts = collections.Counter() if counts is None else counts
         self._form: Literal["NFC", "NFKC"] = "NFKC" if form == NFKC else "NFC"
         self._rewritten = REWRITTEN_FORM[FORMS.index(form)]

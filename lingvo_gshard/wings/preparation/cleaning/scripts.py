@@ -349,10 +349,7 @@ def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
                 "'language=Script+Script' was expected, such as 'mni=Mtei'"
             )
         for script in chosen:
-            if script not in _known_scripts():
-                raise UserError(
-                    f"input.cleaning.scripts has {entry!r}: {script!r} is no script of ISO 15924 "
-                    f"that is known. {names.nearest(script, _known_scripts())}"
-                )
+            where = f"input.cleaning.scripts has {entry!r}"
+            names.check(script, _known_scripts(), f"{where}: {script!r} is no script of ISO 15924")
         parsed[language] = chosen
     return parsed

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Params
 from lingvo_gshard.data import Row
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.tsv import HEADER, names_columns
@@ -27,18 +26,13 @@ class QuotedReader(readers.FileReader):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("delimiter", "comma", f"What is between fields: {', '.join(DELIMITERS)}.")
+        about = f"What is between fields: {', '.join(DELIMITERS)}."
+        p.define("delimiter", "comma", about, choices=tuple(DELIMITERS))
         p.define("language", "", "Language of rows that name none.")
         p.define("language_field", "language", "Name of the column of languages.")
         p.define("source_field", "source", "Name of the column of sources; '': there is none.")
         p.define("target_field", "target", "Name of the column of targets.")
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if self.p.delimiter not in DELIMITERS:
-            nearest = names.nearest(self.p.delimiter, DELIMITERS)
-            raise UserError(f"input.corpus.delimiter: {self.p.delimiter!r}. {nearest}")
 
     def _read_file(self, path: str) -> Iterator[Row]:
         csv.field_size_limit(_LONGEST_FIELD)

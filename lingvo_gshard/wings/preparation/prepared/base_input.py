@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.data import CleaningReport, Row, TrainBatches, Vocabulary
 from lingvo_gshard.data.batching.mixture_plan import Mixture, Planner, bucket_of
@@ -51,17 +50,12 @@ class PreparedInput(PackedInput):
             "on_damage",
             ERROR,
             '"error" to stop at a shard that cannot be read, "skip" to leave out its rows.',
+            choices=(ERROR, SKIP),
         )
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        choices = (ERROR, SKIP)
-        if self.p.on_damage not in choices:
-            raise UserError(
-                f"input.on_damage cannot be {self.p.on_damage!r}. "
-                f"{names.nearest(self.p.on_damage, choices)}"
-            )
         self._shares: Shares = self.p.mixing.instantiate()
 
     @functools.cached_property
@@ -176,12 +170,10 @@ class PreparedInput(PackedInput):
         return zip(*sides, strict=True)
 
     def train_batches(self, seed: int) -> TrainBatches:
-        """Returns the endless iterator of training batches for a seed."""
         self._check_vocabularies()
         return super().train_batches(seed)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        """Yields each row of a split once, in rows of the longest bucket."""
         self._check_vocabularies()
         return super().evaluation_batches(split)
 

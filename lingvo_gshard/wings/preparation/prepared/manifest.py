@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import atomic, objects, stores
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.data.batching.packing import Tokens
@@ -109,8 +109,6 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
       source: name of the source.
       file: path within the directory.
       rows: number of records.
-      source_tokens: tokens of all sources.
-      target_tokens: tokens of all targets.
       bytes: size of the file.
       sha256: digest of the file.
       lengths: path of the lengths within the directory.
@@ -207,7 +205,6 @@ class Manifest(msgspec.Struct, kw_only=True):
       rejections: why rows were left out, the most frequent reason first.
       rewritten: kind of change -> number of texts changed.
       copies: rows of dev and test that were given and stand in another split.
-      vocabularies: the vocabularies.
     """
 
     format: int = FORMAT
@@ -250,7 +247,7 @@ def read(directory: str | os.PathLike) -> Manifest:
         ) from None
     except OSError as error:
         raise UserError(f"{path}: the manifest cannot be read: {error.strerror}") from None
-    try:
+    with explained(f"{path}: the manifest is damaged", msgspec.DecodeError):
         found = atomic.decode(content, _Format).format
         if found != FORMAT:
             raise UserError(
@@ -258,8 +255,6 @@ def read(directory: str | os.PathLike) -> Manifest:
                 "Prepare the data again, or use the version that wrote it"
             )
         return atomic.decode(content, Manifest)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path}: the manifest is damaged: {error}") from None
 
 
 def write(manifest: Manifest, directory: str | os.PathLike) -> None:

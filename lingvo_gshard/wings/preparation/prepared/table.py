@@ -145,7 +145,6 @@ class PreparedTable:
 
         Args:
           directory: the directory of prepared data.
-          manifest: its manifest.
           split: name of the split.
           on_damage: ERROR to refuse shards that cannot be read, SKIP to leave out their rows.
           languages: the languages whose rows are used; empty: all.
@@ -153,11 +152,9 @@ class PreparedTable:
         Raises:
           UserError: there is no such split or language, or a file is missing or has another size.
         """
-        if split not in manifest.splits:
-            raise UserError(
-                f"{directory}: the prepared data has no split {split!r}. "
-                f"{names.nearest(split, manifest.splits)}"
-            )
+        names.check(
+            split, manifest.splits, f"{directory}: the prepared data has no split {split!r}"
+        )
         self._root = stores.path_of(directory)
         self._width = manifest.id_bytes
         self._on_damage = on_damage
@@ -257,11 +254,7 @@ class PreparedTable:
 def _check_languages(languages: Sequence[str], split: str, shards: Sequence[Shard]) -> None:
     found = {shard.language for shard in shards}
     for language in languages:
-        if language not in found:
-            raise UserError(
-                f"input.languages: {split} has no rows of {language!r}. "
-                f"{names.nearest(language, found)}"
-            )
+        names.check(language, found, f"input.languages: {split} has no rows of {language!r}")
 
 
 def _groups(shards: Sequence[Shard]) -> list[Group]:

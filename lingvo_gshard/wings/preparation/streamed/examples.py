@@ -118,10 +118,7 @@ class DatasetReader(Configurable):
                 "input.dataset.path is empty; a directory that save_to_disk wrote, a name of the "
                 "hub, or a format such as json was expected"
             )
-        if split not in self.splits:
-            raise UserError(
-                f"input.dataset.{split} names no split. {names.nearest(split, self.splits)}"
-            )
+        names.check(split, self.splits, f"input.dataset.{split} names no split")
         path = os.path.expanduser(self.p.path)
         if saved.is_saved(path):
             data = self._load_from_disk(path, split)

@@ -53,15 +53,12 @@ class StreamedInput(PackedInput):
             minimum=1,
         )
         p.define("evaluation_rows", 2000, "Largest number of rows of dev and of test.", minimum=1)
-        p.define("on_bad_row", "refuse", "What to do with an example without texts, or 'skip'.")
+        about = "What to do with an example without texts: 'refuse' or 'skip'."
+        p.define("on_bad_row", "refuse", about, choices=ON_BAD_ROW)
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if self.p.on_bad_row not in ON_BAD_ROW:
-            raise UserError(
-                f"input.on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}"
-            )
         self._reader: DatasetReader = self.p.dataset.instantiate()
         self._cleaner = self.p.cleaning.instantiate()
         self._trainer = self.p.vocabulary.instantiate()
@@ -120,7 +117,6 @@ class StreamedInput(PackedInput):
         return []
 
     def train_batches(self, seed: int) -> TrainBatches:
-        """Returns the endless iterator of training batches for a seed."""
         from lingvo_gshard.wings.preparation.streamed.blocks import Recipe, StreamedBatches
 
         clean = self._cleaner.rules("train", CleaningReport("train"))

@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import atomic, objects
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -105,10 +105,8 @@ def in_directory(
     """
     path = directory / TEKKEN
     if path.is_file():
-        try:
+        with explained(str(path), ValueError):
             return of_tekken(atomic.loads(objects.read_bytes(path))), path
-        except ValueError as error:
-            raise UserError(f"{path}: {error}") from None
     for name in (KIMI, _LLAMA3_FILE):
         path = directory / name
         ranks = read_ranks(objects.read_bytes(path)) if path.is_file() else None

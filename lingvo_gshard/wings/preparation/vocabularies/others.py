@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.files import objects
 from lingvo_gshard.data import Vocabulary
@@ -59,13 +59,11 @@ def _of_others(path: str, end_token: str, begin_token: str) -> Vocabulary:
             f"input.vocabulary.files: {path}: {error.strerror}; a SentencePiece model or a "
             "tokenizer.json was expected"
         ) from None
-    try:
+    with explained(f"input.vocabulary.files: {path}", ValueError):
         content = _unranked(content, os.path.basename(path))
         if JsonVocabulary.is_json(content):
             return JsonVocabulary(content, end_token, begin_token)
         found = Vocabulary(content)
-    except ValueError as error:
-        raise UserError(f"input.vocabulary.files: {path}: {error}") from None
     if end_token or begin_token:
         raise UserError(
             f"input.vocabulary.files: {path} is a SentencePiece model, which has an end and a "

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import sentencepiece
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.data.vocabularies.vocabulary import piece_places
 from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
@@ -302,10 +302,8 @@ def _vocabulary(path: pathlib.Path) -> dict[str, int]:
 
 
 def _processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
-    try:
+    with explained(f"{path} is no SentencePiece model", RuntimeError):
         return sentencepiece.SentencePieceProcessor(model_proto=objects.read_bytes(path))
-    except RuntimeError as error:
-        raise UserError(f"{path} is no SentencePiece model: {error}") from None
 
 
 def _without_first_space(

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, explained
 from lingvo_gshard.core.files import cached
 from lingvo_gshard.data import Row, Vocabulary, permutation, rows_by_language
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -77,7 +76,7 @@ class VocabularyTrainer(Configurable):
             "",
             "Special token that begins a text, of a tokenizer.json in `files`; '': a known one.",
         )
-        p.define("model_type", "unigram", "'unigram' or 'bpe'.")
+        p.define("model_type", "unigram", "'unigram' or 'bpe'.", choices=_MODEL_TYPES)
         p.define(
             "character_coverage",
             0.9999,
@@ -105,11 +104,6 @@ class VocabularyTrainer(Configurable):
     def __init__(self, params: Params):
         super().__init__(params)
         p = self.p
-        if p.model_type not in _MODEL_TYPES:
-            raise UserError(
-                f"input.vocabulary.model_type cannot be {p.model_type!r}. "
-                f"{names.nearest(p.model_type, _MODEL_TYPES)}"
-            )
         count = len(paths_of(p.files))
         if count > (1 if p.joint else 2):
             raise UserError(
@@ -225,15 +219,14 @@ class VocabularyTrainer(Configurable):
         characters = sum(map(len, sentences))
         self.progress.begin(f"Training a vocabulary of {size:,} on {characters:,} characters")
         model = io.BytesIO()
-        try:
+        problem = (
+            f"input.{path} = {size}: SentencePiece cannot train a vocabulary on the training text "
+            f"of {len(sentences)} sentences. It says"
+        )
+        with explained(problem, RuntimeError):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(sentences), model_writer=model, minloglevel=2, **options
             )
-        except RuntimeError as error:
-            raise UserError(
-                f"input.{path} = {size}: SentencePiece cannot train a vocabulary on the training "
-                f"text of {len(sentences)} sentences. It says: {error}"
-            ) from None
         return Vocabulary(model.getvalue())
 
     def _with_room(self, path: str, sentences: list[str], size: int) -> list[str]:

@@ -16,7 +16,6 @@ from lingvo_gshard.layers import Choice, LinearScores, Router, TokenCapacity, To
 from lingvo_gshard.layers.moe.load_metrics import gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
 
-_GATES = ("softmax", "sigmoid")
 # Log-score of padding in the iteration; finite, so that groups of padding alone give no NaN.
 _PADDING = -1e9
 # Share of a price that is not subtracted, to break ties. A token alone in its group, or tokens that
@@ -47,7 +46,8 @@ class SinkhornRouter(Router):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("gate", "softmax", "Gate: 'softmax' or 'sigmoid' of the logits.")
+        about = "Gate: 'softmax' or 'sigmoid' of the logits."
+        p.define("gate", "softmax", about, choices=("softmax", "sigmoid"))
         p.define("iterations", 10, "Number of Sinkhorn iterations.", minimum=1)
         p.define(
             "temperature",
@@ -58,13 +58,8 @@ class SinkhornRouter(Router):
         )
         return p
 
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        self.check_choice("gate", _GATES)
-
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 1; see `Router.experts_per_token`."""
         return 1
 
     @layer_method
@@ -75,7 +70,6 @@ class SinkhornRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         p = self.p
         logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = tf.stop_gradient(logits_GSE)

@@ -3,6 +3,7 @@
 import pytest
 
 from lingvo_gshard.wings.preparation.cleaning import markup
+from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.wings.preparation.cleaning.markup import Policy
 
 
@@ -58,7 +59,5 @@ def test_policies(policy, source, target, is_dropped):
 
 
 def test_unknown_policies_are_refused():
-    with pytest.raises(ValueError, match=r"cleaning.markup must be .*not 'drops'. Did you.*'drop'"):
-        Policy(markup.MARKUP, "drops")
-    with pytest.raises(ValueError, match="must be 'keep' or 'drop', not 'equal'"):
-        Policy(markup.MARKUP, "equal", (markup.KEEP, markup.DROP))
+    with pytest.raises(ValueError, match="markup is 'drops'; expected 'keep', 'drop' or 'equal'"):
+        Cleaner.params().set(markup="drops")

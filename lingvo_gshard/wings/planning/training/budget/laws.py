@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
 
 # The family of Ludziejewski et al. 2025 (appendix A, https://arxiv.org/abs/2502.05172), whose
@@ -185,9 +184,7 @@ LAWS = {
 
 def get(name: str, flag: str = "law") -> Law:
     """Returns the law of a name. Raises UserError with the nearest name if there is none."""
-    if name not in LAWS:
-        raise UserError(
-            f"`{flag}={name}`: unknown scaling law; expected one of {', '.join(LAWS)}. "
-            f"{names.nearest(name, LAWS)}"
-        )
+    names.check(
+        name, LAWS, f"`{flag}={name}`: unknown scaling law; expected one of {', '.join(LAWS)}"
+    )
     return LAWS[name]
