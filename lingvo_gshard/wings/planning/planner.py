@@ -224,8 +224,7 @@ def plan_program(
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
         is_calibrated=calibration is not None,
-        **_speeds(step, planned.tokens),
-        mfu=roofline.utilization(flops.useful, step.seconds, topology) if step.seconds else None,
+        **_speeds(step, planned.tokens, flops.useful, topology),
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
         **_compilation(compiled, topology),
@@ -327,7 +326,9 @@ def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:
     return peak <= topology.chip.usable_bytes
 
 
-def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
+def _speeds(
+    step: StepTime, tokens: int | None, useful_flops: int, topology: Topology
+) -> dict[str, Any]:
     """Returns the fields of a plan that say how fast steps are."""
     return {
         "seconds_per_step": step.seconds,
@@ -336,6 +337,7 @@ def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
         "steps_per_second_bound": _rate(1, step.seconds_bound),
         "tokens_per_step": tokens,
         "tokens_per_second": _rate(tokens, step.seconds),
+        "mfu": roofline.utilization(useful_flops, step.seconds, topology) if step.seconds else None,
     }
 
 
