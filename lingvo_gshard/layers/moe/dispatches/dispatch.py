@@ -62,8 +62,6 @@ class Dispatch(Configurable):
         Args:
           routing: the experts of each token and their gates.
           x_GSM: the tokens.
-          experts: the experts.
-          theta: the experts' weights.
           exchange: moves rows between the devices of the groups and the devices of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
