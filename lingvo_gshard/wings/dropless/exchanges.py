@@ -450,8 +450,8 @@ def check_exchange_name(name: str, path: str) -> None:
       name: the name; "" for the default.
       path: Params path of the name, for the message.
     """
-    if name and name not in EXCHANGES:
-        raise UserError(f"{path}: {name!r}. {names.nearest(name, list(EXCHANGES))}")
+    if name:
+        names.check(name, EXCHANGES, f"{path}: {name!r}")
 
 
 def default_exchange(platform: str, devices: int, choices: float, bound: float) -> str:
