@@ -74,7 +74,7 @@ def reduce_scatter(
 def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
     """Returns the shards of all devices along `axes`, concatenated, by one all-gather.
 
-    The gradient is a `reduce_scatter` that sends the type of the shards.
+    The gradient is a reduce-scatter.
 
     Args:
       part: This device's shard.
@@ -92,7 +92,7 @@ def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
     @custom_gradient
     def compute(part: tf.Tensor):
         whole = _from_full(_to_full(part, axes, split, mesh), axes, ((),) * part.shape.rank, mesh)
-        return whole, lambda d: reduce_scatter(d, axes, dimension, keeps_type=True)
+        return whole, lambda d: reduce_scatter(d, axes, dimension)
 
     return compute(part)
 
@@ -163,7 +163,6 @@ def rotated(x: tf.Tensor, dimension: int, shift: int = 1) -> tf.Tensor:
     collective-permute. It does not do so for tf.roll or a gather. Needs no manual region.
 
     Args:
-      x: The tensor.
       dimension: The dimension to rotate.
       shift: The slice at i moves to i + shift, modulo the size.
     """

@@ -3,6 +3,7 @@
     gshard-doctor
     gshard-doctor --devices=8
     gshard-doctor --json=health.json
+    gshard-doctor --accelerator
 
 It checks, in this order:
 
@@ -16,6 +17,19 @@ It checks, in this order:
 
 --devices sets their number. Without accelerators, virtual CPU devices share the cores: their
 collectives are right or wrong as real ones are, but their rates say nothing.
+
+--accelerator is the first thing to run on a GPU or TPU: in about ten minutes on one to eight of
+them it then also checks
+
+- each kernel against a reference: attention, grouped products of experts, products of 8 bits
+- each exchange of experts against one device, and collectives of two sizes
+- training steps of one layer, dense and with experts, by each exchange
+
+It measures each one beside the rate that gshard-plan assumes. The last table has both, and what was
+reached of the plan; checks that the devices lack something for are skipped by name. --page is a
+Markdown file with all of it: what to set on this machine, and what to send with an issue. It is
+written anew after each check, so that it is there if a check ends the process. On CPUs kernels are
+computed step by step, at small sizes, and times are left out.
 
 The exit code is 1 if a check failed, and 0 if there are only warnings.
 """
@@ -37,22 +51,31 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import planning_stages
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.diagnosis import environment, speed
+from lingvo_gshard.tools.diagnosis.accelerator import checks as accelerator
+from lingvo_gshard.tools.diagnosis.accelerator import report
+from lingvo_gshard.tools.diagnosis.accelerator.trials import Machine
 from lingvo_gshard.tools.diagnosis.environment import Check, State
-from lingvo_gshard.tools.flags.definitions import integer, make_flags
-from lingvo_gshard.wings.planning.machines import chips
+from lingvo_gshard.tools.flags.definitions import integer, make_flags, refuse, string, switch
 from lingvo_gshard.wings.services import run_records
 
 # Devices that are made where there is no accelerator.
 _VIRTUAL_DEVICES = 2
-_COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "bold red"}
+_COLORS = {
+    State.OK: "green",
+    State.WARNING: "yellow",
+    State.FAILURE: "bold red",
+    State.SKIPPED: "dim",
+}
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     return make_flags(
+        accelerator=switch("Whether kernels, exchanges and layers are checked and measured, too."),
         devices=integer(
             "Number of devices to check; 0: all accelerators, or two virtual CPU devices.", 0, 0
         ),
+        page=string("Markdown file that --accelerator writes.", "accelerator.md"),
         json=output.json_flag("all checks"),
     )
 
@@ -60,32 +83,48 @@ def define_flags() -> flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = startup.parse_flags(define_flags(), argv, __doc__)
-    output.check_writable(values, "json")
-    console = output.make_console(values.json)
+    if not values.accelerator:
+        refuse(values, ("page",), "applies to --accelerator")
+    output.check_writable(values, "json", *(["page"] if values.accelerator else []))
+    console = output.make_console(values.json, values.page)
     with planning_stages() as progress:
-        checks = list(_checks(values.devices, progress))
-    _print(console, checks)
-    states = [check.state for check in checks]
-    output.write_json(values.json, {"checks": [dataclasses.asdict(check) for check in checks]})
-    return 1 if State.FAILURE in states else 0
+        machine = Machine(_devices(values.devices))
+        checks = list(_checks(machine, progress, values.accelerator))
+        _print(console, checks)
+        measured = []
+        if values.accelerator:
+            for check in accelerator.run_checks(machine, progress):
+                measured.append(check)
+                output.write_text(values.page, report.page(measured, machine), "page")
+    if values.accelerator:
+        _print_accelerator(console, measured, machine, values.page)
+    record = {"checks": [dataclasses.asdict(check) for check in (*checks, *measured)]}
+    if values.accelerator:
+        record |= {
+            "machine": report.facts(machine),
+            "settings": list(report.settings(measured, machine)),
+            "points": report.points(measured),
+        }
+    output.write_json(values.json, record)
+    return 1 if State.FAILURE in {check.state for check in (*checks, *measured)} else 0
 
 
-def _checks(count: int, progress: Progress) -> Iterator[Check]:
-    """Yields all checks of `count` devices; 0 takes all accelerators, or virtual CPU devices."""
+def _checks(machine: Machine, progress: Progress, has_more: bool) -> Iterator[Check]:
+    """Yields the checks of a machine; `has_more` leaves out those of an accelerator's table."""
     progress.begin("checking versions")
     yield from environment.check_versions()
     yield from environment.check_environment(run_records.environment_at_start())
     yield from speed.check_host()
     progress.begin("checking devices")
-    found = _devices(count)
-    chip = chips.of_device(found[0].platform, found[0].device_kind)
-    yield from speed.check_devices(found)
+    yield from speed.check_devices(machine.devices)
+    if has_more:
+        return
     progress.begin("checking a product")
-    yield speed.check_product(found[0], chip)
+    yield speed.check_product(machine)
     progress.begin("checking collectives")
-    yield from speed.check_collectives(found, chip)
+    yield from speed.check_collectives(machine)
     progress.begin("checking a sharded step")
-    yield speed.check_step(found)
+    yield speed.check_step(machine.devices)
 
 
 def _devices(count: int) -> Sequence[Device]:
@@ -97,17 +136,40 @@ def _devices(count: int) -> Sequence[Device]:
 
 def _print(console: rich.console.Console, checks: Sequence[Check]) -> None:
     rows = [
-        (
-            check.name,
-            f"[{_COLORS[check.state]}]{check.state.value}[/]",
-            escape(check.found),
-            escape(check.advice),
-        )
+        (check.name, _colored(check.state), escape(check.found), escape(check.advice))
         for check in checks
     ]
     print_rows(console, ("check", "", "found", "what to do"), (), rows)
     count = collections.Counter(check.state for check in checks)
-    output.say(
-        console,
-        f"{count[State.OK]} ok, {count[State.WARNING]} warnings, {count[State.FAILURE]} failures",
-    )
+    said = f"{count[State.OK]} ok, {count[State.WARNING]} warnings, {count[State.FAILURE]} failures"
+    output.say(console, said)
+
+
+def _print_accelerator(
+    console: rich.console.Console, checks: Sequence[Check], machine: Machine, page: str
+) -> None:
+    """Prints the table of an accelerator, what is not right, and what to set."""
+    rows = []
+    for check in checks:
+        name, _, *times = report.row(check)
+        rows.append((escape(name), _colored(check.state), *times))
+    print_rows(console, report.HEADINGS[:2], report.HEADINGS[2:], rows, "share: of the plan")
+    skipped = collections.defaultdict(list)
+    for check in checks:
+        if check.state == State.SKIPPED:
+            skipped[check.found].append(check.name)
+        elif check.state != State.OK:
+            output.say(console, f"{check.state.value}: {check.name}: {check.found}. {check.advice}")
+    for reason, names in skipped.items():
+        output.say(console, f"skipped: {'; '.join(names)}: {reason}")
+    if machine.is_virtual:
+        output.say(console, report.VIRTUAL)
+    for each in report.settings(checks, machine):
+        output.say(console, f"set {each.setting}: {each.why}")
+    count = collections.Counter(check.state for check in checks)
+    said = ", ".join(f"{count[state]} {state.value}" for state in State if count[state])
+    output.say(console, f"{said}; {page} has all, and what to report")
+
+
+def _colored(state: State) -> str:
+    return f"[{_COLORS[state]}]{state.value}[/]"

@@ -26,11 +26,44 @@ class State(enum.StrEnum):
       OK: nothing needs to be done.
       WARNING: training works, but may be slow, or differ from what was tested.
       FAILURE: training does not work, or computes wrong results.
+      SKIPPED: this machine lacks what the check needs.
     """
 
     OK = "ok"
     WARNING = "warning"
     FAILURE = "failure"
+    SKIPPED = "skipped"
+
+
+# First words of units of rates -> what one of them counts in a second.
+_UNITS = {"TFLOP/s": 1e12, "GiB/s": 2**30}
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """A measured time, and the time that plans assume for this machine.
+
+    Attributes:
+      seconds: the measured time.
+      planned: the planned time; None if nothing is known of the chip.
+      amount: FLOPs, or bytes that a device sends or reads; 0 if the time itself is shown.
+      unit: the unit of the rate that is shown, such as "GiB/s sent"; "" if the time is.
+      point: the measurement as a file of wings/planning/machines takes it; "" if none does.
+    """
+
+    seconds: float
+    planned: float | None = None
+    amount: float = 0.0
+    unit: str = ""
+    point: str = ""
+
+    def shown(self, seconds: float | None) -> str:
+        """Returns a time as text, or the rate that it means; "" for None."""
+        if not seconds:
+            return ""
+        if not self.unit:
+            return f"{seconds * 1e3:,.3g} ms"
+        return f"{self.amount / seconds / _UNITS[self.unit.split()[0]]:,.3g} {self.unit}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +74,7 @@ class Check:
     state: State
     found: str
     advice: str = ""
+    timing: Timing | None = None
 
 
 # The oldest and the newest Python that everything is tested with.

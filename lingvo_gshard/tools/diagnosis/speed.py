@@ -21,11 +21,19 @@ from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase, stack_cases
-from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.tools.console import libraries
-from lingvo_gshard.tools.diagnosis.environment import Check, State
+from lingvo_gshard.tools.diagnosis.accelerator.trials import (
+    FLOPS,
+    SENT,
+    Machine,
+    measured_point,
+    planned_collective,
+    seconds_of_call,
+)
+from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
 from lingvo_gshard.training import Trainer
-from lingvo_gshard.wings.planning.machines.chips import Chip
+from lingvo_gshard.wings.planning.machines import chips
+from lingvo_gshard.wings.planning.machines.efficiencies import matmul_efficiency
 
 _STEPS = 3
 _LENGTH, _ROWS_PER_DEVICE = 16, 2
@@ -163,7 +171,6 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Check]:
                 yield Check("devices", State.WARNING, found, advice)
 
 
-_REPEATS = 5
 # Size of square matrices, by platform.
 _SIZES = {"cpu": 2048}
 _ACCELERATOR_SIZE = 8192
@@ -177,10 +184,9 @@ _CHECKED_ROWS = 8
 _AXIS = "d"
 
 
-def check_product(device: Device, chip: Chip | None) -> Check:
-    """Times a matrix product on a device, and computes some of its rows again."""
-    is_cpu = device.platform == "cpu"
-    dtype = "float32" if is_cpu else "bfloat16"
+def check_product(machine: Machine) -> Check:
+    """Times a matrix product on the first device, and computes some of its rows again."""
+    device, dtype = machine.devices[0], machine.dtype
     size = _SIZES.get(device.platform, _ACCELERATOR_SIZE)
     generator = np.random.default_rng(0)
     left, right = (
@@ -189,38 +195,47 @@ def check_product(device: Device, chip: Chip | None) -> Check:
     )
     multiply = jax.jit(lambda a, b: a @ b)
     product = jax.block_until_ready(multiply(left, right))
-    seconds = min(
-        seconds_of(lambda: jax.block_until_ready(multiply(left, right))) for _ in range(_REPEATS)
-    )
-    rate = 2 * size**3 / seconds
-    found = f"{size} x {size} in {dtype}: {rate / 1e12:,.3g} TFLOP/s"
+    flops = 2 * size**3
+    timing = Timing(seconds_of_call(lambda: multiply(left, right)), amount=flops, unit=FLOPS)
+    found = f"{size} x {size} in {dtype}: {timing.shown(timing.seconds)}"
     rows = np.linspace(0, size - 1, _CHECKED_ROWS, dtype=int)
     exact = np.asarray(left, np.float64)[rows] @ np.asarray(right, np.float64)
     error = np.abs(np.asarray(product, np.float64)[rows] - exact).max() / np.abs(exact).max()
-    if error > (1e-4 if is_cpu else 1e-2):
+    if not error <= (1e-4 if machine.is_virtual else 1e-2):
         advice = "the device computes wrong results: do not train on it"
-        return Check("product", State.FAILURE, f"{found}; differs by {error:.1e}", advice)
+        return Check("product", State.FAILURE, f"{found}; differs by {error:.1e}", advice, timing)
+    chip = chips.of_device(device.platform, device.device_kind)
     if chip is None:
-        return Check("product", State.OK, f"{found} (no published rate to compare with)")
-    share = rate / chip.peak(dtype)
+        found += " (no published rate to compare with)"
+        return Check("product", State.OK, found, timing=timing)
+    share = flops / timing.seconds / chip.peak(dtype)
+    planned = flops / chip.peak(dtype) / matmul_efficiency(chip, flops, dtype).value
+    timing = dataclasses.replace(
+        timing, planned=planned, point=f'"product_efficiency": {{{size}: {share:.3f}}}'
+    )
     found += f", {share:.0%} of the published rate of {chip.name}"
     if share < _LEAST_PRODUCT_SHARE:
         advice = "look for other programs on the device, and for its power and temperature limits"
-        return Check("product", State.WARNING, found, advice)
-    return Check("product", State.OK, found)
+        return Check("product", State.WARNING, found, advice, timing)
+    return Check("product", State.OK, found, timing=timing)
 
 
-def check_collectives(devices: Sequence[Device], chip: Chip | None) -> Iterator[Check]:
+def check_collectives(machine: Machine, numbers: int = 0) -> Iterator[Check]:
     """Checks the result of each collective over all devices, and measures its rate.
 
     The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, over the
     time.
+
+    Args:
+      machine: the devices.
+      numbers: how many float32 numbers a device sends or receives; 0: many.
     """
-    count = len(devices)
+    devices, count = machine.devices, machine.count
     if count < 2:
         yield Check("collectives", State.OK, "one device needs none")
         return
-    numbers = _NUMBERS.get(devices[0].platform, _ACCELERATOR_NUMBERS) // count * count
+    numbers = numbers or _NUMBERS.get(devices[0].platform, _ACCELERATOR_NUMBERS)
+    numbers = numbers // count * count
     mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
     rows = np.random.default_rng(0).integers(-8, 8, (count, numbers)).astype(np.float32)
@@ -237,27 +252,33 @@ def check_collectives(devices: Sequence[Device], chip: Chip | None) -> Iterator[
             )
         )
         result = np.asarray(jax.block_until_ready(run(array))).reshape(count, -1)
-        seconds = min(
-            seconds_of(lambda run=run: jax.block_until_ready(run(array))) for _ in range(_REPEATS)
+        seconds, size = seconds_of_call(functools.partial(run, array)), 4 * numbers
+        timing = Timing(
+            seconds,
+            planned_collective(name, size, machine),
+            collective.sent * size,
+            SENT,
+            measured_point(name, size, seconds, machine),
         )
-        is_right = np.array_equal(result, collective.expected(rows))
-        yield _judged(name, is_right, collective.sent * numbers * 4 / seconds, chip)
+        yield _judged(name, np.array_equal(result, collective.expected(rows)), timing, devices[0])
 
 
-def _judged(name: str, is_right: bool, rate: float, chip: Chip | None) -> Check:
-    """Returns the check of a collective with its rate, in bytes per second."""
+def _judged(name: str, is_right: bool, timing: Timing, device: Device) -> Check:
+    """Returns the check of a collective with its time."""
+    rate = timing.amount / timing.seconds
     found = f"{rate / 1e9:,.3g} GB/s from each device"
     if not is_right:
         advice = "the devices exchange wrong numbers: do not train on them"
-        return Check(name, State.FAILURE, f"{found}; the result is wrong", advice)
+        return Check(name, State.FAILURE, f"{found}; the result is wrong", advice, timing)
+    chip = chips.of_device(device.platform, device.device_kind)
     if chip is None:
-        return Check(name, State.OK, f"{found}, exact")
+        return Check(name, State.OK, f"{found}, exact", timing=timing)
     share = rate / (chip.links * chip.link_bandwidth)
     found += f", exact; {share:.0%} of the published rate of all links"
     if share < _LEAST_LINK_SHARE:
         advice = "check the links: nvidia-smi topo -m, or the slice's shape"
-        return Check(name, State.WARNING, found, advice)
-    return Check(name, State.OK, found)
+        return Check(name, State.WARNING, found, advice, timing)
+    return Check(name, State.OK, found, timing=timing)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,7 +79,6 @@ def verify_experiment(
     """Compares an experiment's training step over a mesh with the same step on one device.
 
     Args:
-      experiment: Params of the experiment.
       options: how to verify it.
       progress: is told each stage as it begins.
 

@@ -12,6 +12,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
 from lingvo_gshard.tools.diagnosis import environment, speed
+from lingvo_gshard.tools.diagnosis.accelerator.trials import Machine
 from lingvo_gshard.tools.diagnosis.environment import Check, State
 from lingvo_gshard.wings.planning.machines import chips
 from lingvo_gshard.wings.services import run_records
@@ -89,33 +90,37 @@ def test_an_accelerator_that_jax_does_not_see_is_named(monkeypatch, tmp_path):
 
 def test_a_wrong_product_is_found(monkeypatch):
     monkeypatch.setitem(speed._SIZES, "cpu", 64)
-    device = devices_for(1)[0]
-    assert speed.check_product(device, None).state == State.OK
+    machine = Machine(devices_for(1))
+    assert speed.check_product(machine).state == State.OK
     compiled = jax.jit
     flipped = lambda function: compiled(lambda a, b: function(a, b).at[0, 3].multiply(2.0**20))  # noqa: E731
     monkeypatch.setattr(jax, "jit", flipped)
-    check = speed.check_product(device, None)
+    check = speed.check_product(machine)
     assert check.state == State.FAILURE and "wrong results" in check.advice
 
 
 def test_a_product_far_below_the_published_rate_is_a_warning(monkeypatch):
     monkeypatch.setitem(speed._SIZES, "cpu", 64)
-    assert speed.check_product(devices_for(1)[0], chips.get("h100")).state == State.WARNING
+    monkeypatch.setattr(chips, "of_device", lambda *_: chips.get("h100"))
+    check = speed.check_product(Machine(devices_for(1)))
+    assert check.state == State.WARNING
+    assert check.timing.planned == pytest.approx(2 * 64**3 / (0.803 * 494.5e12))
+    assert check.timing.point.startswith('"product_efficiency": {64: 0.')
 
 
 def test_collectives_equal_numpy_and_a_lost_message_is_found(monkeypatch):
     monkeypatch.setitem(speed._NUMBERS, "cpu", 64)
-    devices = devices_for(4)
-    assert states(speed.check_collectives(devices, None)) == dict.fromkeys(COLLECTIVES, State.OK)
+    machine = Machine(devices_for(4))
+    assert states(speed.check_collectives(machine)) == dict.fromkeys(COLLECTIVES, State.OK)
     summed = jax.lax.psum
     losing = lambda x, axis_name: summed(  # noqa: E731
         x * (jax.lax.axis_index(axis_name) != 2), axis_name
     )
     monkeypatch.setattr(jax.lax, "psum", losing)
-    found = states(speed.check_collectives(devices, None))
+    found = states(speed.check_collectives(machine))
     assert found["all-reduce"] == State.FAILURE
     assert found["all-to-all"] == State.OK
-    (alone,) = speed.check_collectives(devices[:1], None)
+    (alone,) = speed.check_collectives(machine.first())
     assert alone.found == "one device needs none"
 
 
@@ -139,6 +144,7 @@ def test_the_exit_code_is_1_only_after_a_failure(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(doctor, "_checks", lambda *_, found=found: iter(found))
         assert doctor.main(["gshard-doctor", f"--json={file}"]) == code
         record = {"name": "disk", "state": state.value, "found": "[1] GiB", "advice": "more"}
+        record["timing"] = None
         assert json.loads(file.read_text())["checks"][0] == record
     printed = capsys.readouterr().out
     assert "[1] GiB" in printed and "1 ok, 0 warnings, 1 failures" in printed

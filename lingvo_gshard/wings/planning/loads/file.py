@@ -25,7 +25,6 @@ class Quantiles:
     """The spread of a number over the steps. Every quantile is the number of one of the steps.
 
     Attributes:
-      mean: the mean.
       p50: the smallest number that half of the steps do not exceed.
       p90: the same for 90% of the steps.
       p99: the same for 99% of the steps.

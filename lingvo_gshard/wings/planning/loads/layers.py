@@ -77,7 +77,6 @@ def expert_layers(
     """Returns the layers with experts of a trainer's step, in the order of the model.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy of the step.
     """
@@ -171,8 +170,8 @@ def _expert_layer(
         limits=router.capacity.tokens_choose and not is_dropless,
         is_dropless=is_dropless,
         bound=float(p.dispatch.bound) if is_dropless else 0.0,
+        is_gathered=exchange == "gathered" or (is_dropless and p.exchange.hierarchical),
         drops=is_dropless and p.dispatch.over_bound == DROP,
-        is_gathered=exchange == "gathered",
         micro_batches=trainer.p.micro_batches,
         groups=groups.count,
         group_size=groups.size,

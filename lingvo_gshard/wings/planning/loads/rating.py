@@ -319,7 +319,6 @@ def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str)
     """Raises ValueError that names the layer and the counts if loads are of another model.
 
     Args:
-      loads: the loads.
       layers: the layers with experts of the planned model by path.
       name: name of the planned experiment.
     """

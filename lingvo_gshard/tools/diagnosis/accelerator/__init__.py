@@ -1,0 +1,1 @@
+"""gshard-doctor --accelerator: kernels, exchanges and steps on the devices that are here."""
