@@ -73,11 +73,9 @@ def can_pack(call: AttentionCall, shapes: Sequence[Sequence[int]], device_kind: 
 
 def _version() -> int:
     """Returns the version of this machine's cuDNN; 0 if it has none."""
-    versions = cudnn_attention.cuda_versions
     try:
-        return versions.cudnn_get_version() if versions else 0
+        return cudnn_attention.check_cudnn_version()
     except RuntimeError:
-        # jax has its plugin for CUDA, but there is no cuDNN.
         return 0
 
 
