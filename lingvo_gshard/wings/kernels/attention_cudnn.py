@@ -170,7 +170,7 @@ def _backward(call: AttentionCall, operands: Sequence[jax.Array]) -> tuple:
 
 
 class _Packed:
-    """How the arrays of a call are laid out: segments are parts of [B,L,N,D].
+    """The arrays of a call in its layout: packed segments are parts of [B,L,N,D].
 
     Attributes:
       segments: lengths and offsets of the segments of queries and of keys, if they are packed.
