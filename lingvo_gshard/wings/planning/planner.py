@@ -179,7 +179,6 @@ def plan_program(
     progress: Progress = SILENT,
     calibration: Calibration | None = None,
     options: Mapping[str, str] | None = None,
-    compiled: OptimizedHlo | None = None,
 ) -> Plan:
     """Returns the plan of a lowered program on a topology.
 
@@ -191,14 +190,12 @@ def plan_program(
       progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       options: compiler options, added to the topology's own.
-      compiled: the program as the topology's devices run it; None compiles it.
 
     Raises:
       UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     program = planned.program
-    if compiled is None:
-        compiled = compilation.compile_for(program, topology, progress, options)
+    compiled = planned.compiled or compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
     found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
