@@ -18,11 +18,13 @@ class KernelUse(msgspec.Struct, frozen=True, order=True):
       path: path of the layer.
       kernel: name of the kernel.
       obstacle: why the layer computes with operations of its own; "" if it uses the kernel.
+      advice: what would make it faster; "" if nothing is known.
     """
 
     path: str
     kernel: str
     obstacle: str = ""
+    advice: str = ""
 
 
 _uses: Scope[set[KernelUse] | None] = Scope("kernel uses", None)
@@ -36,23 +38,25 @@ def recording() -> Iterator[set[KernelUse]]:
         yield found
 
 
-def note(path: str, kernel: str, obstacle: str) -> None:
+def note(path: str, kernel: str, obstacle: str, advice: str = "") -> None:
     """Records that a layer uses a kernel, or why not; see `KernelUse`."""
     found = _uses.get()
     if found is not None and not context.current().is_recomputing:
-        found.add(KernelUse(path, kernel, obstacle))
+        found.add(KernelUse(path, kernel, obstacle, advice))
 
 
 def uses_in_words(uses: Iterable[KernelUse]) -> list[str]:
     """Returns a sentence for each kernel that layers use, and for each reason why some do not."""
-    layers: dict[tuple[str, str], list[str]] = {}
+    layers: dict[tuple[str, str, str], list[str]] = {}
     for use in uses:
-        layers.setdefault((use.kernel, use.obstacle), []).append(use.path or "the function")
+        key = (use.kernel, use.obstacle, use.advice)
+        layers.setdefault(key, []).append(use.path or "the function")
     return [_use_in_words(*key, paths) for key, paths in sorted(layers.items())]
 
 
-def _use_in_words(kernel: str, obstacle: str, paths: Sequence[str]) -> str:
+def _use_in_words(kernel: str, obstacle: str, advice: str, paths: Sequence[str]) -> str:
     others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     if not obstacle:
-        return f"the platform's kernel computes the {kernel} of {paths[0]}{others}"
+        advice = f"; {advice}" if advice else ""
+        return f"the platform's kernel computes the {kernel} of {paths[0]}{others}{advice}"
     return f"no kernel computes the {kernel} of {paths[0]}{others}: {obstacle}"

@@ -87,7 +87,7 @@ class Rounding(Protocol):
         ...
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns what rounds the gradient of a result, given the letters that a product sums over."""
+        """Returns what rounds a result's gradient, given the letters that a product sums over."""
         ...
 
     def row_format(self, is_gradient: bool) -> tuple[str, int] | None:

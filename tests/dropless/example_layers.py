@@ -81,8 +81,13 @@ def on_devices(layer, mesh: str, strategy: str, with_gradient=True):
     return partition(run, mesh, strategy)
 
 
-def run_experts(dispatch, experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
-    """Returns what the dispatch of these Params computes for choices [K,G,S] of experts."""
+def run_experts(
+    dispatch, experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS, **options
+) -> tf.Tensor:
+    """Returns what the dispatch of these Params computes for choices [K,G,S] of experts.
+
+    The last argument are options of the exchange.
+    """
     positions = tf.zeros(x_GSM.shape[:2], tf.int32)
     assignments = tuple(
         Assignment(
@@ -91,5 +96,6 @@ def run_experts(dispatch, experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS)
         for e, g, k in zip(expert_KGS, gate_KGS, kept_KGS, strict=True)
     )
     routing = TokenChoiceRouting(assignments, experts.p.num_experts, x_GSM.shape[1])
-    x_GSM, exchange = tf.convert_to_tensor(x_GSM), Exchange.params().instantiate()
+    x_GSM = tf.convert_to_tensor(x_GSM)
+    exchange = Exchange.params().set(**options).instantiate(path="moe.exchange")
     return dispatch.instantiate(path="moe.dispatch").run(routing, x_GSM, experts, theta, exchange)

@@ -191,11 +191,6 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
             {"router__evaluation_capacity_factor": 2.0},
             "moe.router.evaluation_capacity_factor=2 .*dropless",
         ),
-        ({"exchange__chunks": 2}, "moe.exchange.chunks=2 .*moe.dispatch .DroplessDispatch."),
-        (
-            {"exchange__precision": "int8"},
-            "moe.exchange.precision='int8' .*moe.dispatch .DroplessDispatch.",
-        ),
     )
     def test_rejects_unsupported_options(self, values, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -238,7 +233,7 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
 
         All tokens are equal, so all rows go to two of the eight devices.
         """
-        layer = make(experts=8, dispatch__bound=bound)
+        layer = make(experts=8, dispatch__bound=bound, dispatch__over_bound="drop")
         theta = weights_of(layer)
         x = np.ones((8, TOKENS, M), np.float32)
         output, metrics = on_devices(layer, "data=8", "expert", with_gradient=False)(theta, x)

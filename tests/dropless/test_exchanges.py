@@ -11,6 +11,8 @@ from absl.testing import parameterized
 
 from lingvo_gshard import testing
 from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe import TopKRouter
+from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
@@ -29,11 +31,12 @@ from tests.dropless.example_layers import (
 
 EXCHANGES = ("gathered", "fixed", "ragged")
 K, TOKENS = 2, 8
+OVER_BOTH = "activations: B,G->host,data | E->host,data"
 # Experts split over one of two axes that split the groups.
 HALF = "activations: B,G->data,host | E->host"
 
 
-def kept_rows(exchange, bound, expert_KGS, num_experts, devices):
+def kept_rows(exchange, bound, expert_KGS, num_experts, steps=(), chunks=1):
     """Returns the rows that a bound keeps, with one group of tokens on each device of one group.
 
     Args:
@@ -41,21 +44,37 @@ def kept_rows(exchange, bound, expert_KGS, num_experts, devices):
       bound: the bound.
       expert_KGS: the experts of tokens.
       num_experts: size of E.
-      devices: the number of devices.
+      steps: with an exchange in two steps, the number of hosts and of devices of each.
+      chunks: the number of parts that tokens are exchanged in.
     """
-    choices, _, size = expert_KGS.shape
+    if chunks > 1:
+        parts = np.split(expert_KGS, chunks, 2)
+        kept = [kept_rows(exchange, bound, part, num_experts, steps) for part in parts]
+        return np.concatenate(kept, 2)
+    choices, devices, size = expert_KGS.shape
     local = num_experts // devices
-    kept = np.zeros(expert_KGS.shape, bool)
-    sent = choices * size
-    most = math.ceil(bound * (sent if exchange == "gathered" else sent / devices) - 1e-9)
+    kept, sent = np.zeros(expert_KGS.shape, bool), choices * size
+    in_order = np.ones(expert_KGS.shape, bool)
+    if exchange == "fixed" and steps:
+        hosts = steps[0]
+        room = math.ceil(bound * size * (1 - (1 - 1 / hosts) ** choices) - 1e-9)
+        for g, host in np.ndindex(devices, hosts):
+            is_there_KS = expert_KGS[:, g] // (num_experts // hosts) == host
+            in_order[:, g] &= ~is_there_KS | (np.cumsum(is_there_KS.any(0)) <= room)
+    is_gathered = exchange == "gathered" or steps
+    most = math.ceil(bound * (sent if is_gathered else sent / devices) - 1e-9)
+    # Axes are gathered one after another, the first one first.
+    order = np.arange(devices).reshape(steps).T.ravel() if steps else np.arange(devices)
     rows_of = collections.defaultdict(list)
-    for k, g, s in np.ndindex(expert_KGS.shape):
+    for k, place, s in np.ndindex(expert_KGS.shape):
+        g = order[place]
         expert = expert_KGS[k, g, s]
-        sender = None if exchange == "gathered" else g
-        rows_of[sender, expert // local].append((expert, k, g, s))
+        if in_order[k, g, s]:
+            sender = None if is_gathered else g
+            rows_of[sender, expert // local].append((expert, k, place, s))
     for rows in rows_of.values():
-        for _, *row in sorted(rows)[:most]:
-            kept[tuple(row)] = True
+        for _, k, place, s in sorted(rows)[:most]:
+            kept[k, order[place], s] = True
     return kept
 
 
@@ -104,7 +123,7 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         )
         self.assertEqual(float(found.metrics["moe/over_bound_share"]), 0)
 
-    def check_bound(self, exchange, bound):
+    def check_bound(self, exchange, bound, steps=(), chunks=1):
         """Compares output and gradients with one device, whose choices lack what NumPy drops."""
         devices, experts = 4, 8
         rng = np.random.default_rng(2)
@@ -113,7 +132,8 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         expert_KGS = np.minimum(rng.integers(0, experts, shape), rng.integers(0, experts, shape))
         gate_KGS = rng.random(shape).astype(np.float32)
         x_GSM = rng.normal(size=(*shape[1:], M)).astype(np.float32)
-        kept_KGS = kept_rows(exchange, bound, expert_KGS, experts, devices)
+        kept_KGS = kept_rows(exchange, bound, expert_KGS, experts, steps, chunks)
+        options = {"hierarchical": bool(steps), "chunks": chunks}
         self.assertBetween(kept_KGS.mean(), 0.3, 0.95)
         layer = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=experts)
         layer = layer.instantiate(path="moe.experts")
@@ -125,20 +145,25 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
             with tf.GradientTape() as tape, context.scope(training=True, seed=None) as scope:
                 tape.watch(sources)
                 gates = tf.unstack(gate_KGS)
-                y = run_experts(dispatch, layer, theta, x_GSM, expert_KGS, gates, kept_KGS)
+                y = run_experts(
+                    dispatch, layer, theta, x_GSM, expert_KGS, gates, kept_KGS, **options
+                )
                 loss = tf.reduce_sum(
                     y * np.cos(np.arange(x_GSM.shape.num_elements())).reshape(x_GSM.shape)
                 )
             return [y, *tape.gradient(loss, sources)], [v for v, _ in scope.metrics.values()]
 
         def on_mesh(theta, x_GSM, gate_KGS):
-            dispatch = DroplessDispatch.params().set(exchange=exchange, bound=bound)
+            dispatch = DroplessDispatch.params().set(
+                exchange=exchange, bound=bound, over_bound="drop"
+            )
             everything = np.ones(shape, bool)
             theta, x_GSM = annotate_weights(theta, specs), annotate(x_GSM, "GSM")
             return run(dispatch, everything, theta, x_GSM, gate_KGS)
 
         arrays = theta, tf.constant(x_GSM), tf.constant(gate_KGS)
-        found, (over_bound,) = partition(on_mesh, f"data={devices}", "expert")(*arrays)
+        placed = ("host=2,data=2", OVER_BOTH) if steps else (f"data={devices}", "expert")
+        found, (over_bound,) = partition(on_mesh, *placed)(*arrays)
         expected, _ = run(DroplessDispatch.params(), kept_KGS, *arrays)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=0, atol=3e-6 * np.abs(other).max())
@@ -148,10 +173,18 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
     def test_rows_over_a_bound_are_dropped_and_counted(self, exchange, bound):
         self.check_bound(exchange, bound)
 
-    @parameterized.parameters(("gathered", 0.5), ("gathered", 1.3), ("ragged", 1.0))
+    @parameterized.parameters(
+        ("gathered", 0.5),
+        ("gathered", 1.3),
+        ("ragged", 1.0),
+        ("gathered", 1.0, (2, 2), 2),
+        ("fixed", 1.0, (2, 2)),
+        ("fixed", 0.7, (2, 2), 2),
+        ("fixed", 1.0, (), 2),
+    )
     @pytest.mark.slow
-    def test_rows_over_other_bounds_are_dropped_and_counted(self, exchange, bound):
-        self.check_bound(exchange, bound)
+    def test_rows_over_other_bounds_are_dropped_and_counted(self, exchange, bound, *options):
+        self.check_bound(exchange, bound, *options)
 
     @parameterized.parameters(
         ("tpu", 64, 2, 0.0, "ragged"),
@@ -168,14 +201,15 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(default_exchange(platform, devices, choices, bound), expected)
 
     def test_gpus_exchange_ragged_rows_in_groups_of_at_most_32(self):
+        options = Exchange.params()
         chosen = [
-            exchange_class("ragged", platform, devices, 2, 0.0, "moe.dispatch.exchange")
+            exchange_class("ragged", platform, devices, 2, 0.0, options, "moe.dispatch.exchange")
             for platform, devices in (("cuda", 32), ("tpu", 64), ("", 64))
         ]
         self.assertLen(set(chosen), 1)
         message = "moe.dispatch.exchange='ragged' .* 64 GPUs.*47283.*'gathered'.*'fixed'"
         with self.assertRaisesRegex(ValueError, message):
-            exchange_class("ragged", "cuda", 64, 2, 0.0, "moe.dispatch.exchange")
+            exchange_class("ragged", "cuda", 64, 2, 0.0, options, "moe.dispatch.exchange")
 
     def test_rejects_unknown_exchanges(self):
         with self.assertRaisesRegex(ValueError, "moe.dispatch.exchange: 'gather'.*'gathered'"):
@@ -192,6 +226,77 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         # Float32 tokens, the gradients of their sums, and expert and gate of each choice.
         rows, choices = 8 * TOKENS * M * 4, 8 * TOKENS * K * 4
         self.assertCountEqual(gathered, [rows, rows, choices, choices])
+
+    def calls(self, mesh, strategy, **options):
+        """Returns the collectives of a layer, forward and backward."""
+        layer = make(experts=8, **options)
+        shapes = layer.variable_specs().transform(lambda s: tf.TensorSpec(s.shape, s.dtype))
+        step = on_devices(layer, mesh, strategy)
+        return step.compile(shapes, tf.TensorSpec((8, TOKENS, M))).collectives()
+
+    @parameterized.parameters("gathered", "fixed")
+    def test_two_steps_send_fewer_bytes_between_hosts(self, exchange):
+        options = {
+            "router": TopKRouter.params().set(k=4),
+            "dispatch__exchange": exchange,
+            "dispatch__bound": 1.0,
+            "dispatch__over_bound": "drop",
+        }
+
+        def between_hosts(is_hierarchical):
+            options["exchange__hierarchical"] = is_hierarchical
+            calls = self.calls("host=2,data=4", OVER_BOTH, **options)
+            # Less is no rows of tokens, but loads or what the router adds up.
+            return {
+                kind: sum(
+                    call.bytes
+                    for call in calls
+                    if call.kind == kind and "host" in call.axes and call.bytes > 128
+                )
+                for kind in ("all-gather", "all-to-all", "all-reduce")
+            }
+
+        one, two = between_hosts(False), between_hosts(True)
+        rows, choices = TOKENS * M * 4, TOKENS * 4 * 4
+        if exchange == "gathered":
+            # Tokens, gradients of their sums, experts and gates.
+            self.assertEqual(one["all-gather"], 8 * (2 * rows + 2 * choices))
+            self.assertEqual(two["all-gather"], one["all-gather"] // 4)
+            self.assertLess(two["all-reduce"], one["all-reduce"] / 3)
+        else:
+            # Rows for 4 experts of a token, there and back, forward and backward. In two steps, a
+            # token for each of two hosts, its experts, its gates, and their gradients.
+            self.assertEqual(one["all-to-all"], 4 * 4 * rows)
+            self.assertEqual(two["all-to-all"], 2 * (4 * rows + 3 * choices))
+
+    def test_parts_are_sent_one_by_one(self):
+        """Sends the same bytes in twice as many calls."""
+        calls = {
+            chunks: [
+                call.bytes
+                for call in self.calls(
+                    "data=8",
+                    "expert",
+                    dispatch__exchange="gathered",
+                    dispatch__bound=0.0,
+                    exchange__chunks=chunks,
+                )
+                if call.kind == "all-gather"
+            ]
+            for chunks in (1, 2)
+        }
+        rows = 8 * TOKENS * M * 4
+        self.assertEqual(calls[1].count(rows), 2)
+        self.assertEqual(calls[2].count(rows // 2), 4)
+
+    @parameterized.product(exchange=("fixed", "ragged"), precision=("fp8", "int8", "bfloat16"))
+    @pytest.mark.slow
+    def test_rows_have_the_precision_of_the_exchange(self, exchange, precision):
+        """Rows and what comes back are rounded on one device as well."""
+        values = {"dispatch__exchange": exchange, "exchange__precision": precision}
+        found = self.check_mesh("data=8", "expert", **values)
+        exact = self.check_mesh("data=8", "expert", dispatch__exchange=exchange)
+        self.assertGreater(np.abs(found.output - exact.output).max(), 1e-5)
 
     @parameterized.parameters(("fp8", "uint8"), ("int8", "int8"))
     def test_gathered_tokens_have_the_precision_of_the_exchange(self, precision, dtype):
@@ -211,11 +316,14 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         sent = [(call.kind, call.bytes) for call in calls if call.dtype == dtype]
         self.assertEqual(sent, [("all-gather", x.size)] * 2)
 
-    @parameterized.parameters("fixed", "")
-    def test_other_exchanges_send_rows_as_they_are(self, exchange):
-        message = "moe.exchange.precision='fp8' .*moe.dispatch.exchange to 'gathered'"
+    @parameterized.parameters(
+        ("", "precision", "fp8", "'gathered' or 'fixed' or 'ragged'"),
+        ("ragged", "hierarchical", True, "'gathered' or 'fixed'"),
+    )
+    def test_options_need_an_exchange_by_name(self, exchange, option, value, expected):
+        message = f"moe.exchange.{option}={value!r} .*moe.dispatch.exchange is .*{expected}"
         with self.assertRaisesRegex(ValueError, message):
-            make(dispatch__exchange=exchange, exchange__precision="fp8")
+            make(dispatch__exchange=exchange, **{f"exchange__{option}": value})
 
 
 if __name__ == "__main__":

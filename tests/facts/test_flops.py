@@ -159,7 +159,6 @@ class FlopsTest(testing.TestCase, parameterized.TestCase):
         saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
         self.assertEqual(stack_step(stack), before - saved)
 
-
     @parameterized.parameters(
         ({}, lambda query, key: True),
         ({"is_causal": True}, lambda query, key: key <= query),

@@ -47,7 +47,7 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
           v = bf16[2,512,2,64] parameter(2)
           lengths = s32[2,8] parameter(3)
           begins = s32[2,9] parameter(4)
-          ROOT call = (RESULTS, u8[0]) custom-call(q, k, v, lengths, lengths, begins, begins),
+          ROOT call = (RESULTS, u8[9999999]) custom-call(q, k, v, lengths, lengths, begins, begins),
             custom_call_target="__cudnn$fmhaSoftmax",
             metadata={op_name="decoder/layer/fused_attentionNAME_share_0.5000/XlaCustomCallV2"}
         }
@@ -61,12 +61,16 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
             call = parse_module(text).entry.root
             self.assertEqual(costs.fused_attention(call), FusedAttention(512, bool(name), True))
             self.assertEqual(costs.matmul_flops(call), products * 2 * 2 * 4 * 512 * 512 * 64 / 2)
+            # What cuDNN works in is mostly not written: it has room for each possible segment.
+            self.assertLess(costs.memory_bytes(call), 3 * 2**20)
 
     @parameterized.parameters(
         ("fused_attention_share_0.5000", f"({QUERY}, {ROWS})", 0.5 * 2),
         ("fused_attention_gradient_share_1.0000", QUERY, 3),
         ("fused_attention_gradient_share_0.2500", f"(f32[4,512,128], {KEYS}, {KEYS})", 0.25 * 4),
         ("fused_attention_gradient_share_1.0000", f"({QUERY}, {KEYS}, {KEYS}, u8[8])", 5),
+        # Three terms of the queries' gradient.
+        ("fused_attention_gradient_share_1.0000", f"(bf16[{B},3,{N},{L},{D}], {KEYS}, {KEYS})", 5),
         ("attention", f"({QUERY}, {ROWS})", 0),
     )
     def test_products_are_counted_by_what_the_kernel_returns(self, scope, result, products):
@@ -82,6 +86,7 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
         for result, scope, products in (
             (f"({query}, f32[4,512])", "fused_attention_share_1.0000", 2),
             (f"({scratch}, {keys}, {keys})", "fused_attention_gradient_share_1.0000", 4),
+            (f"(bf16[3,4,512,64], {keys}, {keys})", "fused_attention_gradient_share_1.0000", 5),
         ):
             text = MODULE.format(
                 query=query,

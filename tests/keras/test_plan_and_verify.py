@@ -1,11 +1,16 @@
 # tests: keras/planned.py, keras/verified.py, keras/step_programs.py
 """Plans a Keras model's step, and verifies it over a mesh in float64."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import lingvo_gshard
+from lingvo_gshard.core.lazy import mlir, stablehlo
+from lingvo_gshard.keras import planned
+from lingvo_gshard.runtime.lowering.operations import operations_of
 from tests.keras import models
 
 TENSOR = {r".*/hidden/kernel": (None, "model"), r".*/out/kernel": ("model", None)}
@@ -38,6 +43,41 @@ def test_a_plan_has_the_weights_and_the_collectives():
     assert "all-reduce" in {row.kind for row in plan.collectives}
     # Forward, and the gradient of the weight: there is none of the images.
     assert 8 * plan.flops.executed >= 2 * 2 * 16 * 64 * 16
+
+
+def _cnn_batch():
+    return tf.TensorSpec((16, 8, 8, 1)), tf.TensorSpec((16,), tf.int64)
+
+
+def _ids_batch():
+    return tf.TensorSpec((16, models.LENGTH), tf.int32), tf.TensorSpec((16,), tf.int64)
+
+
+@pytest.mark.parametrize(
+    "make, batch",
+    [
+        (models.dense, _cnn_batch),
+        (models.cnn, _cnn_batch),
+        (models.grouped_cnn, _cnn_batch),
+        (models.lstm, _ids_batch),
+        (
+            models.transformer,
+            lambda: [tf.TensorSpec((16, models.LENGTH), tf.int32)] * 2,
+        ),
+    ],
+)
+def test_the_program_of_a_plan_has_operations_that_every_compiler_knows(make, batch, monkeypatch):
+    """TensorFlow copies variables' new values by an operation of its own."""
+    monkeypatch.setattr(
+        planned,
+        "plan_program",
+        lambda found, *_, **__: types.SimpleNamespace(program=found.program),
+    )
+    program = lingvo_gshard.keras.plan(make(), tuple(batch()), "cpu:8").program
+    with mlir.make_ir_context() as context:
+        module = stablehlo.deserialize_portable_artifact(context, program.module)
+        names = {operation.name.partition(".")[0] for operation in operations_of(module)}
+    assert names <= {"builtin", "func", "stablehlo", "chlo"}
 
 
 @pytest.mark.slow

@@ -31,8 +31,12 @@ from lingvo_gshard.wings.planning.machines import topologies
 B, L, M, N, D = 8, 1024, 512, 4, 64
 STRATEGIES = ("data", "data_tensor")
 # Each kind of chip with what its kernels compute. "dropped" is "packed" with dropout of weights,
-# "biased" with a learned bias of distances, "segments" with a known number of segments.
-MASKS = {"tpu": ("causal", "packed"), "gpu": ("causal", "packed", "dropped", "biased", "segments")}
+# "biased" with a learned bias of distances, "segments" with a known number of segments, "windowed"
+# with a window as well.
+MASKS = {
+    "tpu": ("causal", "packed"),
+    "gpu": ("causal", "packed", "dropped", "biased", "segments", "windowed"),
+}
 _CALLS = ("tpu_custom_call", "__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton")
 
 
@@ -66,7 +70,8 @@ def program(
     params = SelfAttention.params().set(model_dim=M, num_heads=N, is_causal=True)
     params.set(head_dim=D, dropout_rate=0.1 if mask == "dropped" else 0.0)
     params.relative_buckets = 32 if mask == "biased" else 0
-    params.kernel.most_segments = 16 if mask == "segments" else 0
+    params.kernel.most_segments = 16 if mask in ("segments", "windowed") else 0
+    params.window = 256 if mask == "windowed" else 0
     layer = params.instantiate(path="attention")
     specs = layer.variable_specs()
 
@@ -112,6 +117,9 @@ def facts(lowered: Program, topology: topologies.Topology) -> Facts:
 
 
 def _has_scores(shape: hlo.module.Shape, devices: int) -> bool:
+    # cuDNN works in an array of bytes.
+    if shape.dtype == "u8":
+        return False
     return shape.dimensions.count(L) > 1 or shape.size >= B * N * L * L // devices
 
 

@@ -5,6 +5,7 @@
 """Compares the bodies of fused attention, on CPUs step by step, with attention in NumPy's order."""
 
 import types
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from lingvo_gshard.core import random_numbers
 from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.wings import kernels
+from lingvo_gshard.wings.kernels import attention_tpu
 from lingvo_gshard.wings.kernels.attention import BACKWARD, FORWARD
 from lingvo_gshard.wings.kernels.call import AttentionCall
 from tests.layers.attention import attention_reference
@@ -178,6 +180,29 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
     def test_a_body_computes_values_and_gradients_of_attention(self, case, platform):
         sizes, arguments, has_segments = CASES[case]
         self.check(platform, sizes, AttentionCall(**arguments, has_segments=has_segments))
+
+    @parameterized.parameters(True, False)
+    def test_one_kernel_for_tpus_computes_all_gradients(self, is_causal):
+        # Three blocks of keys, each of two tiles that are computed one by one.
+        sizes = (2, 4, 2, 700, 700, 64, 32)
+        call = AttentionCall(is_causal=is_causal, logit_cap=5.0, has_segments=True)
+        with mock.patch.object(attention_tpu, "_BLOCK", 128):
+            self.assertEqual(attention_tpu._fused_block(call, 768, 256), 256)
+            self.check("tpu_interpreted", sizes, call)
+
+    @parameterized.parameters(
+        # Keys, bytes of a key of a head, window; the keys of a block.
+        (128, 256, 0, 128),
+        (4096, 256, 0, 1024),
+        (8192, 256, 0, 2048),
+        # Too many blocks, too large a block, and a window, whose blocks are mostly hidden.
+        (16384, 256, 0, 0),
+        (8192, 512, 0, 0),
+        (4096, 256, 1024, 0),
+    )
+    def test_one_kernel_computes_the_gradients_of_few_blocks(self, keys, width, window, expected):
+        call = AttentionCall(is_causal=True, window=window)
+        self.assertEqual(attention_tpu._fused_block(call, keys, width), expected)
 
     @parameterized.parameters(*DROPPED)
     def test_a_kernel_drops_the_weights_that_the_dense_layer_drops(self, case):

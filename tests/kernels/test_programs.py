@@ -19,7 +19,7 @@ from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
-from tests.kernels import programs
+from tests.kernels import compiled_attention, programs
 
 B, N, L, D = 4, 4, 160, 64
 LAYOUTS = ("BNLD", "BNKD", "BNKD", "BL")
@@ -158,6 +158,18 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
             "no kernel computes the attention of bias: it has a learned bias",
         ]
         self.assertEqual(uses_in_words(uses), expected)
+
+    @parameterized.parameters(
+        ("packed", "NVIDIA H100 80GB HBM3", True),
+        # cuDNN computes it already, cannot drop weights as we do, and knows no segments.
+        ("segments", "NVIDIA H100 80GB HBM3", False),
+        ("dropped", "NVIDIA H100 80GB HBM3", False),
+        ("packed", "NVIDIA A100-SXM4-80GB", False),
+    )
+    def test_a_layer_says_when_a_limit_of_segments_would_help(self, mask, device_kind, is_advised):
+        made = compiled_attention.program("data", 1, mask, "cuda", device_kind)
+        (line,) = uses_in_words(made.kernels)
+        self.assertEqual("input.most_segments" in line, is_advised)
 
     def test_the_log_of_a_compiled_step_says_which_layers_use_kernels(self):
         made = program("data=1", "replicated", "tpu_interpreted")

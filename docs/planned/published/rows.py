@@ -65,6 +65,7 @@ def make(training: Training) -> PlannedTraining:
         f"input.batch_rows = {training.rows}",
         f'task.decoder.execution.rematerialize = "{training.rematerialize}"',
         f'step.precision = "{training.precision}"',
+        f"input.most_segments = {training.segments}",
     ]
     params = training.decoder.experiment(training.length, settings)
     options = PlanOptions(

@@ -18,8 +18,9 @@ _MIXTRAL = (
     "https://github.com/AI-Hypercomputer/maxtext/blob/main/tests/end_to_end/tpu/mixtral/"
     "Run_Mixtral.md"
 )
-# Rematerialization: all products again, or what lies between products with weights.
-_FULL, _PRODUCTS = "full", "products"
+# Rematerialization: all products again, what lies between products with weights, or nothing but
+# what takes less time than saving it.
+_FULL, _PRODUCTS, _NOTHING = "full", "products", "none"
 _OFFLOADED = "projections of attention recomputed, where the original keeps them on the host"
 _BETWEEN = "activations between layers split by positions, where MaxText splits them by M"
 _MINIMAL = "all products with weights saved, as its policy `minimal` does"
@@ -28,6 +29,10 @@ _LOGITS = "; logits in bfloat16, as its conversion of all linear layers but the 
 _TITAN_2024 = "llama3_h100_202412_torchtitan.md"
 _PARALLEL = "xla_gpu_experimental_parallel_collective_overlap_limit=4"
 _ONE_PASS = "the batch in one pass, as micro-batches are not published"
+_BRIDGE = (
+    "https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary.md"
+    "#25-11-nemo-container"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Training:
       length: positions of a row.
       rematerialize: policy.
       compile_options: options of the compiler besides those that are on.
+      segments: the most texts of a row; 0 for as many as fit.
       precision: value of `step.precision`.
       teraflops: published TFLOP/s of a chip; 0 if `tokens` is published.
       tokens: published tokens per second of a chip; 0 if `teraflops` is published.
@@ -71,6 +77,7 @@ class Training:
     recomputes: bool = False
     planned: str = ""
     compile_options: tuple[str, ...] = ()
+    segments: int = 0
 
     @property
     def published(self) -> float:
@@ -204,6 +211,27 @@ def _megatron_h100(
     )
 
 
+def _bridge_8b(chip: str, strategy: str, passes: int, rows: int, tokens: float) -> Training:
+    """Returns a row of Megatron Bridge's tables of Llama 3 8B in FP8, with `rows` for each chip."""
+    return Training(
+        key=f"megatron-bridge llama-3-8b fp8 {chip}",
+        name="Llama 3 8B FP8",
+        publisher="Megatron Bridge",
+        source=_BRIDGE,
+        decoder=decoders.LLAMA_3_8B,
+        topology=f"gpu:{chip}:1x8",
+        mesh="data=8",
+        strategy=strategy,
+        rows=8 * rows,
+        length=8192,
+        rematerialize=_NOTHING,
+        precision="fp8",
+        tokens=tokens,
+        planned=f"one micro-batch, where the original adds up {passes}; rows of up to 16 texts",
+        segments=16,
+    )
+
+
 TRAININGS = (
     _maxtext(16, "v5e:16x16", 256, 1, 6, _FULL, 120),
     _maxtext(32, "v5e:16x16", 256, 1, 4, _FULL, 132),
@@ -240,6 +268,8 @@ TRAININGS = (
     _titan_8b(1, 8532, "fp8"),
     _titan_8b(16, 8380, "fp8"),
     _titan_70b(829, _TITAN_2024, "fp8"),
+    _bridge_8b("h100", "fsdp", 16, 1, 14451),
+    _bridge_8b("b200", "zero1", 8, 2, 30624),
     _megatron_a100("1.7B", (24, 2304, 24), 4, 1, 512, 137),
     _megatron_a100("7.5B", (36, 4096, 32), 16, 4, 512, 142),
     _megatron_a100("18.4B", (40, 6144, 48), 32, 8, 1024, 135),

@@ -223,6 +223,7 @@ Compute: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 class Exchange(Configurable):
     """Runs the experts on the buffers of all groups.
 
+    Dropless dispatch has exchanges of its own (wings/dropless/exchanges.py), with these options.
     Results do not depend on the mesh: with a `precision` rows are rounded on one device as well.
     Chunks and hierarchical all-to-alls do not change results.
     """
@@ -239,11 +240,11 @@ class Exchange(Configurable):
         p.define(
             "chunks",
             1,
-            "Parts that the buffers are split into, so that some are sent while others are "
-            "computed.",
+            "Parts that the buffers, or dropless tokens, are split into, so that some are sent "
+            "while others are computed.",
             minimum=1,
         )
-        p.define("hierarchical", False, "Whether to use one all-to-all for each mesh axis of E.")
+        p.define("hierarchical", False, "Whether to take a step for each mesh axis of E.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -254,12 +255,30 @@ class Exchange(Configurable):
                 f"{path}.precision: {p.precision!r}. "
                 f"{names.nearest(p.precision, [name for name, _ in CODECS.items() if name])}"
             )
-        self._path = path
+        self.path = path
 
     @property
     def rounds(self) -> bool:
         """Whether rows are rounded when they are sent."""
         return bool(self.p.precision)
+
+    @property
+    def codec(self) -> Codec:
+        """The format of rows on their way to the experts."""
+        return CODECS[self.p.precision]
+
+    def transport(self) -> AllToAll:
+        """Returns the all-to-all.
+
+        Raises:
+          UserError: it cannot be hierarchical on this mesh.
+        """
+        return hierarchical(f"{self.path}.hierarchical") if self.p.hierarchical else single
+
+    def sizes_of_chunks(self, rows: int) -> list[int]:
+        """Returns sizes that differ by at most one, of `chunks` parts or one for each row."""
+        parts = max(min(self.p.chunks, rows), 1)
+        return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
 
     def run(self, x_GECM: tf.Tensor, compute: Compute, row: str = "M") -> tf.Tensor:
         """Returns [G,E,C,M]: the outputs of the experts for the buffers of all groups.
@@ -273,16 +292,23 @@ class Exchange(Configurable):
         Raises:
           UserError: the all-to-alls cannot be hierarchical on this mesh.
         """
-        transport = single
-        if self.p.hierarchical:
-            transport = hierarchical(f"{self._path}.hierarchical")
-        parts = _split(x_GECM, self.p.chunks, f"GEC{row}")
+        transport = self.transport()
+        parts = _split(x_GECM, self.sizes_of_chunks(x_GECM.shape[2]), f"GEC{row}")
         direction = Direction(TO_EXPERTS, row)
         results = []
         for index, part in enumerate(parts):
-            with _chunk_context(index):
+            with self.chunk_context(index):
                 results.append(self._run_chunk(part, compute, direction, transport))
         return tf.concat(results, axis=2) if len(results) > 1 else results[0]
+
+    @staticmethod
+    def chunk_context(index: int) -> contextlib.AbstractContextManager:
+        """Sets the current context with a separate key for every chunk except the first."""
+        current = context.current()
+        if index == 0 or current.seed is None:
+            return context.use(current)
+        seed = random_numbers.hashed_fold_in_word(current.seed, index)
+        return context.use(dataclasses.replace(current, seed=seed))
 
     def _run_chunk(
         self, x_GECM: tf.Tensor, compute: Compute, direction: Direction, transport: AllToAll
@@ -328,7 +354,7 @@ class Exchange(Configurable):
         return send(x)
 
     def _codec(self, direction: Direction) -> Codec:
-        codec = CODECS[self.p.precision]
+        codec = self.codec
         return codec.returning or codec if direction.source == FROM_EXPERTS else codec
 
     def _received(
@@ -353,21 +379,9 @@ def _moves_rows() -> bool:
     return any(axis in groups and current.mesh.axis_size(axis) > 1 for axis in experts)
 
 
-def _split(x_GECM: tf.Tensor, chunks: int, layout: str) -> list[tf.Tensor]:
-    """Returns parts along C whose sizes differ by at most one, none of them empty."""
-    capacity = x_GECM.shape[2]
-    parts = min(chunks, capacity)
-    if parts < 2:
+def _split(x_GECM: tf.Tensor, sizes: Sequence[int], layout: str) -> list[tf.Tensor]:
+    """Returns parts along C."""
+    if len(sizes) < 2:
         return [x_GECM]
-    sizes = [capacity * (i + 1) // parts - capacity * i // parts for i in range(parts)]
     # Without an annotation of each part, XLA sends the whole buffer and splits it afterwards.
     return [annotate(part, layout) for part in tf.split(x_GECM, sizes, axis=2)]
-
-
-def _chunk_context(index: int) -> contextlib.AbstractContextManager:
-    """Sets the current context with a separate key for every chunk except the first."""
-    current = context.current()
-    if index == 0 or current.seed is None:
-        return context.use(current)
-    seed = random_numbers.hashed_fold_in_word(current.seed, index)
-    return context.use(dataclasses.replace(current, seed=seed))

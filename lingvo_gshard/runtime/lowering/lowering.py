@@ -37,6 +37,7 @@ from lingvo_gshard.runtime.lowering.variables import (
     Captured,
     HeldVariable,
     captured,
+    remove_copies,
     remove_last_barriers,
     write_all,
 )
@@ -225,6 +226,7 @@ def _portable(
     mesh = partitioning.mesh
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
+        remove_copies(parsed)
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
         # The names of calls mark the operations of kernels, whose functions must not be inlined.

@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import ir, tf
+from lingvo_gshard.runtime.lowering.operations import operations_of
 from lingvo_gshard.runtime.program.array import Array
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -27,7 +28,6 @@ class HeldVariable:
     """A variable that a function reads or writes, and its place in the function's program.
 
     Attributes:
-      variable: the variable.
       array: its path, shape, dtype and split.
     """
 
@@ -90,6 +90,14 @@ def captured(name: str, function: Any, variables: Sequence[HeldVariable]) -> Cap
         else:
             constants[index] = tensor.numpy()
     return Captured(constants, tuple(held))
+
+
+def remove_copies(module: ir.Module) -> None:
+    """Removes copies of variables' new values, which compilers of other versions do not know."""
+    for operation in operations_of(module):
+        if operation.name == "mhlo.copy":
+            operation.results[0].replace_all_uses_with(operation.operands[0])
+            operation.erase()
 
 
 def remove_last_barriers(module: ir.Module, count: int) -> None:

@@ -61,6 +61,8 @@ def print_search(
     `path` is the file that gets the result.
     """
     result = search.result
+    for note in result.notes:
+        output.say(console, f"Note: {note}")
     compiled = [row for row in result.rows if row.compiled or row.problem]
     shown = [*result.front, *(row for row in compiled if row not in result.front)]
     _print_rows(console, "fastest for its memory", shown[:_MAX_CANDIDATES])
@@ -152,6 +154,8 @@ def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
         candidates=[_candidate(search, row) for row in result.rows],
         baselines=[_candidate(search, row) for row in result.baselines],
         billion_tokens=search.billion_tokens,
+        seconds_bound=result.seconds_bound,
+        notes=list(result.notes),
         machines=[_machine(each) for each in searches],
         capacity=result.capacity,
         plan=search.plan,

@@ -12,12 +12,11 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-import pathlib
 import signal
 import sys
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,6 +39,9 @@ from lingvo_gshard.wings.cluster.rendezvous import (
 )
 from lingvo_gshard.wings.cluster.worker_report import report_problem
 
+if TYPE_CHECKING:
+    from lingvo_gshard.training import Logdir
+
 # A process that hears of the failure of another process waits this long before it ends. Its own
 # main thread may be about to report the same failure.
 _GRACE_SECONDS = 5.0
@@ -57,24 +59,6 @@ _OPEN = (
 )
 
 
-class RunDirectory(Protocol):
-    """The directory of a run, such as a `Logdir`."""
-
-    @property
-    def path(self) -> pathlib.Path:
-        """The local directory."""
-        ...
-
-    @property
-    def last_step(self) -> int | None:
-        """The step of the newest checkpoint."""
-        ...
-
-    def push(self) -> None:
-        """Copies local files to the directory's bucket, if it is in one."""
-        ...
-
-
 class Cluster:
     """This process and the others that run the program with it; possibly none.
 
@@ -87,7 +71,7 @@ class Cluster:
     """
 
     def __init__(self, member: ClusterMember | None = None):
-        self.logdir: RunDirectory | None = None
+        self.logdir: Logdir | None = None
         self.roll_call = RollCall(
             member.index if member else 0,
             member.count if member else 1,

@@ -18,11 +18,12 @@ import dataclasses
 import math
 
 from lingvo_gshard.core import NestedMap, Params, UserError, context, random_numbers
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.exchange import CODECS, Codec, Exchange
+from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.sharding import (
     collectives,
     current_partitioning,
@@ -32,14 +33,18 @@ from lingvo_gshard.sharding import (
 )
 from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.wings.dropless.exchanges import (
+    EXCHANGES,
     Axes,
-    OwnRows,
     RowExchange,
     check_exchange_name,
     exchange_class,
 )
+from lingvo_gshard.wings.dropless.rounds import Rounds
 
 LOCAL_LETTERS = {"k": "choices of a token"}
+
+# What happens to rows over the bound.
+COMPUTE, DROP = "compute", "drop"
 
 # Purpose of the random key for dropout in the region.
 _PURPOSE = "dropless"
@@ -55,7 +60,7 @@ class ExpertRegion:
       expert_axes: the axes among `group_axes` that also split the experts.
       dispatch: the Params of the DroplessDispatch.
       path: their Params path.
-      codec: the format of the tokens that devices gather.
+      options: the layer's options of all exchanges.
     """
 
     experts: Experts
@@ -63,11 +68,11 @@ class ExpertRegion:
     expert_axes: Axes
     dispatch: Params
     path: str
-    codec: Codec
+    options: Exchange
 
     @classmethod
     def for_partitioning(
-        cls, experts: Experts, dispatch: Params, path: str, codec: Codec
+        cls, experts: Experts, dispatch: Params, path: str, options: Exchange
     ) -> ExpertRegion:
         """Returns the region for the current partitioning.
 
@@ -75,7 +80,7 @@ class ExpertRegion:
         """
         groups = resolve("GSM", 3)[0]
         expert_axes = tuple(axis for axis in resolve("EGCM", 4)[0] if axis in groups)
-        return cls(experts, groups, expert_axes, dispatch, path, codec)
+        return cls(experts, groups, expert_axes, dispatch, path, options)
 
     def run(
         self, x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, theta: NestedMap
@@ -122,25 +127,56 @@ class ExpertRegion:
             )
             without_tokens = {"ids": None, "group_order": None}
             with context.use(device_context), token_context.override(**without_tokens):
-                y_TM, over_bound = exchange.compute(x_TM, expert_kT, gate_kT, theta_E)
+                y_TM, over_bound = self._compute(exchange, x_TM, expert_kT, gate_kT, theta_E)
             return tf.reshape(y_TM, x_GSM.shape), over_bound[tf.newaxis]
 
         by_group, by_choice = (self.group_axes, (), ()), ((), self.group_axes, ())
         by_expert = [(self.expert_axes, *[()] * (w.shape.rank - 1)) for w in weights]
         splits = [by_group, by_choice, by_choice, ((),), *by_expert]
-        region = manual(on_device, splits, [by_group, (self.group_axes,)])
+        region = manual(on_device, splits, [by_group, ((),)])
         seed = self._seed(outer)
         y_GSM, over_bound = region(
             tf.pad(x_GSM, [[0, padding], [0, 0], [0, 0]]), expert_kGS, gate_kGS, seed, *weights
         )
-        return y_GSM[:groups], tf.reduce_sum(over_bound)
+        return y_GSM[:groups], over_bound[0]
+
+    def _compute(
+        self,
+        exchange: RowExchange,
+        x_TM: tf.Tensor,
+        expert_kT: tf.Tensor,
+        gate_kT: tf.Tensor,
+        theta: NestedMap,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes one device's tokens: in rounds, or without the rows over the bound.
+
+        Args:
+          exchange: the exchange.
+          x_TM: as `RowExchange.compute` takes it, as are the next three.
+          expert_kT: as there.
+          gate_kT: as there.
+          theta: as there.
+
+        Returns:
+          [T,M], the gate-weighted sums; and the number of rows over the bound on all devices.
+        """
+        # A device has no more than the rows of all devices of its group.
+        if not 0 < exchange.bound < exchange.devices:
+            return exchange.compute(x_TM, expert_kT, gate_kT, theta)[0], tf.constant(0.0)
+        if self.dispatch.over_bound == COMPUTE:
+            return Rounds(exchange, self.group_axes, theta).compute(x_TM, expert_kT, gate_kT)
+        y_TM, left = exchange.compute(x_TM, expert_kT, gate_kT, theta)
+        return y_TM, collectives.psum(left, self.group_axes)
 
     def _exchange(self, choices: int, padded_experts: int) -> RowExchange:
         """Returns the exchange of rows between the devices of the experts."""
         p, devices = self.dispatch, _count_devices(self.expert_axes)
         path = f"{self.path}.exchange"
-        cls = exchange_class(p.exchange, platform_in_use(), devices, choices, p.bound, path)
-        return cls(self.experts, self.expert_axes, padded_experts, p.bound, self.codec)
+        cls = exchange_class(
+            p.exchange, platform_in_use(), devices, choices, p.bound, self.options.p, path
+        )
+        bound = p.bound if devices > 1 else 0.0
+        return cls(self.experts, self.expert_axes, padded_experts, bound, self.options)
 
     def _seed(self, outer: Context) -> tf.Tensor:
         """Returns the int32 [2] key of this layer's dropout, or zeros without dropout."""
@@ -165,8 +201,7 @@ def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
 
 def _count_devices(axes: Axes) -> int:
     mesh = mesh_in_use()
-    assert mesh is not None
-    return mesh.parts(axes)
+    return mesh.parts(axes) if mesh else 1
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -185,11 +220,17 @@ class DroplessDispatch(Dispatch):
         p = super().params()
         p.define(
             "bound",
-            0.0,
-            "On a mesh, the rows that a device can send to another device, as a multiple of the "
-            "number under balanced loads; with the `gathered` exchange, those that a device can "
-            "compute. Rows above it are dropped. 0: no bound, no dropped rows.",
+            2.0,
+            "On a mesh, the rows that a device can send to another device at once, as a multiple "
+            "of the number under balanced loads; with the `gathered` exchange, those that a device "
+            "can compute. 0: no bound, but room for all rows.",
             minimum=0,
+        )
+        p.define(
+            "over_bound",
+            COMPUTE,
+            "What happens to the rows over `bound`: `compute` exchanges and computes them in "
+            "further rounds, `drop` leaves them out.",
         )
         p.define(
             "exchange",
@@ -201,20 +242,29 @@ class DroplessDispatch(Dispatch):
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        check_exchange_name(self.p.exchange, f"{path}.exchange")
+        p = self.p
+        check_exchange_name(p.exchange, f"{path}.exchange")
+        names.check(p.over_bound, [COMPUTE, DROP], f"{path}.over_bound: {p.over_bound!r}")
+        if p.over_bound == DROP and not p.bound:
+            raise UserError(
+                f"{path}.over_bound={DROP!r} drops the rows over {path}.bound, which is 0, no "
+                f"bound; expected a positive bound, or over_bound={COMPUTE!r}"
+            )
 
     def check_exchange(self, exchange: Params, path: str) -> None:
-        """Raises UserError if an option of the exchange is set that is for buffers."""
-        for name, value in exchange.items():
-            if name == "precision" and self.p.exchange == "gathered":
-                continue
-            if value != exchange.default(name):
-                also = " and gathered tokens" if name == "precision" else ""
-                instead = f"set {self.path}.exchange to 'gathered', " if also else ""
+        """Raises UserError if an option needs an exchange that this dispatch does not name.
+
+        Rounding changes results, which must not depend on the default of the devices.
+        """
+        named, steps = self.p.exchange, ("gathered", "fixed")
+        needs = {"precision": [*EXCHANGES], "hierarchical": steps}
+        for name, exchanges in needs.items():
+            value = exchange.get(name)
+            if value != exchange.default(name) and named not in exchanges:
                 raise UserError(
-                    f"{path}.{name}={value!r} applies to capacity buffers{also}, which {self.path} "
-                    f"(DroplessDispatch) does not have; {instead}reset it or choose another "
-                    "dispatch"
+                    f"{path}.{name}={value!r} needs an exchange by name: {self.path}.exchange is "
+                    f"{named!r}; set it to {' or '.join(map(repr, exchanges))}, or reset "
+                    f"{path}.{name}"
                 )
 
     def run(
@@ -227,23 +277,24 @@ class DroplessDispatch(Dispatch):
     ) -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
-        With a bound it reports the metric `over_bound_share`, the share of rows that were dropped.
+        On a mesh, with a bound, it reports the metric `over_bound_share`: the share of rows that
+        were computed in further rounds, or dropped.
         """
         assignments, num_experts = routing.assignments, routing.num_experts
         expert_kGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
         gate_kGS = tf.stack([a.gate_GS for a in assignments])
-        over_bound = tf.constant(0.0)
-        codec = CODECS[exchange.p.precision]
         if current_partitioning() is None or mesh_in_use() is None:
-            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, experts, theta, codec)
-        else:
-            region = ExpertRegion.for_partitioning(experts, self.p, self.path, codec)
-            y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
+            cls = exchange_class(self.p.exchange, "", 1, len(assignments), 0.0, exchange.p, "")
+            own = cls(experts, (), num_experts, 0.0, exchange)
+            return _run_on_one_device(x_GSM, expert_kGS, gate_kGS, own, theta)
+        exchange.transport()  # Raises the error of a mesh without two axes.
+        region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange)
+        y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
             context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0), rows)
-            if token_context.current().on_routing is not None:
+            if self.p.over_bound == DROP and token_context.current().on_routing is not None:
                 context.current().add_sum(f"{context.layer_path()}/over_bound", over_bound)
         return y_GSM
 
@@ -252,12 +303,10 @@ def _run_on_one_device(
     x_GSM: tf.Tensor,
     expert_kGS: tf.Tensor,
     gate_kGS: tf.Tensor,
-    experts: Experts,
+    own: RowExchange,
     theta: NestedMap,
-    codec: Codec,
 ) -> tf.Tensor:
     choices, groups, size = expert_kGS.shape.as_list()
     expert_kT, gate_kT = (tf.reshape(x, [choices, groups * size]) for x in (expert_kGS, gate_kGS))
     x_TM = tf.reshape(x_GSM, [groups * size, x_GSM.shape[-1]])
-    own = OwnRows(experts, (), experts.p.num_experts, 0.0, codec)
     return tf.reshape(own.compute(x_TM, expert_kT, gate_kT, theta)[0], x_GSM.shape)

@@ -200,6 +200,11 @@ def _attention_flops(instruction: Instruction) -> int:
     known = {(shape.dtype, tuple(sorted(shape.dimensions))) for shape in operands}
     results = [(shape.dtype, tuple(sorted(shape.dimensions))) for shape in instruction.shape.arrays]
     gradients = sum(result in known for result in results)
+    # One kernel for all gradients returns terms [B,terms,N,L,D] of that of the queries.
+    gradients += any(
+        len(shape.dimensions) > len(query) and shape.dimensions[-3:] == query[-3:]
+        for shape in instruction.shape.arrays
+    )
     # Products over D of the keys, and over D of the values.
     of_keys, of_values = {1: (2, 1), 2: (2, 2), 3: (3, 2)}.get(gradients, (1, 1))
     if not name.endswith("gradient"):
@@ -372,6 +377,9 @@ def _written(instruction: Instruction) -> int:
         rows = [array for array in shape.arrays if len(array.dimensions) == 2]
         unused = (1.0 - share) * sum(map(_array_bytes, rows))
         return round(sum(map(_array_bytes, shape.arrays)) - unused)
+    if _is_cudnn(instruction):
+        # What cuDNN works in is mostly room for segments that rows do not have.
+        return round(sum(_array_bytes(array) for array in shape.arrays if array.dtype != "u8"))
     if instruction.opcode != "fusion":
         return _bytes(shape, min(written(instruction), shape.size))
     (called,) = instruction.called

@@ -38,6 +38,7 @@ def read_operations(
     mesh: Mesh,
     layers: Iterable[str] | None = None,
     slices: Slices = ONE_SLICE,
+    with_unused: bool = False,
 ) -> OperationList:
     """Returns the operations of one device's program.
 
@@ -51,21 +52,28 @@ def read_operations(
       layers: name scopes of all layers, as core.layer.scope_name returns them. By default, the
         layer of an operation is guessed from its name.
       slices: the TPU slices that the program runs on.
+      with_unused: whether to list the operations of loops that usually have no iterations, with 0
+        executions.
     """
-    reader = _Reader(mesh, None if layers is None else frozenset(filter(None, layers)), slices)
+    known = None if layers is None else frozenset(filter(None, layers))
+    reader = _Reader(mesh, known, slices, with_unused)
     operations = list(reader.operations(module.entry, values_of_entry(module.entry), 1))
-    return OperationList(operations, reader.notes)
+    return OperationList(operations, [*reader.notes, *_notes_on_unused(reader.unused)])
 
 
 class _Reader:
     """Reads the operations of one program, and notes what it does not tell."""
 
-    def __init__(self, mesh: Mesh, layers: frozenset[str] | None, slices: Slices):
+    def __init__(
+        self, mesh: Mesh, layers: frozenset[str] | None, slices: Slices, with_unused: bool
+    ):
         self._mesh = mesh
+        self._with_unused = with_unused
         self._slices = slices
         self._layers = layers
         self._origins = Origins(layers)
         self.notes: list[str] = []
+        self.unused: list[str] = []
 
     def operations(
         self,
@@ -103,9 +111,12 @@ class _Reader:
         if count is None:
             name = hlo_names.operation_name(instruction.op_name)
             count = trips_of(instruction.op_name)
-            self.notes.append(_unknown_trips(instruction.name, name, count))
+            if count == 0:
+                self.unused.append(name)
+            else:
+                self.notes.append(_unknown_trips(instruction.name, name, count))
             count = 1 if count is None else count
-        if count:
+        if count or self._with_unused:
             first = loop.first_iteration()
             yield from self.operations(loop.body, first, times * count, in_flight)
 
@@ -198,3 +209,14 @@ def _unknown_trips(loop: str, name: str, expected: int | None) -> str:
     """Returns the note on a loop whose trip count depends on data."""
     counts = "one iteration" if expected is None else f"{expected} iterations, as is usual"
     return f"the trip count of loop {loop} ({name}) depends on data; the loop counts as {counts}"
+
+
+def _notes_on_unused(loops: list[str]) -> list[str]:
+    """Returns the note on loops that usually have no iterations, by the names of the loops."""
+    if not loops:
+        return []
+    more = f" and {len(loops) - 1} more" if len(loops) > 1 else ""
+    return [
+        f"loops that usually have no iterations, such as those for rows over a bound, count as "
+        f"none: {loops[0]}{more}"
+    ]

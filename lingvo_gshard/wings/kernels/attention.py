@@ -28,9 +28,9 @@ BACKWARD = register(
 def obstacle(
     platform: str,
     call: AttentionCall,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
-    values_BNKD: tf.Tensor,
+    query_BNLD: tf.Tensor | tf.TensorSpec,
+    keys_BNKD: tf.Tensor | tf.TensorSpec,
+    values_BNKD: tf.Tensor | tf.TensorSpec,
 ) -> str:
     """Returns why a platform's kernel cannot compute an attention; "" if it can.
 
@@ -48,29 +48,21 @@ def obstacle(
     )
 
 
-def with_packed_segments(
-    call: AttentionCall,
-    most: int,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
-    values_BNKD: tf.Tensor,
-) -> AttentionCall:
+def with_packed_segments(call: AttentionCall, most: int, *arrays: tf.Tensor) -> AttentionCall:
     """Returns a call that computes the segments of rows one by one, if a kernel of the device can.
 
     Args:
       call: the static arguments, without a ring.
       most: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
-      query_BNLD: queries.
-      keys_BNKD: keys, with the segments of the queries.
-      values_BNKD: values.
+      *arrays: queries, keys and values of one device; queries and keys have the same segments.
     """
     if not (most and call.has_segments and platform_in_use() == "cuda"):
         return call
     # cuDNN takes two segments for packed ones, and one for a row as a whole.
     packed = msgspec.structs.replace(call, packed_segments=max(most, 2))
-    shapes = [known_sizes(x.shape) for x in (query_BNLD, keys_BNKD, values_BNKD)]
-    is_known = attention_cudnn.can(packed, shapes, query_BNLD.dtype.name)
-    is_known = is_known and attention_cudnn.knows_segments(packed, device_kind_in_use())
+    shapes = [known_sizes(x.shape) for x in arrays]
+    is_known = attention_cudnn.can(packed, shapes, arrays[0].dtype.name)
+    is_known = is_known and attention_cudnn.can_pack(packed, shapes, device_kind_in_use())
     return packed if is_known else call
 
 
@@ -81,6 +73,7 @@ def attend(
     values_BNKD: tf.Tensor,
     integers: Sequence[tf.Tensor] = (),
     learned: Sequence[tf.Tensor] = (),
+    most_segments: int = 0,
 ) -> tf.Tensor:
     """Returns the attention output [B,N,L,D], with the D of the values, on one device.
 
@@ -96,7 +89,9 @@ def attend(
         then the uint32 arrays of `DropoutOperands`, if the call drops weights.
       learned: float32 biases [N,buckets] of the logits and logits [N] of sinks, those that the call
         has.
+      most_segments: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
     """
+    call = with_packed_segments(call, most_segments, query_BNLD, keys_BNKD, values_BNKD)
 
     @custom_gradient
     def compute(*operands: tf.Tensor) -> Any:
@@ -129,7 +124,7 @@ def attend_with_sums(
     # Sums of packed segments are the kernel's own matter: it has a row of them for each segment.
     rows = batch * max(call.packed_segments, 1)
     log_sums = tf.TensorSpec([rows, heads, queries], tf.float32)
-    share = _share_in_use(call, query_BNLD, keys_BNKD)
+    share = computed_share(platform_in_use(), call, query_BNLD, keys_BNKD)
     mixed_BNLD, log_sums_BNL = FORWARD.mark(call, operands, [mixed, log_sums], share)
     return mixed_BNLD, log_sums_BNL
 
@@ -158,15 +153,18 @@ def gradients(
         call,
         [*operands, mixed_BNLD, log_sums_BNL, d_mixed_BNLD],
         [tf.TensorSpec(x.shape, x.dtype) for x in d_operands],
-        _share_in_use(call, operands[0], operands[1]),
+        computed_share(platform_in_use(), call, operands[0], operands[1], is_gradient=True),
     )
 
 
-def computed_share(platform: str, call: AttentionCall, queries: int, keys: int) -> float:
+def computed_share(
+    platform: str,
+    call: AttentionCall,
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    is_gradient: bool = False,
+) -> float:
     """Returns the share of the pairs of queries and keys that a platform's kernel computes."""
-    return _MODULES[hardware_of(platform)].computed_share(call, queries, keys)
-
-
-def _share_in_use(call: AttentionCall, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> float:
-    queries, keys = (known_sizes(x.shape)[2] for x in (query_BNLD, keys_BNKD))
-    return computed_share(platform_in_use(), call, queries, keys)
+    query, keys = (known_sizes(x.shape) for x in (query_BNLD, keys_BNKD))
+    module = _MODULES[hardware_of(platform)]
+    return module.computed_share(call, query, keys, is_gradient, query_BNLD.dtype.size)

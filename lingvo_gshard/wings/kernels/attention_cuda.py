@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax
@@ -27,9 +28,15 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
     return ""
 
 
-def computed_share(call: AttentionCall, queries: int, keys: int) -> float:
-    """Returns the share of tiles that the kernels compute. cuDNN's are taken to be as large."""
-    return call.computed_share(queries, keys, _TILE, _TILE)
+def computed_share(
+    call: AttentionCall, query: Sequence[int], keys: Sequence[int], is_gradient: bool, width: int
+) -> float:
+    """Returns the share of tiles that the kernels compute. cuDNN's are taken to be as large.
+
+    Arguments are as in attention_tpu.py.
+    """
+    del is_gradient, width
+    return call.computed_share(query[2], keys[2], _TILE, _TILE)
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import jax, jnp, splash, splash_masks
@@ -17,6 +18,11 @@ from lingvo_gshard.wings.kernels.call import AttentionCall, Operands, pad
 _LANES = 128
 # Blocks of this size fill the matrix unit, and fit into the vector memory with heads of 256.
 _BLOCK = 512
+# Keys of a block whose gradients one kernel computes: with heads of 128 in 16 bits they fit into
+# the vector memory. The queries' gradient is written once for each block, so there are few.
+_LARGEST_FUSED = 2048
+_FUSED_BYTES = _LARGEST_FUSED * 128 * 2
+_MOST_FUSED = 4
 # The log of a sum over no key is less. No sum over keys is so small.
 _NO_KEYS = -1e30
 
@@ -43,10 +49,21 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
     return ""
 
 
-def computed_share(call: AttentionCall, queries: int, keys: int) -> float:
-    """Returns the share of blocks that Splash attention computes."""
-    queries, keys = _whole_blocks(queries), _whole_blocks(keys)
-    return call.computed_share(queries, keys, _block(queries), _block(keys))
+def computed_share(
+    call: AttentionCall, query: Sequence[int], keys: Sequence[int], is_gradient: bool, width: int
+) -> float:
+    """Returns the share of blocks that Splash attention computes.
+
+    Args:
+      call: the static arguments.
+      query: shape [B,N,L,D] of the queries.
+      keys: shape [B,N,K,D] of the keys.
+      is_gradient: whether it computes gradients.
+      width: bytes of an element.
+    """
+    queries, count = _whole_blocks(query[2]), _whole_blocks(keys[2])
+    fused = _fused_block(call, count, keys[3] * width) if is_gradient else 0
+    return call.computed_share(queries, count, _block(queries), fused or _block(count))
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
@@ -150,13 +167,16 @@ def _kernel(call: AttentionCall, rows: Operands, save_residuals: bool, interpret
     _, heads, queries, _ = rows.query.shape
     keys = rows.keys.shape[2]
     block_q, block_kv = _block(queries), _block(keys)
+    fused = _fused_block(call, keys, rows.keys.shape[3] * rows.keys.dtype.itemsize)
     sizes = splash.BlockSizes(
         block_q=block_q,
         block_kv=block_kv,
         block_q_dkv=block_q,
-        block_kv_dkv=block_kv,
-        block_q_dq=block_q,
-        block_kv_dq=block_kv,
+        block_kv_dkv=fused or block_kv,
+        block_kv_dkv_compute=block_kv,
+        block_q_dq=None if fused else block_q,
+        block_kv_dq=None if fused else block_kv,
+        use_fused_bwd_kernel=bool(fused),
     )
     return splash.make_splash_mha_single_device(
         _mask(call, heads, queries, keys),
@@ -165,6 +185,23 @@ def _kernel(call: AttentionCall, rows: Operands, save_residuals: bool, interpret
         attn_logits_soft_cap=call.logit_cap or None,
         interpret=interpret,
     )
+
+
+def _fused_block(call: AttentionCall, keys: int, bytes_of_key: int) -> int:
+    """Returns the keys of a block whose gradients one kernel computes; 0 if it takes two kernels.
+
+    One kernel computes five products for each block that is visible, where two compute seven. It
+    visits hidden blocks as well, of which a window has many.
+
+    Args:
+      call: the static arguments.
+      keys: number of keys, of whole blocks.
+      bytes_of_key: bytes of a key of a head.
+    """
+    largest = min(_LARGEST_FUSED, _FUSED_BYTES // bytes_of_key)
+    sizes = range(_block(keys), largest + 1, _block(keys))
+    found = (size for size in sizes if keys % size == 0 and keys // size <= _MOST_FUSED)
+    return 0 if call.window else next(found, 0)
 
 
 def _block(size: int) -> int:

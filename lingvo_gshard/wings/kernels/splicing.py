@@ -13,7 +13,7 @@ from lingvo_gshard.wings.kernels.kernel import Kernel, marked
 _CUSTOM_CALL = "stablehlo.custom_call"
 _DTYPES = {
     **{"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "ui32": "uint32"},
-    **{"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"},
+    **{"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2", "i8": "int8", "ui8": "uint8"},
 }
 
 

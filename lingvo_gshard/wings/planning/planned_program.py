@@ -18,7 +18,6 @@ from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.planning import memory
-from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo
 from lingvo_gshard.wings.planning.operation_rows import kinds_of_layers
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, TensorRow
 from lingvo_gshard.wings.tracing.source_lines import GraphLines
@@ -44,7 +43,6 @@ class PlannedProgram:
       tokens: target positions of a batch; None if the program has no batch.
       notes: what the plan must say about these facts.
       lines: the lines of code that made the program's operations; None if they are unknown.
-      compiled: the program as devices of this machine run it; None if it is to be compiled.
     """
 
     program: Program
@@ -58,7 +56,6 @@ class PlannedProgram:
     kinds: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lines: GraphLines | None = None
-    compiled: OptimizedHlo | None = None
 
 
 def lower_function(

@@ -108,7 +108,8 @@ class StepProgram:
         self._instructions: dict[str, Instruction] = {}
         self.operations: list[hlo.Operation] = []
         if module is not None:
-            self.operations = hlo.read_operations(module, mesh, layers).operations
+            found = hlo.read_operations(module, mesh, layers, with_unused=True)
+            self.operations = found.operations
             for computation in module.computations:
                 self._instructions |= computation.by_name
         self._by_name = {operation.name: operation for operation in self.operations}

@@ -17,14 +17,12 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Protocol
 
 from lingvo_gshard.core import Params, processes
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import compilations
 from lingvo_gshard.training import MetricsRow, StepObserver
-from lingvo_gshard.wings.cluster.peer_monitor import Snapshot
+from lingvo_gshard.wings.cluster.peer_monitor import RollCall, Snapshot
 
 # Libraries wait for other threads and devices; the line that asked them to is more telling.
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -37,7 +35,6 @@ def line_of(thread: threading.Thread, makes_batches: bool = False) -> str:
     """Returns the innermost line of a thread outside of libraries, as "file:line (function)".
 
     Args:
-      thread: the thread.
       makes_batches: whether the thread waits for a batch. If another thread is at work prefetching
         batches, the line of that thread is returned.
     """
@@ -78,26 +75,10 @@ _POLL_SECONDS = 1.0
 _BLOCKED_SECONDS = 60.0
 
 
-class Lifeline(Protocol):
-    """Reaches the other processes of the run, or only this one if it is alone."""
-
-    def answer_with(self, take_snapshot: Callable[[], Snapshot]) -> None:
-        """Sets the function that tells other processes the place of this process."""
-        ...
-
-    def report_hang(self, words: str) -> None:
-        """Ends all processes with the stacks of each, unless one of them is only busy.
-
-        Args:
-          words: how long no step has ended.
-        """
-        ...
-
-
 class HangWatch(StepObserver):
     """Watches the steps of this process in a thread of its own."""
 
-    def __init__(self, params: Params, lifeline: Lifeline):
+    def __init__(self, params: Params, lifeline: RollCall):
         """Starts watching.
 
         Args:

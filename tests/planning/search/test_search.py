@@ -115,7 +115,22 @@ def test_cost_model_decides_without_a_compiler():
     seconds = [row.seconds for row in result.front]
     assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
     beyond = {"folded", "sequence", "context", "pipeline"}
-    assert {row.name for row in result.baselines} == set(strategies.base_names()) - beyond
+    joined = {"expert_fsdp", "expert_tensor", "fsdp_tensor"}
+    names = {row.name for row in result.baselines}
+    assert names == set(strategies.base_names()) - beyond | joined
+    listed = [row for row in (*result.front, *result.baselines) if result.fits(row)]
+    assert result.best.seconds == min(row.seconds for row in listed)
+
+
+def test_a_candidate_faster_than_the_bound_is_an_error_and_never_chosen():
+    fastest = run().best.seconds
+    result = run(seconds_bound=1.01 * fastest)
+    assert result.best.seconds >= 1.01 * fastest
+    left_out = [row for row in (*result.rows, *result.baselines) if row.problem]
+    assert left_out and all(row.seconds < 1.01 * fastest for row in left_out)
+    assert not any(row in result.front for row in left_out)
+    (note,) = result.notes
+    assert "error of the cost model, please report it" in note
 
 
 def test_host_memory_is_used_only_where_the_step_would_not_fit():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import measured
+from lingvo_gshard.layers.moe.dispatches.gathered import GatheredBuffers
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import ordered_along
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate
+
+# The exchanges of dispatches with buffers.
+_EXCHANGES = ("fixed", "gathered")
 
 
 class Dispatch(Configurable):
@@ -56,8 +62,6 @@ class Dispatch(Configurable):
         Args:
           routing: the experts of each token and their gates.
           x_GSM: the tokens.
-          experts: the experts.
-          theta: the experts' weights.
           exchange: moves rows between the devices of the groups and the devices of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
@@ -94,6 +98,36 @@ class BufferDispatch(Dispatch):
     A subclass defines `buffers`.
     """
 
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "exchange",
+            "",
+            "How rows reach the devices of their experts: `fixed`, all-to-alls of the buffers, or "
+            "`gathered`, tokens of all devices, from which each device fills the buffers of its "
+            "experts; empty: `fixed`.",
+        )
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        name = self.p.exchange
+        if name not in ("", *_EXCHANGES):
+            raise UserError(f"{path}.exchange: {name!r}. {names.nearest(name, _EXCHANGES)}")
+
+    def check_exchange(self, exchange: Params, path: str) -> None:
+        """Raises UserError if an option is set that gathered tokens do not have."""
+        if self.p.exchange != "gathered":
+            return
+        for name, value in exchange.items():
+            if value != exchange.default(name):
+                raise UserError(
+                    f"{path}.{name}={value!r} applies to buffers that are sent, but "
+                    f"{self.path}.exchange is 'gathered'; reset {path}.{name}, or set "
+                    f"{self.path}.exchange to 'fixed'"
+                )
+
     def buffers(self, routing: Routing, dtype: tf.DType) -> Buffers:
         """Returns the buffers of a routing for activations of type `dtype`."""
         raise NotImplementedError(f"{type(self).__name__} defines no buffers")
@@ -114,6 +148,11 @@ class BufferDispatch(Dispatch):
         experts. The gradients with respect to the experts' inputs are also added for each token. If
         the exchange rounds rows, the parts are added before the exchange.
         """
+        gathered = None
+        if self.p.exchange == "gathered":
+            gathered = GatheredBuffers.for_partitioning(routing.num_experts)
+            with tf.name_scope(DISPATCH_SCOPE):
+                routing, x_GSM = gathered.gather_routing(routing), gathered.gather(x_GSM)
         buffers = self.buffers(routing, x_GSM.dtype)
         # Experts of another class need no parts.
         parts = 1 if exchange.rounds else getattr(experts, "parts", 1)
@@ -127,9 +166,10 @@ class BufferDispatch(Dispatch):
             with ordered_along("EGCM".index("G")):
                 return experts.fprop(next(by_chunk), x_EGCM)
 
-        y_GECM = exchange.run(x_GECM, compute, row)
+        y_GECM = (gathered or exchange).run(x_GECM, compute, row)
         with tf.name_scope(COMBINE_SCOPE):
-            return _sum_parts(buffers.combine(y_GECM, row), parts)
+            y_GSM = _sum_parts(buffers.combine(y_GECM, row), parts)
+            return gathered.scatter(y_GSM) if gathered else y_GSM
 
 
 def _for_parts(x_GSM: tf.Tensor, parts: int) -> tf.Tensor:

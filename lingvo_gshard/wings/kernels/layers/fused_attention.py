@@ -56,14 +56,26 @@ def attend_fused(
         pieces = 1 if made is None else made.devices * (2 if made.is_balanced else 1)
         read = [_piece(x, pieces) for x in (query_BNLD, keys_BNKD, values_BNKD)]
         obstacle = kernels.attention.obstacle(platform, call, *read)
-    kernel_use.note(context.layer_path(), "attention", obstacle)
+    arrays = (query_BNLD, keys_BNKD, values_BNKD)
+    advice = "" if obstacle or made is not None else _advice(call, mask, arrays)
+    kernel_use.note(context.layer_path(), "attention", obstacle, advice)
     if obstacle:
         return None
-    arrays = (query_BNLD, keys_BNKD, values_BNKD)
-    if made is None:
-        call = kernels.attention.with_packed_segments(call, mask.most_segments, *arrays)
-    attend = functools.partial(kernels.attention.attend, call) if made is None else made.attend
+    attend: Callable[..., tf.Tensor] = functools.partial(
+        kernels.attention.attend, call, most_segments=mask.most_segments
+    )
+    attend = attend if made is None else made.attend
     return _attend_on_shards(attend, splits, *arrays, mask, softmax)
+
+
+def _advice(call: AttentionCall, mask: AttentionMask, arrays: tuple[tf.Tensor, ...]) -> str:
+    """Returns what to set so that a faster kernel computes the segments of packed rows."""
+    is_packed = mask.segments_BL is not None and mask.key_segments_BK is None and not mask.chunk
+    if not is_packed or mask.most_segments:
+        return ""
+    if kernels.attention.with_packed_segments(call, 2, *arrays) == call:
+        return ""
+    return "input.most_segments would let cuDNN compute it, at about twice the rate"
 
 
 class PlatformAttention:

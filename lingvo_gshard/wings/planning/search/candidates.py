@@ -207,6 +207,9 @@ def group(step: TracedStep) -> LayerGroups:
             )
     main = max(names, key=multiply_adds.__getitem__)
     kind_of = {path: main if kind == _OTHER else kind for path, kind in kinds.items()}
+    for flow in step.flows:
+        for path in {flow.source_path, flow.target_path} - set(kind_of):
+            kind_of[path] = _kind_of_parent(path, kinds, main)
     between: dict[tuple[int, int], tuple[Flow, ...]] = {}
     for flow in step.flows:
         source, target = _pair(flow, kind_of, main)
@@ -236,6 +239,13 @@ def _kinds(step: TracedStep) -> dict[str, str]:
         kind = next((name for letter, name in _KINDS.items() if letter in spec.layout), _OTHER)
         kinds[_layer(spec)] = min(kinds.get(_layer(spec), kind), kind, key=_rank)
     return kinds
+
+
+def _kind_of_parent(path: str, kinds: dict[str, str], main: str) -> str:
+    """Returns the kind of a layer without weights: mixtures pass rows to their experts."""
+    below = {kind for child, kind in kinds.items() if child.startswith(f"{path}.")}
+    experts, attention = _KINDS["E"], _KINDS["N"]
+    return experts if experts in below and attention not in below else main
 
 
 def _layer(spec: VariableSpec) -> str:

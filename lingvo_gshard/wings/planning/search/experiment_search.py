@@ -20,6 +20,7 @@ from lingvo_gshard.training.experiments import (
 )
 from lingvo_gshard.training.step import precision
 from lingvo_gshard.wings.compiler_options.table import ALL_TO_ALLS, PARALLEL, option_variants
+from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning import planner, roofline
 from lingvo_gshard.wings.planning.machines import efficiencies, interconnect
@@ -220,7 +221,7 @@ def search_experiment(
     )
     paths, batch = ChoicePaths.of(experiment), batch_specs(experiment)
     progress.say("tracing the model")
-    steps = list(_traced_steps(experiment, paths, batch, options.search_precision, topology))
+    steps = list(traced_steps(experiment, paths, batch, options.search_precision, topology))
     plans: dict[Candidate, Plan] = {}
     compile_candidate, variants = None, []
     if options.search_compilations:
@@ -237,10 +238,20 @@ def search_experiment(
         progress=progress,
         others=steps[1:],
         variants=variants,
+        seconds_bound=seconds_bound(experiment, batch, steps, topology),
     )
     plan = plans.get(result.best.candidate) if result.best else None
     tokens = make_trainer(experiment).task.target_tokens(batch)
     return ExperimentSearch(experiment, topology, result, plan, paths, tokens)
+
+
+def seconds_bound(
+    experiment: Params, batch: BatchSpecs, steps: Sequence[TracedStep], topology: Topology
+) -> float:
+    """Returns the time of the model's products at the peak of the fastest type of a step."""
+    dtypes = {e.result.dtype for step in steps for e in step.einsums}
+    peak = max(topology.chip.peak(dtype) for dtype in dtypes)
+    return step_flops(make_trainer(experiment).task, batch) / (topology.devices * peak)
 
 
 def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
@@ -252,7 +263,7 @@ def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
     return [Saving(policy, moments) for moments in is_offloaded for policy in policies]
 
 
-def _traced_steps(
+def traced_steps(
     experiment: Params,
     paths: ChoicePaths,
     batch: BatchSpecs,

@@ -49,7 +49,6 @@ _CHOICES: dict[str, Callable[[Candidate], str]] = {
     "precision": lambda candidate: candidate.precision or _KEPT,
     "interleaved": lambda candidate: str(candidate.interleaved or _KEPT),
     "dispatch": lambda candidate: candidate.dispatch or _KEPT,
-    "exchange": lambda candidate: candidate.exchange or _KEPT,
     "compile_options": lambda candidate: ", ".join(candidate.compile_options) or _KEPT,
 }
 
@@ -70,7 +69,26 @@ def explain(result: SearchResult) -> list[Alternative]:
         named = [row for row in result.baselines if result.fits(row) and row != result.best]
         if choice == "sharding" and named:
             found.append(_alternative(choice, min(named, key=result.preference), result))
-    return found
+    return found + list(_exchanges(result.best))
+
+
+def _exchanges(best: RatedCandidate) -> Iterator[Alternative]:
+    """Yields the same candidate with the other exchanges of its experts' rows."""
+    chosen, seconds = best.candidate.exchange, best.cost.exchanges
+    for name in sorted(seconds, key=seconds.__getitem__):
+        if name != chosen:
+            whole = best.cost.seconds - seconds[chosen] + seconds[name]
+            yield Alternative(
+                choice="exchange",
+                chosen=chosen,
+                value=name,
+                seconds=whole,
+                ratio=whole / best.cost.seconds,
+                peak=best.cost.peak,
+                more_bytes=0,
+                fits=True,
+                is_compiled=False,
+            )
 
 
 def _others(result: SearchResult, value_of: Callable[[Candidate], str]) -> Iterator[RatedCandidate]:

@@ -61,6 +61,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
       explanation: what the step would cost with other values of each choice.
       baselines: named strategies, for comparison.
       billion_tokens: time and price of training on a billion tokens; None if none fits.
+      seconds_bound: the products of the model at the chip's peak; no step takes less.
+      notes: what to know of the choice.
       machines: the machines that were searched, the best first.
       capacity: bytes of a device that a program may use.
       plan: plan of the best candidate; None if it was not compiled.
@@ -81,3 +83,5 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     capacity: int
     plan: Plan | None
     params: str
+    seconds_bound: float = 0.0
+    notes: list[str] = []

@@ -65,6 +65,7 @@ class SearchResult:
       rows: all candidates, fastest by the cost model first.
       baselines: named strategies, for comparison.
       capacity: bytes of a device that a program may use.
+      seconds_bound: the products of the model at the chip's peak.
     """
 
     best: RatedCandidate | None
@@ -72,6 +73,22 @@ class SearchResult:
     rows: tuple[RatedCandidate, ...]
     baselines: tuple[RatedCandidate, ...]
     capacity: int
+    seconds_bound: float = 0.0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the choice: the exchange of experts, and errors of the cost model."""
+        problems = {row.problem for row in (*self.rows, *self.baselines) if _is_below_bound(row)}
+        exchanges = self.best.cost.exchanges if self.best else {}
+        found = [f"candidates are left out: {each}" for each in sorted(problems)]
+        if self.best and len(exchanges) > 1:
+            by_time = sorted(exchanges.items(), key=lambda pair: pair[1])
+            times = ", ".join(f"{name} {1e3 * seconds:.4g} ms" for name, seconds in by_time)
+            found.append(
+                f"the experts' rows travel by the exchange `{self.best.candidate.exchange}`. Of a "
+                f"step, by the cost model and hidden behind nothing: {times}"
+            )
+        return tuple(found)
 
     def fits(self, row: RatedCandidate) -> bool:
         """Returns whether a candidate fits, by the compiler or else by the cost model."""
@@ -80,6 +97,10 @@ class SearchResult:
     def preference(self, row: RatedCandidate) -> tuple:
         """Returns a key that sorts compiled candidates first, then those that fit, then by time."""
         return bool(row.problem), row.compiled is None, not self.fits(row), row.seconds
+
+
+def _is_below_bound(row: RatedCandidate) -> bool:
+    return bool(row.problem) and row.compiled is None and "cost model" in row.problem
 
 
 def front(rows: Iterable[RatedCandidate]) -> tuple[RatedCandidate, ...]:

@@ -111,6 +111,7 @@ def search(
     progress: Progress = SILENT,
     others: Sequence[TracedStep] = (),
     variants: Sequence[Variant] = (),
+    seconds_bound: float = 0.0,
 ) -> SearchResult:
     """Returns the fastest ways to run a traced step that fit in memory.
 
@@ -128,6 +129,7 @@ def search(
       progress: is told each event of the search.
       others: the same step with other numbers of micro-batches or another precision.
       variants: changes that the cost model cannot rate. The best candidate is compiled with each.
+      seconds_bound: no step takes less. A candidate that does by the cost model is left out.
     """
     steps = (step, *others)
     meshes = [unnamed_mesh(x) for x in mesh_shapes(devices, torus, most_axes) or [(devices,)]]
@@ -137,22 +139,55 @@ def search(
         for mesh in meshes
         for each, layer_groups in zip(steps, groups, strict=True)
     ]
-    named = list(_baselines(steps, groups, meshes, rates, savings))
-    fitting = [row for row in named if _fits(row, rates.capacity)]
+    capacity = rates.capacity
+    named = _possible(_baselines(steps, groups, meshes, rates, savings), seconds_bound)
+    fitting = [row for row in named if _fits(row, capacity)]
     if fitting:
         progress.say(f"of the named strategies, {_in_words(min(fitting, key=_seconds))}")
-    ordered = _simplest_first(_rate(searches, savings, progress))
-    capacity = rates.capacity
+    ordered = _simplest_first(_possible(_rate(searches, savings, progress), seconds_bound))
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
         named = _compile_best_named(named, compile_candidate, capacity, progress)
         best, tried = _with_variants([*ordered, *named], compile_candidate, variants, progress)
         ordered += tried
     else:
-        best = next((row for row in ordered if _fits(row, capacity)), None)
+        best = _best_by_model(ordered, named, capacity)
     compiled = [row for row in (*ordered, *named) if row.compiled]
-    considered = compiled if compile_candidate else ordered
-    return SearchResult(best, front(considered), tuple(ordered), tuple(named), capacity)
+    considered = compiled if compile_candidate else _not_faster(best, ordered, capacity)
+    return SearchResult(
+        best, front(considered), tuple(ordered), tuple(named), capacity, seconds_bound
+    )
+
+
+def _possible(rows: Iterable[RatedCandidate], seconds_bound: float) -> list[RatedCandidate]:
+    """Returns the rows. A row that is faster than any step can be gets a problem."""
+    problem = (
+        f"faster than the {seconds_bound:.3g} s that the model's products take at the chip's peak: "
+        "an error of the cost model, please report it"
+    )
+    return [
+        dataclasses.replace(row, problem=problem) if row.cost.seconds < seconds_bound else row
+        for row in rows
+    ]
+
+
+def _best_by_model(
+    ordered: Sequence[RatedCandidate], named: Sequence[RatedCandidate], capacity: int
+) -> RatedCandidate | None:
+    """Returns the first candidate that fits, or a named strategy if that one is faster."""
+    best = next((row for row in ordered if _fits(row, capacity)), None)
+    fitting = [row for row in (best, *named) if row and _fits(row, capacity)]
+    return min(fitting, key=_seconds, default=None)
+
+
+def _not_faster(
+    best: RatedCandidate | None, rows: Sequence[RatedCandidate], capacity: int
+) -> list[RatedCandidate]:
+    """Returns the best candidate and slower ones. Faster ones are as good, and less simple."""
+    if best is None:
+        return [row for row in rows if not row.problem]
+    others = (row for row in rows if not row.problem and row.seconds > best.seconds)
+    return [best, *(row for row in others if _fits(row, capacity))]
 
 
 def _rate(
@@ -274,9 +309,7 @@ class _MeshSearch:
         choices = [
             [
                 OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
-                for cost, boundary in zip(
-                    of_group, [boundaries[i] for i in numbers], strict=True
-                )
+                for cost, boundary in zip(of_group, [boundaries[i] for i in numbers], strict=True)
             ]
             for of_group, boundaries, numbers in zip(
                 costs, self._boundaries, self._kept, strict=True
@@ -364,6 +397,8 @@ def _complexity(row: RatedCandidate) -> tuple:
 
 
 def _fits(row: RatedCandidate, capacity: int) -> bool:
+    if row.problem:
+        return False
     return row.compiled.fits if row.compiled else row.cost.peak <= capacity * _SHARES[0]
 
 
