@@ -88,3 +88,4 @@ def test_exchanges_move_the_bytes_of_their_rows():
     unbounded = ExpertRows(4, 0.0, "", 2)
     assert possible_exchanges("tpu", 64, unbounded) == ("gathered", "ragged")
     assert possible_exchanges("cuda", 64, ExpertRows(4, 2.0, "fixed", 2)) == ("fixed",)
+    assert possible_exchanges("", 8, unbounded) == ("fixed",)

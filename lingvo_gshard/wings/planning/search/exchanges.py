@@ -23,12 +23,14 @@ def possible_exchanges(platform: str, devices: int, rows: ExpertRows) -> tuple[s
     """Returns the names of the exchanges to compare.
 
     Args:
-      platform: one of `platforms.PLATFORMS`; "" if all are to be compared.
+      platform: one of `platforms.PLATFORMS`; "" for CPUs, which keep their default.
       devices: the number of devices of a group.
       rows: what travels. Without a bound, `fixed` sends each device all that there can be.
     """
     if rows.exchange:
         return (rows.exchange,)
+    if not platform:
+        return (FIXED,)
     found = [GATHERED]
     if rows.bound or devices == 1:
         found.append(FIXED)
