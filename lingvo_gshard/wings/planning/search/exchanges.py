@@ -1,8 +1,8 @@
 """Traffic of the exchanges of a dropless dispatch, for each kind of exchange.
 
 What the kinds do, and why GPUs have the default that they have, is in wings/dropless/exchanges.py.
-The time of a collective is the machine's (machines/efficiencies.py), for its kind, its bytes, and
-the hosts that its devices span.
+A machine has rates of collectives by kind, bytes and the hosts that a group of devices spans
+(machines/efficiencies.py).
 """
 
 from __future__ import annotations
