@@ -284,7 +284,6 @@ class TwoStepExchange(GatheredExchange):
         slots = hosts * room
         slot_hT = tf.where(is_sent_hT, slot_hT, slots)
         permutation = Permutation(slot_hT, slots)
-        ones_hT = tf.ones([hosts, tokens])
 
         def gather(rows: tf.Tensor) -> tf.Tensor:
             sent = tf.reshape(permutation.permute(rows), [hosts, room, rows.shape[-1]])
@@ -294,7 +293,7 @@ class TwoStepExchange(GatheredExchange):
         def scatter(rows: tf.Tensor) -> tf.Tensor:
             own = _scattered(rows, (inner,))
             back = collectives.all_to_all(own[tf.newaxis], tuple(outer), 1, 0)
-            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), ones_hT)
+            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), None)
 
         trip = self.trip_by(gather, scatter, expert_kT, gate_kT)
         unsent = tf.reduce_sum(tf.where(is_sent_hT, 0, count_hT))
@@ -393,10 +392,9 @@ class FixedExchange(RowExchange):
         codec, sent = self.exchange.codec, gate_kT.shape.num_elements()
         returning = codec.returning or codec
         rows = SortedRows(expert_C[tf.newaxis], self.local_experts)
-        gate_1C = tf.ones([1, expert_C.shape[0]])
         return (
             lambda x: _send(permutation.permute(x), there, back, codec, returning),
-            lambda x, theta: rows.compute(x, gate_1C, self.experts, theta, sent),
+            lambda x, theta: rows.compute(x, None, self.experts, theta, sent),
             lambda y: permutation.unpermute(_send(y, back, there, returning, codec), gate_kT),
         )
 

@@ -48,15 +48,13 @@ def obstacle(
     )
 
 
-def with_packed_segments(
-    call: AttentionCall, most: int, arrays: Sequence[tf.Tensor]
-) -> AttentionCall:
+def with_packed_segments(call: AttentionCall, most: int, *arrays: tf.Tensor) -> AttentionCall:
     """Returns a call that computes the segments of rows one by one, if a kernel of the device can.
 
     Args:
       call: the static arguments, without a ring.
       most: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
-      arrays: queries, keys and values of one device; queries and keys have the same segments.
+      *arrays: queries, keys and values of one device; queries and keys have the same segments.
     """
     if not (most and call.has_segments and platform_in_use() == "cuda"):
         return call
@@ -93,7 +91,7 @@ def attend(
         has.
       most_segments: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
     """
-    call = with_packed_segments(call, most_segments, (query_BNLD, keys_BNKD, values_BNKD))
+    call = with_packed_segments(call, most_segments, query_BNLD, keys_BNKD, values_BNKD)
 
     @custom_gradient
     def compute(*operands: tf.Tensor) -> Any:

@@ -119,7 +119,7 @@ def attention(call: AttentionCall, most_segments: int = 0) -> Make:
 
     Args:
       call: the static arguments.
-      most_segments: the most segments of a row, if layers know it; see `with_packed_segments`.
+      most_segments: the most segments of a row, if layers know it; 0 if not.
     """
 
     def make(request: Request) -> Made:
@@ -143,11 +143,9 @@ def attention(call: AttentionCall, most_segments: int = 0) -> Make:
             return reason
 
         def attend(*given: tf.Tensor) -> list[tf.Tensor]:
-            others, own = given[3:], call
-            if most_segments:
-                own = kernels.attention.with_packed_segments(call, most_segments, *given[:3])
-            count = len(integers)
-            return [kernels.attention.attend(own, *given[:3], others[:count], others[count:])]
+            others, count = given[3:], len(integers)
+            operands = *given[:3], others[:count], others[count:]
+            return [kernels.attention.attend(call, *operands, most_segments=most_segments)]
 
         operands = [query, keys, values, *integers, *learned, d_mixed]
         learned_at = range(3 + len(integers), 3 + len(integers) + len(learned))
@@ -292,6 +290,9 @@ CASES: dict[str, Make] = {
     "attention, window": attention(AttentionCall(is_causal=True, window=100)),
     "attention, packed": attention(_PACKED),
     "attention, packed, most_segments": attention(_PACKED, most_segments=16),
+    "attention, packed, window, most_segments": attention(
+        AttentionCall(is_causal=True, window=100, has_segments=True), most_segments=16
+    ),
     "attention, cap and sinks": attention(AttentionCall(window=100, logit_cap=2.0, has_sinks=True)),
     "attention, learned bias": attention(
         AttentionCall(is_causal=True, buckets=DistanceBuckets(8, 64, True))
