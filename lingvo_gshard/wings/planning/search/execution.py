@@ -98,7 +98,9 @@ def _expert_rows(flow: Flow, layers: Mapping[str, Layer]) -> ExpertRows | None:
         return None
     dispatch = layer.p.dispatch
     choices = round(layer.router.experts_per_token(layer.router.p))
-    return ExpertRows(choices, dispatch.bound, dispatch.rows_exchange)
+    return ExpertRows(
+        choices, dispatch.bound, dispatch.rows_exchange, itemsize=flow.source.itemsize
+    )
 
 
 def _is_dropless(einsum: Einsum, layers: Mapping[str, Layer]) -> bool:
