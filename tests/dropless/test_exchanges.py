@@ -195,6 +195,10 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         ("cuda", 32, 8, 1.25, "gathered"),
         ("cuda", 16, 2, 1.25, "fixed"),
         ("cuda", 64, 8, 1.25, "fixed"),
+        ("cuda", 64, 8, 2.0, "gathered"),
+        ("cuda", 32, 4, 2.0, "gathered"),
+        ("cuda", 64, 4, 2.0, "fixed"),
+        ("cuda", 128, 8, 2.0, "fixed"),
         ("cuda", 64, 8, 0.0, "gathered"),
     )
     def test_the_default_depends_on_the_devices(self, platform, devices, choices, bound, expected):
