@@ -11,6 +11,8 @@ from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.routers.router import Part, Router
 from lingvo_gshard.sharding import annotate, hardware_of, platform_in_use
 
+LOCAL_LETTERS = {"k": "choices of a token"}
+
 # A score and its expert.
 Pair: TypeAlias = "tuple[tf.Tensor, ...]"
 

@@ -1,4 +1,3 @@
-# tests: layers/moe/routers/selection.py
 """Compares the selection of experts by one reduction with a sort, ties included."""
 
 import dataclasses
@@ -36,7 +35,7 @@ class BestExpertsTest(testing.TestCase):
         self.assertAllEqual(best(tf.constant(scores), k), sorted_experts(scores, k))
 
     def test_equals_rounds_of_the_largest_score(self):
-        scores = tf.random.stateless_normal([G, S, E], [0, 1], tf.float64)
+        scores = tf.cast(tf.random.stateless_normal([G, S, E], [0, 1]), tf.float64)
         rounds = [expert_GS for expert_GS, _ in selection.top_k(scores, K)]
         self.assertAllEqual(best(scores), tf.stack(rounds, -1))
 
