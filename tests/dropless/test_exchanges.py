@@ -195,6 +195,10 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         ("cuda", 32, 8, 1.25, "gathered"),
         ("cuda", 16, 2, 1.25, "fixed"),
         ("cuda", 64, 8, 1.25, "fixed"),
+        ("cuda", 64, 8, 2.0, "gathered"),
+        ("cuda", 32, 4, 2.0, "gathered"),
+        ("cuda", 64, 4, 2.0, "fixed"),
+        ("cuda", 128, 8, 2.0, "fixed"),
         ("cuda", 64, 8, 0.0, "gathered"),
     )
     def test_the_default_depends_on_the_devices(self, platform, devices, choices, bound, expected):
@@ -246,18 +250,28 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         def between_hosts(is_hierarchical):
             options["exchange__hierarchical"] = is_hierarchical
             calls = self.calls("host=2,data=4", OVER_BOTH, **options)
-            # Neither loads nor the router's sums.
-            return sum(c.bytes for c in calls if "host" in c.axes and c.bytes > 8 * TOKENS * 4)
+            # Less is no rows of tokens, but loads or what the router adds up.
+            return {
+                kind: sum(
+                    call.bytes
+                    for call in calls
+                    if call.kind == kind and "host" in call.axes and call.bytes > 128
+                )
+                for kind in ("all-gather", "all-to-all", "all-reduce")
+            }
 
-        rows = TOKENS * M * 4
         one, two = between_hosts(False), between_hosts(True)
+        rows, choices = TOKENS * M * 4, TOKENS * 4 * 4
         if exchange == "gathered":
-            self.assertEqual(two, one // 4)
+            # Tokens, gradients of their sums, experts and gates.
+            self.assertEqual(one["all-gather"], 8 * (2 * rows + 2 * choices))
+            self.assertEqual(two["all-gather"], one["all-gather"] // 4)
+            self.assertLess(two["all-reduce"], one["all-reduce"] / 3)
         else:
-            # Rows for 4 experts of a token, there and back, forward and backward. In two steps,
-            # buffers for two hosts hold 8 * 15 / 16 tokens each.
-            self.assertEqual(one, 4 * 4 * rows)
-            self.assertEqual(two, 4 * 2 * rows)
+            # Rows for 4 experts of a token, there and back, forward and backward. In two steps, a
+            # token for each of two hosts, its experts, its gates, and their gradients.
+            self.assertEqual(one["all-to-all"], 4 * 4 * rows)
+            self.assertEqual(two["all-to-all"], 2 * (4 * rows + 3 * choices))
 
     def test_parts_are_sent_one_by_one(self):
         """Sends the same bytes in twice as many calls."""

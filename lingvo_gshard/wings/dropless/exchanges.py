@@ -24,6 +24,7 @@ from lingvo_gshard.core import (
     Params,
     UserError,
     custom_gradient,
+    known_sizes,
     optimization_barrier,
     random_numbers,
 )
@@ -135,7 +136,7 @@ class RowExchange:
 
     def _trips(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> tuple[list[int], list[Trip]]:
         """Returns the number of tokens of each part, and their trips."""
-        tokens = expert_kT.shape[1]
+        tokens = known_sizes(expert_kT.shape)[1]
         sizes = self.exchange.sizes_of_chunks(tokens) if self.devices > 1 else [tokens]
         with tf.name_scope(DISPATCH_SCOPE):
             choices = zip(tf.split(expert_kT, sizes, 1), tf.split(gate_kT, sizes, 1), strict=True)
@@ -284,7 +285,6 @@ class TwoStepExchange(GatheredExchange):
         slots = hosts * room
         slot_hT = tf.where(is_sent_hT, slot_hT, slots)
         permutation = Permutation(slot_hT, slots)
-        ones_hT = tf.ones([hosts, tokens])
 
         def gather(rows: tf.Tensor) -> tf.Tensor:
             sent = tf.reshape(permutation.permute(rows), [hosts, room, rows.shape[-1]])
@@ -294,7 +294,7 @@ class TwoStepExchange(GatheredExchange):
         def scatter(rows: tf.Tensor) -> tf.Tensor:
             own = _scattered(rows, (inner,))
             back = collectives.all_to_all(own[tf.newaxis], tuple(outer), 1, 0)
-            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), ones_hT)
+            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), None)
 
         trip = self.trip_by(gather, scatter, expert_kT, gate_kT)
         unsent = tf.reduce_sum(tf.where(is_sent_hT, 0, count_hT))
@@ -393,10 +393,9 @@ class FixedExchange(RowExchange):
         codec, sent = self.exchange.codec, gate_kT.shape.num_elements()
         returning = codec.returning or codec
         rows = SortedRows(expert_C[tf.newaxis], self.local_experts)
-        gate_1C = tf.ones([1, expert_C.shape[0]])
         return (
             lambda x: _send(permutation.permute(x), there, back, codec, returning),
-            lambda x, theta: rows.compute(x, gate_1C, self.experts, theta, sent),
+            lambda x, theta: rows.compute(x, None, self.experts, theta, sent),
             lambda y: permutation.unpermute(_send(y, back, there, returning, codec), gate_kT),
         )
 
@@ -451,8 +450,8 @@ def check_exchange_name(name: str, path: str) -> None:
       name: the name; "" for the default.
       path: Params path of the name, for the message.
     """
-    if name and name not in EXCHANGES:
-        raise UserError(f"{path}: {name!r}. {names.nearest(name, list(EXCHANGES))}")
+    if name:
+        names.check(name, EXCHANGES, f"{path}: {name!r}")
 
 
 def default_exchange(platform: str, devices: int, choices: float, bound: float) -> str:
@@ -465,9 +464,11 @@ def default_exchange(platform: str, devices: int, choices: float, bound: float) 
     (https://github.com/marin-community/marin/issues/4311).
 
     `gathered` receives every token of the group once. `fixed` receives a row for each choice of as
-    many tokens as a device has, times `bound`, and moves less in larger groups. Nobody has measured
-    where it becomes faster. We accept four times the traffic for `gathered`, which drops fewer rows
-    and sends no empty ones. On 64 GB200 `fixed` reached 22.4% of the peak
+    many tokens as a device has, times `bound`, and moves less in larger groups. Among hosts, tokens
+    cross once for all GPUs of a host, over the adapters of all, where each row of an all-to-all
+    crosses by its own (https://github.com/NVIDIA/nccl-tests/issues/130). With sums in float32,
+    `gathered` is planned faster up to about 5 x `choices` x `bound` devices, and we take it up to 4
+    (docs/moe.md). On 64 GB200 `fixed` reached 22.4% of the peak
     (https://github.com/marin-community/marin/pull/7780).
 
     Args:
@@ -481,7 +482,7 @@ def default_exchange(platform: str, devices: int, choices: float, bound: float) 
         return "ragged"
     if hardware != "cuda":
         return "fixed"
-    moves_less = devices <= _HOST or 4 * choices >= devices
+    moves_less = devices <= _HOST or 4 * choices * bound >= devices
     return "gathered" if moves_less or not bound else "fixed"
 
 

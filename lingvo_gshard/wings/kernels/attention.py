@@ -28,9 +28,9 @@ BACKWARD = register(
 def obstacle(
     platform: str,
     call: AttentionCall,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
-    values_BNKD: tf.Tensor,
+    query_BNLD: tf.Tensor | tf.TensorSpec,
+    keys_BNKD: tf.Tensor | tf.TensorSpec,
+    values_BNKD: tf.Tensor | tf.TensorSpec,
 ) -> str:
     """Returns why a platform's kernel cannot compute an attention; "" if it can.
 

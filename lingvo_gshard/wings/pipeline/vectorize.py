@@ -201,7 +201,7 @@ def _scattered(operation: pfor._PforInput, scatter: Callable[..., tf.Tensor]) ->
 
 def _reduced(operation: pfor._PforInput) -> list[pfor.WrappedTensor]:
     """Reduces stacks along the dimensions that follow the one of the stacks."""
-    count: Any = operation.get_attr("N")
+    count = len(operation.inputs) // 2
     operation.stack_inputs(list(range(count)))
     dimensions: Any = operation.get_attr("dimensions_to_reduce")
     results: Any = gen_xla_ops.xla_variadic_reduce_v2(

@@ -1,4 +1,4 @@
-"""Top-k selection over experts by repeated argmax, which yields the one-hots that routers need."""
+"""Top-k selection over experts, which yields the one-hots that routers need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lingvo_gshard.layers.moe.routers.router import Part, Router
 from lingvo_gshard.sharding import annotate, hardware_of, platform_in_use
 
 # A score and its expert.
-Pair: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
+Pair: TypeAlias = "tuple[tf.Tensor, ...]"
 
 # Smaller than any score.
 _EXCLUDED = -float("inf")
@@ -56,7 +56,8 @@ def best_experts(scores_GSE: tf.Tensor, k: int) -> list[tf.Tensor]:
     many kernels. TPUs reduce the last dimension by rotating rows, so that a long list is slower.
     """
     count, experts = 1 << (k - 1).bit_length(), scores_GSE.shape[-1]
-    pair = [tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)] * count
+    dtype = scores_GSE.dtype
+    pairs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.int32)] * count
 
     def merge(*values: tf.Tensor) -> list[tf.Tensor]:
         pairs = list(zip(values[::2], values[1::2], strict=True))
@@ -70,11 +71,11 @@ def best_experts(scores_GSE: tf.Tensor, k: int) -> list[tf.Tensor]:
             distance //= 2
         return [x for each in best for x in each]
 
-    reducer = tf.function(merge, autograph=False).get_concrete_function(*pair, *pair)
+    reducer = tf.function(merge, autograph=False).get_concrete_function(*pairs, *pairs)
     scores_GSE = tf.stop_gradient(scores_GSE)
     index_GSE = tf.broadcast_to(tf.range(experts), scores_GSE.shape)
-    nothing = [tf.fill(scores_GSE.shape, _EXCLUDED), tf.fill(scores_GSE.shape, experts)]
-    start = [tf.constant(_EXCLUDED), tf.constant(experts)]
+    start = [tf.constant(_EXCLUDED, dtype), tf.constant(experts)]
+    nothing = [tf.fill(scores_GSE.shape, value) for value in start]
     found: Any = gen_xla_ops.xla_variadic_reduce_v2(
         [scores_GSE, index_GSE, *nothing * (count - 1)],
         start * count,
@@ -89,10 +90,8 @@ def _ordered(one: Pair, other: Pair) -> tuple[Pair, Pair]:
     """Returns two scalar pairs of a score and an expert, the larger score first; see `top_1`."""
     is_first = (one[0] > other[0]) | (tf.equal(one[0], other[0]) & (one[1] < other[1]))
     pairs = list(zip(one, other, strict=True))
-    first, second = (
-        [tf.where(is_first, *both) for both in order] for order in (pairs, [p[::-1] for p in pairs])
-    )
-    return (first[0], first[1]), (second[0], second[1])
+    first = tuple(tf.where(is_first, x, y) for x, y in pairs)
+    return first, tuple(tf.where(is_first, y, x) for x, y in pairs)
 
 
 def _one_hot(expert_GS: tf.Tensor, num_experts: int) -> tf.Tensor:

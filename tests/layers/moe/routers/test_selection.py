@@ -36,7 +36,7 @@ class BestExpertsTest(testing.TestCase):
         self.assertAllEqual(best(tf.constant(scores), k), sorted_experts(scores, k))
 
     def test_equals_rounds_of_the_largest_score(self):
-        scores = tf.random.stateless_normal([G, S, E], [0, 1])
+        scores = tf.random.stateless_normal([G, S, E], [0, 1], tf.float64)
         rounds = [expert_GS for expert_GS, _ in selection.top_k(scores, K)]
         self.assertAllEqual(best(scores), tf.stack(rounds, -1))
 
