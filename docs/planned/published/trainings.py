@@ -18,9 +18,8 @@ _MIXTRAL = (
     "https://github.com/AI-Hypercomputer/maxtext/blob/main/tests/end_to_end/tpu/mixtral/"
     "Run_Mixtral.md"
 )
-# Rematerialization: all products again, what lies between products with weights, or nothing but
-# what takes less time than saving it.
-_FULL, _PRODUCTS, _NOTHING = "full", "products", "none"
+# Rematerialization: all products again, or what lies between products with weights.
+_FULL, _PRODUCTS = "full", "products"
 _OFFLOADED = "projections of attention recomputed, where the original keeps them on the host"
 _BETWEEN = "activations between layers split by positions, where MaxText splits them by M"
 _MINIMAL = "all products with weights saved, as its policy `minimal` does"
@@ -224,7 +223,7 @@ def _bridge_8b(chip: str, strategy: str, passes: int, rows: int, tokens: float) 
         strategy=strategy,
         rows=8 * rows,
         length=8192,
-        rematerialize=_NOTHING,
+        rematerialize=_PRODUCTS,
         precision="fp8",
         tokens=tokens,
         planned=f"one micro-batch, where the original adds up {passes}; rows of up to 16 texts",
