@@ -160,8 +160,8 @@ def gradients(
 def computed_share(
     platform: str,
     call: AttentionCall,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
+    query_BNLD: tf.Tensor | tf.TensorSpec,
+    keys_BNKD: tf.Tensor | tf.TensorSpec,
     is_gradient: bool = False,
 ) -> float:
     """Returns the share of the pairs of queries and keys that a platform's kernel computes."""
