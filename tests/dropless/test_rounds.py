@@ -129,10 +129,11 @@ class RoundsTest(testing.TestCase, parameterized.TestCase):
         self.assertGreater(float(metrics["moe/over_bound_share"]), 0.3)
         for name in ("w_in", "w_out"):
             direction = np.random.default_rng(3).normal(size=theta.experts[name].shape)
+            direction = direction.astype(np.float32)
             outputs = []
             for size in (-0.01, 0.01):
-                moved = theta.copy()
-                moved.experts[name] = theta.experts[name] + np.float32(size) * direction
+                moved = theta.transform(tf.identity)
+                moved.experts[name] = theta.experts[name] + size * direction
                 outputs.append(np.sum(weights * step(moved, X)[0]))
             expected = (outputs[1] - outputs[0]) / 0.02
             self.assertAllClose(np.sum(gradients[name] * direction), expected, rtol=1e-2)

@@ -24,6 +24,7 @@ from lingvo_gshard.core import (
     Params,
     UserError,
     custom_gradient,
+    known_sizes,
     optimization_barrier,
     random_numbers,
 )
@@ -135,7 +136,7 @@ class RowExchange:
 
     def _trips(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> tuple[list[int], list[Trip]]:
         """Returns the number of tokens of each part, and their trips."""
-        tokens = expert_kT.shape[1]
+        tokens = known_sizes(expert_kT.shape)[1]
         sizes = self.exchange.sizes_of_chunks(tokens) if self.devices > 1 else [tokens]
         with tf.name_scope(DISPATCH_SCOPE):
             choices = zip(tf.split(expert_kT, sizes, 1), tf.split(gate_kT, sizes, 1), strict=True)
@@ -449,8 +450,8 @@ def check_exchange_name(name: str, path: str) -> None:
       name: the name; "" for the default.
       path: Params path of the name, for the message.
     """
-    if name and name not in EXCHANGES:
-        raise UserError(f"{path}: {name!r}. {names.nearest(name, list(EXCHANGES))}")
+    if name:
+        names.check(name, EXCHANGES, f"{path}: {name!r}")
 
 
 def default_exchange(platform: str, devices: int, choices: float, bound: float) -> str:

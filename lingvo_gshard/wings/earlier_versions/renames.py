@@ -201,7 +201,7 @@ def _without_moved_options(lines: list[Line]) -> list[Line]:
 
 
 def _with_dropped_rows(lines: list[Line]) -> list[Line]:
-    """Returns lines in which bounds of dropless dispatch drop rows, as they did in all runs."""
+    """Returns lines whose bounds of dropless dispatch drop rows, as all bounds did once."""
     known = {path for path, _, _ in lines}
     found = list(lines)
     for path, value, number in lines:

@@ -112,9 +112,8 @@ class BufferDispatch(Dispatch):
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        name = self.p.exchange
-        if name not in ("", *_EXCHANGES):
-            raise UserError(f"{path}.exchange: {name!r}. {names.nearest(name, _EXCHANGES)}")
+        if name := self.p.exchange:
+            names.check(name, _EXCHANGES, f"{path}.exchange: {name!r}")
 
     def check_exchange(self, exchange: Params, path: str) -> None:
         """Raises UserError if an option is set that gathered tokens do not have."""

@@ -87,7 +87,7 @@ def _kernel_share(einsum: Einsum, layer: Layer, platform: str) -> float:
     specs = [tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)) for x in (query, keys, keys)]
     if kernels.attention.obstacle(platform, call, *specs):
         return 0.0
-    return kernels.attention.computed_share(platform, call, *specs[:2])
+    return kernels.attention.computed_share(platform, call, specs[0], specs[1])
 
 
 def _expert_rows(flow: Flow, layers: Mapping[str, Layer]) -> ExpertRows | None:
