@@ -43,7 +43,7 @@ from lingvo_gshard.wings.dropless.rounds import Rounds
 
 LOCAL_LETTERS = {"k": "choices of a token"}
 
-# What happens to rows over the bound.
+# Rows over the bound are computed in further rounds, or dropped.
 COMPUTE, DROP = "compute", "drop"
 
 # Purpose of the random key for dropout in the region.

@@ -1,14 +1,14 @@
 """Rounds: an exchange is repeated for the rows that its buffers did not hold.
 
 Buffers have room for a multiple of a balanced load. A first round computes the rows that they hold.
-A loop computes those that are left, in buffers of the same size. Its trip count is the same on all
-devices, since each round adds up the rows that are left on any of them. It is 0 as a rule.
+A loop computes the other rows, in buffers of the same size. All devices run equally many rounds,
+since each round adds up the rows that are left on any device. Usually there is no further round.
 
 In the loop, a barrier ties what is exchanged to the number of the round: XLA would exchange tokens
 before the loop otherwise, since they are the same in each round.
 
 The gradient computes each further round once more, so that nothing of unknown size is saved. The
-gradients of the weights add up in the loop, which begins with those of the first round.
+loop begins with the gradients of the first round and adds to them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.dropless.exchanges import Axes, RowExchange
+
+LOCAL_LETTERS = {"k": "choices of a token"}
 
 _FURTHER_ROUNDS = loop_name(0)
 
@@ -100,7 +102,7 @@ class Rounds:
         d_y_TM: tf.Tensor,
         first: list[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns the gradients of the first round plus those of all further ones.
+        """Returns the sums of the gradients of all rounds.
 
         Args:
           rounds: the number of all rounds.
