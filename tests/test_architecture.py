@@ -79,7 +79,7 @@ WINGS_OF = {
     "export": ("object_stores", "preparation", "inference"),
     "planning": (
         *("cluster", "compiler_options", "functions", "gin", "hlo", "pages", "repeat", "tracing"),
-        *("dropless", "spmd_passes", "services", "inference", "facts"),
+        *("dropless", "kernels", "spmd_passes", "services", "inference", "facts"),
     ),
     "published_layers": ("inference", "facts"),
     "testing": ("functions", "hlo", "inference", "verification"),

@@ -128,6 +128,8 @@ ELSEWHERE = {
     r"gshard-plan --config=.*": "tests/tools/test_import.py",
     r"gshard-plan --serve": "tests/serving/planning/test_planning_page.py",
     r"gshard-bench step .*--profile=.*": "tests/tools/test_bench.py",
+    # It takes minutes on CPUs.
+    r"gshard-doctor --accelerator": "tests/tools/diagnosis/test_accelerator.py",
     # These need a GPU.
     r"gshard-bench fill .*--topology=gpu.*": "tests/tools/benchmarks/card/test_fill.py",
     r"bench/bin/gshard-bench card .*": "tests/tools/benchmarks/card/test_measure.py",

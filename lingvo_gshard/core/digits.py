@@ -1,7 +1,5 @@
 """Reads whole numbers from names of files and from options."""
 
-from __future__ import annotations
-
 # Larger numbers do not fit into 64 bits, which msgspec, Orbax and ports of sockets expect.
 _MOST_DIGITS = 18
 

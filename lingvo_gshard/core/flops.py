@@ -1,7 +1,5 @@
 """TokenShape: the positions that one forward pass computes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

@@ -46,7 +46,6 @@ class LanguageModelInput(TextInput, CorpusInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a text."""
         return super().text_ids if self.p.vocabulary.files else TextIds()
 
     def _tokenize(self, split: str, rows: list[Row], report: CleaningReport) -> TokenizedRows:

@@ -143,11 +143,9 @@ class PackedInput(Input):
 
     @classmethod
     def declared_batches(cls, params: Params) -> list[dict[str, tf.TensorSpec]]:
-        """Returns the specs of each bucket."""
         return [cls.specs_of(bucket) for bucket in cls.buckets_of(params)]
 
     def train_batches(self, seed: int) -> TrainBatches:
-        """Returns the endless iterator of training batches for a seed."""
         # grain takes half a second to import.
         from lingvo_gshard.data.batching import stream
 
@@ -167,7 +165,6 @@ class PackedInput(Input):
         Rows that are too long are left out; the last batch may have empty rows.
 
         Args:
-          table: the table.
           numbers: numbers of the rows; None for all.
         """
         assembly = self._assembly(table)
@@ -231,7 +228,6 @@ class PairInput(PackedInput):
 
     @classmethod
     def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch of a bucket."""
         rows, source_length, target_length = bucket
         source = tf.TensorSpec((rows, source_length), tf.int32)
         target = tf.TensorSpec((rows, target_length), tf.int32)
@@ -254,7 +250,6 @@ class PairInput(PackedInput):
 
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the vocabulary sizes that the Params ask for."""
         source, target = params.vocabulary.cls.configured_sizes(params.vocabulary)
         return {"source": source, "target": target}
 
@@ -279,7 +274,6 @@ class PairInput(PackedInput):
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        """The sides of a batch -> the ids that layers get, and their vocabulary."""
         return {
             "source": ("source_ids", self.source_vocabulary),
             "target": ("target_inputs", self.target_vocabulary),
@@ -350,7 +344,6 @@ class TextInput(PackedInput):
 
     @classmethod
     def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch."""
         spec = tf.TensorSpec((bucket[0], bucket[2]), tf.int32)
         return {f"target_{part}": spec for part in ("inputs", "labels", "positions", "segments")}
 
@@ -365,7 +358,6 @@ class TextInput(PackedInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a text."""
         vocabulary = self.vocabulary
         return TextIds((vocabulary.bos_id,), vocabulary.end_ids, vocabulary.pad_id)
 

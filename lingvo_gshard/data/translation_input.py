@@ -73,13 +73,11 @@ class TranslationInput(PairInput, CorpusInput):
 
     @property
     def notes(self) -> list[str]:
-        """Lines about the training rows and the vocabularies that a user should know."""
         covered = self._trainer.coverage_notes(self.rows("train"), *self._vocabularies)
         return [*super().notes, *covered]
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a translation."""
         return super().text_ids if self.p.vocabulary.files else TextIds()
 
     @functools.cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +12,15 @@ from lingvo_gshard.keras.fitting import layouts_for
 from lingvo_gshard.keras.layouts import LayoutTable
 from lingvo_gshard.keras.model_state import METRICS, OPTIMIZER, THETA
 from lingvo_gshard.keras.step_programs import TRAIN, StepProgram, lower_step
-from lingvo_gshard.runtime import Array, platform_of
-from lingvo_gshard.runtime.program.program import bytes_of
-from lingvo_gshard.sharding import REPLICATED, Mesh
+from lingvo_gshard.runtime import platform_of
+from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning import memory
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import topologies
-from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, TensorRow
+from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram
 from lingvo_gshard.wings.planning.planner import plan_program
+from lingvo_gshard.wings.planning.programs.planned import parameters_of, tensor_rows
 
 _CLASSES = {THETA: memory.WEIGHTS, OPTIMIZER: memory.MOMENTS, METRICS: memory.INPUTS}
 
@@ -77,17 +76,14 @@ def plan(
 def _planned(name: str, step: StepProgram, step_tokens: int | None) -> PlannedProgram:
     program = step.program
     classes = [_class_of(array.path) for array in program.inputs]
-    pairs = list(zip(program.inputs, classes, strict=True))
-    total = sum(math.prod(array.shape) for array, kind in pairs if kind == memory.WEIGHTS)
+    tensors = tensor_rows(program, classes, _layer_of)
     return PlannedProgram(
         program=program,
         name=name,
         classes=tuple(classes),
         layers=None,
-        tensors=tuple(
-            _row(array, kind, program.mesh) for array, kind in pairs if kind != memory.INPUTS
-        ),
-        parameters=ParameterCounts(total=total, active=total),
+        tensors=tensors,
+        parameters=parameters_of(tensors),
         tokens=step_tokens,
     )
 
@@ -96,21 +92,5 @@ def _class_of(path: str) -> str:
     return _CLASSES.get(path.partition(".")[0], memory.INPUTS)
 
 
-def _row(array: Array, kind: str, mesh: Mesh) -> TensorRow:
-    split = [
-        f"dimension {index} over {' and '.join(axes)} ({mesh.parts(axes)})"
-        for index, axes in enumerate(array.split or ())
-        if axes
-    ]
-    _, _, path = array.path.partition(".")
-    return TensorRow(
-        path=array.path,
-        layout="",
-        shape=list(array.shape),
-        dtype=array.dtype,
-        split=", ".join(split) or REPLICATED,
-        bytes=math.prod(array.shape) * array.struct.dtype.itemsize,
-        bytes_per_device=bytes_of(array, mesh),
-        kind=kind,
-        layer=path.rpartition("/")[0],
-    )
+def _layer_of(path: str) -> str:
+    return path.partition(".")[2].rpartition("/")[0]

@@ -95,7 +95,6 @@ class Dropout(Layer):
         """Returns x with elements dropped. The shape of x must be static.
 
         Args:
-          theta: no weights.
           x: the elements.
           exempt: bool, broadcastable to x: the elements that stay as they are.
         """

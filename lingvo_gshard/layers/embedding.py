@@ -143,7 +143,6 @@ def _exchanged_rows(
     table.
 
     Args:
-      table_VM: the table.
       ids_BL: integers in [0, V).
       axes: the mesh axes that split M of the table.
       is_gathered: whether the table is gathered, since a softmax reads all of it in any case.

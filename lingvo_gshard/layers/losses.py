@@ -86,7 +86,6 @@ def cross_entropy(
     section 7).
 
     Args:
-      logits_BLV: logits.
       labels_BL: integer labels in [0, V).
       mask_BL: 0 in padding.
       label_smoothing: probability that is spread over the vocabulary.
@@ -119,7 +118,6 @@ def per_token(
     needs no scatter.
 
     Args:
-      logits_BLV: logits.
       labels_BL: integer labels in [0, V).
       label_smoothing: see `cross_entropy`.
       z_loss_weight: see `cross_entropy`.

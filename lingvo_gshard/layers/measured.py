@@ -17,8 +17,6 @@ def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:
     A weight's gradient is the sum over the parts, but a measurement is the largest of the parts'.
 
     Args:
-      layer: the layer.
-      theta: its weights.
       count: number of parts.
     """
     if count == 1 or context.current().beside is None:

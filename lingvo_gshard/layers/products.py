@@ -74,7 +74,6 @@ def joined_product(
 
     Args:
       layer: the layer that owns the weights.
-      theta: its weights.
       equations: name of each weight -> the equation of its own product.
       equation: the equation of the product with the joined weight.
       x: the activations.
@@ -102,7 +101,6 @@ def multiply(
         the other ones make the result, in order.
       x: activations.
       weight: a weight, or what a rule has in its place.
-      theta: the weights of the layer.
       names: the names of the weights that `weight` is made of; none for a tied or frozen weight.
     """
     made_of = Product(equation, NestedMap() if theta is None else theta, names)
@@ -136,7 +134,6 @@ def factors(
 
     Args:
       layer: the layer that owns the weight.
-      theta: its weights.
       name: name of the weight, a matrix whose first dimension the product sums over.
       equation: see `multiply`. The summed letter is the last of x.
       x: the activations.

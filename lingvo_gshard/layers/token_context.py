@@ -83,7 +83,6 @@ def tokens(
     """Sets the int32 ids of the tokens that layers compute inside a `with` block.
 
     Args:
-      ids_BL: The ids.
       kinds_BL: Their kinds, which watched routers count; see `core.token_kinds`.
     """
     return override(ids=ids_BL, kinds=kinds_BL)

@@ -21,7 +21,6 @@ def refuse(trainer: Trainer, runtime: str) -> None:
     """Refuses to run a trainer whose Params ask for host memory.
 
     Args:
-      trainer: the trainer.
       runtime: the value of `runtime` that compiles without host memory.
 
     Raises:
@@ -38,7 +37,6 @@ def notes(trainer: Trainer, platform: str) -> list[str]:
     """Returns a sentence if host memory is simulated on a platform.
 
     Args:
-      trainer: the trainer.
       platform: jax's name of the devices' platform.
     """
     settings = offload_settings(trainer)

@@ -25,7 +25,6 @@ def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
     """Returns what the compiler options of a training step depend on.
 
     Args:
-      trainer: the trainer.
       partitioning: how its weights are split.
     """
     is_ahead = trainer.gradients.gathers_ahead and any(
@@ -122,7 +121,6 @@ class StepCompiler:
           kind: such as "train"; names the program to `last`.
           key: tells apart the programs of one kind, such as by the shapes of their inputs.
           devices: the devices to compile for.
-          make: makes the program.
           inputs: what `compilations` says of the program's inputs; none by default.
           is_reported: whether `pop_messages` describes the program.
         """

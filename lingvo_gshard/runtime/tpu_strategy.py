@@ -99,12 +99,10 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         self.load_state(state)
 
     def load_state(self, state: NestedMap) -> None:
-        """Replaces the state by a tree of tensors or NumPy arrays."""
         with self._strategy.scope():
             super().load_state(state)
 
     def bind_weights(self, function: WeightsFunction) -> BoundFunction:
-        """Returns `function` with the current weights as its first argument."""
         return super().bind_weights(
             lambda theta, ids: function(self._annotating.layer_weights(theta), ids)
         )

@@ -31,15 +31,11 @@ def annotate(
     identity.
 
     Args:
-      tensor: The tensor.
       layout: One letter for each dimension, or "_" for a dimension without a name.
       kind: "activations", "weights" or "moments" (of the optimizer). Selects the strategy's table.
       unsplit: Letters that are not split in this tensor.
       reserved: Letters that this tensor lacks but that tensors combined with it have. Their mesh
         axes are not used here.
-
-    Returns:
-      The annotated tensor.
 
     Raises:
       ValueError: The layout has an unknown letter or another rank than the tensor. The message
@@ -61,9 +57,6 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
       spec: The weight.
       kind: "weights", "moments" (of the optimizer) or "masters"; see `Partitioning.split`.
 
-    Returns:
-      The annotated tensor.
-
     Raises:
       ValueError: The ranks differ.
     """
@@ -77,9 +70,6 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
       theta: The tree of tensors.
       specs: The weights, as `layer.variable_specs()` returns them.
       kind: As in `annotate_like`.
-
-    Returns:
-      The tree of annotated tensors.
 
     Raises:
       ValueError: The trees differ, or a tensor and its spec differ in rank.

@@ -163,7 +163,6 @@ def rotated(x: tf.Tensor, dimension: int, shift: int = 1) -> tf.Tensor:
     collective-permute. It does not do so for tf.roll or a gather. Needs no manual region.
 
     Args:
-      x: The tensor.
       dimension: The dimension to rotate.
       shift: The slice at i moves to i + shift, modulo the size.
     """

@@ -1,7 +1,5 @@
 """PartitioningOptions: how a program is divided over devices, as users ask for it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_gshard.core.options import Options, option

@@ -62,7 +62,6 @@ def by_size(
       wanted: As in `by_letter`.
       spare: Axes that may split any dimension, except of stacked layers.
       unsplit: Letters that may not be split.
-      mesh: The mesh.
       reserved_axes: Axes that no letter may claim.
     """
     sizes = dict(zip(layout, shape, strict=True))

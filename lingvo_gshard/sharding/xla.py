@@ -37,7 +37,6 @@ def split_of_tiling(devices: np.ndarray, rank: int, mesh: Mesh) -> Split | None:
     Args:
       devices: Partition ids, [*shards, *copies]. The order of copies has no meaning.
       rank: Rank of the tensor, which is the number of dimensions of shards.
-      mesh: The mesh.
     """
     if devices.size != mesh.size:
         return None
@@ -83,12 +82,7 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
     along axes that the split does not name hold copies. In eager mode this is the identity.
 
     Args:
-      tensor: The tensor.
       split: The mesh axes of each dimension.
-      mesh: The mesh.
-
-    Returns:
-      The annotated tensor.
 
     Raises:
       ValueError: The ranks differ, or an axis is unknown or repeated.
@@ -110,7 +104,6 @@ def assign(tensor: tf.Tensor, devices: np.ndarray) -> tf.Tensor:
     """Annotates a tensor as split over given devices.
 
     Args:
-      tensor: The tensor.
       devices: Partition ids [*shards, copies]: for each dimension of the tensor its number of
         shards, and a last dimension of devices that hold copies of a shard. XLA requires every
         device of the program exactly once.
@@ -129,7 +122,6 @@ def full_to_shard(
     Args:
       tensor: The full tensor.
       split: The mesh axes of each dimension.
-      mesh: The mesh.
       stacked: Axes along which devices have different slices of a stack, and no copies; see
         `Partitioning.reserved_axes`.
     """
@@ -160,7 +152,6 @@ def shard_to_full(
     Args:
       part: This device's shard.
       split: The mesh axes of each dimension.
-      mesh: The mesh.
       shape: Shape of the full tensor.
       stacked: As in `full_to_shard`.
     """
@@ -205,7 +196,6 @@ def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
     Args:
       serialized: The attribute `sharding` of an XlaSharding operation.
       rank: Rank of the operation's tensor.
-      mesh: The mesh.
     """
     proto = _proto(serialized)
     if tiles_of(serialized, rank) is None:
@@ -242,7 +232,6 @@ def annotated_split(tensor: tf.Tensor, mesh: Mesh) -> Split | None:
 
     Args:
       tensor: The tensor, or an identity of the annotated one.
-      mesh: The mesh.
     """
     operation = tensor.op
     while operation.type == "Identity":

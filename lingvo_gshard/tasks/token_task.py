@@ -130,7 +130,6 @@ class FutureToken(Layer):
         """Returns the states [B,L,M] for the next module, and what the softmax reads, [B,L,M].
 
         Args:
-          theta: weights of this layer.
           state_BLM: states of the model, or of the module before.
           token_BLM: embedding of the token that the state predicts.
           segments_BL: int32 segments; 0 where there is no token further ahead.

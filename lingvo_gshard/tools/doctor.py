@@ -27,8 +27,8 @@ them it then also checks
 
 It measures each one beside the rate that gshard-plan assumes. The last table has both, and what was
 reached of the plan; checks that the devices lack something for are skipped by name. --page is a
-Markdown file with all of it: what to set on this machine, and what to send with an issue. It is
-written anew after each check, so that it is there if a check ends the process. On CPUs kernels are
+Markdown file with all of it: what to set on this machine, and what to send with an issue. Each
+check adds to it, so that it is there if a check ends the process. On CPUs kernels are
 computed step by step, at small sizes, and times are left out.
 
 The exit code is 1 if a check failed, and 0 if there are only warnings.
@@ -110,7 +110,10 @@ def main(argv: list[str]) -> int:
 
 
 def _checks(machine: Machine, progress: Progress, has_more: bool) -> Iterator[Check]:
-    """Yields the checks of a machine; `has_more` leaves out those of an accelerator's table."""
+    """Yields the checks of a machine.
+
+    With `has_more` it leaves products, collectives and steps to the checks of an accelerator.
+    """
     progress.begin("checking versions")
     yield from environment.check_versions()
     yield from environment.check_environment(run_records.environment_at_start())

@@ -30,7 +30,6 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.stages import stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import (
-    Flags,
     comma_list,
     decimal,
     integer,
@@ -38,6 +37,7 @@ from lingvo_gshard.tools.flags.definitions import (
     string,
     switch,
 )
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.run import (
     CHECKPOINT,
     LOGDIR,
@@ -46,6 +46,7 @@ from lingvo_gshard.tools.flags.run import (
     runtime_flags,
     runtime_options,
 )
+from lingvo_gshard.wings.serving.limits import Limits
 
 
 def define_flags() -> flags.FlagValues:
@@ -65,41 +66,13 @@ def define_flags() -> flags.FlagValues:
             "Origins of web pages that may use the server besides its own, such as "
             "https://app.example.com; * for any."
         ),
-        **_limit_flags(),
-        warm_up=switch("Compiles what most requests need before the first is accepted.", True),
-        precision=precision_flag(),
-        **runtime_flags(in_cluster=False),
-    )
-
-
-def _limit_flags() -> Flags:
-    """Returns flags of sizes and times."""
-    return dict(
-        queue_size=integer("Most texts that wait or are decoded; beyond it: status 503.", 1024, 1),
-        most_body_bytes=integer("Most bytes of a request's body; beyond it: status 413.", 2**20, 1),
-        most_beam_size=integer(
-            "Largest beam, and most texts drawn, that a request may ask for.", 8, 1
-        ),
-        timeout=decimal(
-            "Seconds after which a request is given up with status 504. It may ask for less.",
-            60.0,
-            0.001,
-        ),
-        most_kinds=integer(
-            "Kinds of search (beam sizes, drawing, restrictions) whose programs are kept in "
-            "memory.",
-            16,
-            1,
-        ),
-        stuck_seconds=decimal(
-            "Seconds after which decoding or compiling is stuck: /healthz fails, and the "
-            "compiler's process is started anew.",
-            600.0,
-            1.0,
-        ),
+        **option_flags(Limits()),
         drain_seconds=decimal(
             "Seconds that requests under way have after a signal to stop.", 30.0, 1.0
         ),
+        warm_up=switch("Compiles what most requests need before the first is accepted.", True),
+        precision=precision_flag(),
+        **runtime_flags(in_cluster=False),
     )
 
 
@@ -147,7 +120,7 @@ def _service(values: flags.FlagValues, run, token: str):
     """
     from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError
     from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel, warm_up
-    from lingvo_gshard.wings.serving.service import Limits, Service
+    from lingvo_gshard.wings.serving.service import Service
 
     try:
         model = ServedModel.of_run(run)
@@ -158,14 +131,7 @@ def _service(values: flags.FlagValues, run, token: str):
         raise UserError(
             f"{error}, the value of --stuck_seconds; give a larger one on a slow machine"
         ) from None
-    limits = Limits(
-        queue_size=values.queue_size,
-        body_bytes=values.most_body_bytes,
-        seconds=values.timeout,
-        beam_size=values.most_beam_size,
-        kinds=values.most_kinds,
-        stuck_seconds=values.stuck_seconds,
-    )
+    limits = read_options(values, Limits)
     return Service(model, limits, token, DirectoryWatch(run.logdir, model.step, run.checkpoint))
 
 

@@ -191,11 +191,6 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
             {"router__evaluation_capacity_factor": 2.0},
             "moe.router.evaluation_capacity_factor=2 .*dropless",
         ),
-        ({"exchange__chunks": 2}, "moe.exchange.chunks=2 .*moe.dispatch .DroplessDispatch."),
-        (
-            {"exchange__precision": "int8"},
-            "moe.exchange.precision='int8' .*moe.dispatch .DroplessDispatch.",
-        ),
     )
     def test_rejects_unsupported_options(self, values, message):
         with self.assertRaisesRegex(ValueError, message):

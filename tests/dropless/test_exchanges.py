@@ -195,6 +195,10 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         ("cuda", 32, 8, 1.25, "gathered"),
         ("cuda", 16, 2, 1.25, "fixed"),
         ("cuda", 64, 8, 1.25, "fixed"),
+        ("cuda", 64, 8, 2.0, "gathered"),
+        ("cuda", 32, 4, 2.0, "gathered"),
+        ("cuda", 64, 4, 2.0, "fixed"),
+        ("cuda", 128, 8, 2.0, "fixed"),
         ("cuda", 64, 8, 0.0, "gathered"),
     )
     def test_the_default_depends_on_the_devices(self, platform, devices, choices, bound, expected):
@@ -227,12 +231,12 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
         rows, choices = 8 * TOKENS * M * 4, 8 * TOKENS * K * 4
         self.assertCountEqual(gathered, [rows, rows, choices, choices])
 
-    def check_calls(self, mesh, strategy, dtype="float32", **options):
+    def calls(self, mesh, strategy, **options):
         """Returns the collectives of a layer, forward and backward."""
         layer = make(experts=8, **options)
-        shapes = layer.variable_specs().transform(lambda s: tf.TensorSpec(s.shape, dtype))
+        shapes = layer.variable_specs().transform(lambda s: tf.TensorSpec(s.shape, s.dtype))
         step = on_devices(layer, mesh, strategy)
-        return step.compile(shapes, tf.TensorSpec((8, TOKENS, M), dtype)).collectives()
+        return step.compile(shapes, tf.TensorSpec((8, TOKENS, M))).collectives()
 
     @parameterized.parameters("gathered", "fixed")
     def test_two_steps_send_fewer_bytes_between_hosts(self, exchange):
@@ -240,32 +244,48 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
             "router": TopKRouter.params().set(k=4),
             "dispatch__exchange": exchange,
             "dispatch__bound": 1.0,
+            "dispatch__over_bound": "drop",
         }
 
         def between_hosts(is_hierarchical):
             options["exchange__hierarchical"] = is_hierarchical
-            calls = self.check_calls("host=2,data=4", OVER_BOTH, **options)
-            # Neither loads nor the router's sums.
-            return sum(c.bytes for c in calls if "host" in c.axes and c.bytes > 8 * TOKENS * 4)
+            calls = self.calls("host=2,data=4", OVER_BOTH, **options)
+            # Less is no rows of tokens, but loads or what the router adds up.
+            return {
+                kind: sum(
+                    call.bytes
+                    for call in calls
+                    if call.kind == kind and "host" in call.axes and call.bytes > 128
+                )
+                for kind in ("all-gather", "all-to-all", "all-reduce")
+            }
 
-        rows = TOKENS * M * 4
         one, two = between_hosts(False), between_hosts(True)
+        rows, choices = TOKENS * M * 4, TOKENS * 4 * 4
         if exchange == "gathered":
-            self.assertEqual(two, one // 4)
+            # Tokens, gradients of their sums, experts and gates.
+            self.assertEqual(one["all-gather"], 8 * (2 * rows + 2 * choices))
+            self.assertEqual(two["all-gather"], one["all-gather"] // 4)
+            self.assertLess(two["all-reduce"], one["all-reduce"] / 3)
         else:
-            self.assertEqual(one, 4 * 4 * rows)
-            # Of 16 tokens in buffers for two hosts, 15 have one of 4 experts there.
-            self.assertEqual(two, 0)
+            # Rows for 4 experts of a token, there and back, forward and backward. In two steps, a
+            # token for each of two hosts, its experts, its gates, and their gradients.
+            self.assertEqual(one["all-to-all"], 4 * 4 * rows)
+            self.assertEqual(two["all-to-all"], 2 * (4 * rows + 3 * choices))
 
     def test_parts_are_sent_one_by_one(self):
-        """Sends the same bytes in three times as many calls."""
+        """Sends the same bytes in twice as many calls."""
         calls = {
             chunks: [
                 call.bytes
-                for call in self.check_calls(
-                    "data=8", "expert", dispatch__exchange="gathered", exchange__chunks=chunks
+                for call in self.calls(
+                    "data=8",
+                    "expert",
+                    dispatch__exchange="gathered",
+                    dispatch__bound=0.0,
+                    exchange__chunks=chunks,
                 )
-                if call.kind == "all-gather" and call.bytes % (M * 8) == 0
+                if call.kind == "all-gather"
             ]
             for chunks in (1, 2)
         }

@@ -19,13 +19,14 @@ from starlette.testclient import TestClient
 
 import lingvo_gshard as gshard
 from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.metrics import Metrics
 from lingvo_gshard.wings.serving.model import ServedModel
 from lingvo_gshard.wings.serving.origins import Origins
 from lingvo_gshard.wings.serving.planning import app as planning
 from lingvo_gshard.wings.serving.planning.jobs import PlanJobs
 from lingvo_gshard.wings.serving.server import AppServer, ServerOptions, bind
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 from tests.fine_tuning.conversations import chat_models
 from tests.planning import example_plan
 from tests.serving.open_server import answer, open_server
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.xdist_group("serving")
 FEW, MANY = 60, 4_000
 FEW_HEADS, MANY_HEADS = 500, 10_000
 # Rare kinds of search are given up after a second.
-LIMITS = Limits(seconds=1.0, beam_size=2, kinds=4, queue_size=64)
+LIMITS = Limits(timeout=1.0, most_beam_size=2, most_kinds=4, queue_size=64)
 TOKEN = "s3cret"
 # A request is answered or refused within its deadline. Other processes may keep this one waiting.
 SECONDS = 20.0

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -259,8 +258,7 @@ def test_gpus_know_segments_from_hopper_on(kind, expected):
 
 
 def test_windows_of_a_wrong_cudnn_are_left_to_our_kernel(monkeypatch):
-    versions = types.SimpleNamespace(cudnn_get_version=lambda: 91400)
-    monkeypatch.setattr(cudnn_attention, "cuda_versions", versions)
+    monkeypatch.setattr(cudnn_attention, "check_cudnn_version", lambda: 91400)
     for window, expected in ((0, True), (3, False)):
         call = AttentionCall(True, window, has_segments=True, packed_segments=MOST)
         assert attention_cudnn.can_pack(call, [(B, N, L, D)] * 3, "H100") == expected

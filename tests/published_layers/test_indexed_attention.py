@@ -125,6 +125,7 @@ def test_counts_the_operations_of_the_indexer():
     dense, _ = make(attention_options.latent())
     shape = TokenShape(B, L)
     weights = 6 * HEADS * DIM + M * (DIM + HEADS)
-    more = 2 * B * L * (weights + L * HEADS * (DIM + 1))
+    visible = L * (L + 1) // 2
+    more = 2 * B * (L * weights + visible * HEADS * (DIM + 1))
     assert flops(layer, shape) == flops(dense, shape) + more
     assert isinstance(layer, IndexedAttention)

@@ -202,7 +202,7 @@ def test_sharded_records_equal_those_of_one_device(name, mesh, strategy):
 
 @pytest.mark.slow
 def test_rows_over_the_bound_of_a_dropless_dispatch_are_dropped():
-    dispatch = DroplessDispatch.params().set(bound=0.5)
+    dispatch = DroplessDispatch.params().set(bound=0.5, over_bound="drop")
     trainer = tiny_translation.trainer(stack_values={"moe.dispatch": dispatch})
     partitioning = Partitioning.make("data=8", "expert")
     runtime = SpmdRuntime(trainer, partitioning, devices_for(8))

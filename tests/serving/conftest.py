@@ -7,12 +7,13 @@ from starlette.testclient import TestClient
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import ServedModel
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 from tests.tools.conftest import language_model_logdir, trained_logdir
 
 # Programs are compiled while the first requests wait.
-PATIENT = Limits(seconds=600.0)
+PATIENT = Limits(timeout=600.0)
 
 __all__ = ["language_model_logdir", "trained_logdir"]
 

@@ -12,7 +12,8 @@ import pytest
 
 from lingvo_gshard.wings.serving import server as server_lib
 from lingvo_gshard.wings.serving.connection import ConnectionLimits
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.limits import Limits
+from lingvo_gshard.wings.serving.service import Service
 from tests.serving.open_server import answer, open_server
 
 pytestmark = pytest.mark.xdist_group("serving")
@@ -23,7 +24,7 @@ POST = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\n"
 
 @pytest.fixture
 def service(translating):
-    return Service(translating, Limits(seconds=600.0), token="secret")
+    return Service(translating, Limits(timeout=600.0), token="secret")
 
 
 def metric(service, name):
@@ -97,7 +98,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_used_again(service):
 
 
 def test_a_body_that_does_not_come_is_408(translating):
-    service = Service(translating, Limits(seconds=0.3))
+    service = Service(translating, Limits(timeout=0.3))
     with open_server(service) as server:
         with server.connect(POST + b"Content-Length: 100\r\n\r\n{") as opened:
             status, body = answer(opened)

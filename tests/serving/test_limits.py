@@ -1,5 +1,5 @@
 # tests: wings/serving/admission_queue.py, wings/serving/app.py, wings/serving/service.py
-# tests: wings/serving/errors.py, wings/serving/bodies.py
+# tests: wings/serving/errors.py, wings/serving/bodies.py, wings/serving/limits.py
 """Tests what happens at the limits: full queue, deadlines, clients that leave, tokens, sizes."""
 
 import asyncio
@@ -16,8 +16,9 @@ from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Answer, Finished, Hypothesis
 from lingvo_gshard.wings.serving.app import make_app
 from lingvo_gshard.wings.serving.errors import RequestError
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 from tests.data import corpora
 from tests.serving.conftest import PATIENT
 
@@ -116,7 +117,7 @@ def test_a_full_queue_is_503_and_takes_requests_again_when_it_is_empty(slow):
 
 def test_a_deadline_is_504_and_cancels_the_request(slow):
     engine, serve = slow
-    service = serve(seconds=30.0)
+    service = serve(timeout=30.0)
 
     async def run():
         (late,) = await posted(make_app(service), BODY | {"timeout": 0.05})
@@ -189,7 +190,7 @@ def test_an_engine_that_fails_is_500_and_the_next_request_is_answered(slow):
 
 
 def test_bodies_beyond_the_limit_are_413_also_without_a_length(translating):
-    client = TestClient(make_app(Service(translating, Limits(body_bytes=100))))
+    client = TestClient(make_app(Service(translating, Limits(most_body_bytes=100))))
     for content in (b"x" * 101, iter([b"x" * 60, b"x" * 60])):
         response = client.post("/v1/translate", content=content)
         assert response.status_code == 413 and "more than 100 bytes" in response.text

@@ -14,8 +14,9 @@ import time
 
 import pytest
 
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.origins import Origins
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 from tests.serving.open_server import answer, open_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -106,7 +107,7 @@ class Proxy:
 
 @pytest.fixture
 def service(translating):
-    return Service(translating, Limits(seconds=600.0), token="secret")
+    return Service(translating, Limits(timeout=600.0), token="secret")
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from starlette.testclient import TestClient
 from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError
 from lingvo_gshard.wings.inference.requests import Answer
 from lingvo_gshard.wings.serving.app import make_app
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import ServedModel
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 from tests.inference.gate import gate
 from tests.serving.conftest import PATIENT
 
@@ -73,7 +74,7 @@ def client_of(app):
 
 def test_a_rare_beam_that_is_compiled_delays_nobody(translating):
     """The rare request is given up with 504, and does not keep a worker from the others."""
-    service = Service(translating, Limits(seconds=600.0))
+    service = Service(translating, Limits(timeout=600.0))
     executables = translating.engine.executables
 
     async def run():
@@ -135,7 +136,7 @@ def test_a_compiler_that_hangs_is_told_to_those_who_need_it(serving, engine):
 
 
 def test_kinds_of_search_are_limited_and_old_ones_are_forgotten(serving, engine):
-    service = serving(kinds=2)
+    service = serving(most_kinds=2)
 
     async def run():
         async with client_of(make_app(service)) as client:
@@ -180,7 +181,7 @@ def test_kinds_of_search_are_limited_and_old_ones_are_forgotten(serving, engine)
 
 
 def test_clients_and_their_requests_are_told_apart(serving, engine):
-    app = make_app(serving(seconds=0.2))
+    app = make_app(serving(timeout=0.2))
     for host in ("192.0.2.1", "192.0.2.2", "192.0.2.1"):
         client = TestClient(app, client=(host, 1))
         client.post("/v1/translate", json=BODY | {"text": ["a", "b"]})

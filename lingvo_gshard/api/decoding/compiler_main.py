@@ -1,7 +1,5 @@
 """The process that compiles decoding programs for another one, which asks `CompilerProcess`."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -148,9 +148,7 @@ class Mixture:
         """Prepares the stream.
 
         Args:
-          groups: the groups.
           shares: the share of each group in block 0, 1 and so on. Later blocks have the last ones.
-          block_rows: rows of a block.
           seed: seed of all orders.
         """
         self.groups, self._block_rows, self._seed = groups, block_rows, seed

@@ -121,7 +121,6 @@ def prefetched_batches(
 
     Args:
       make: returns an iterator over the batches of an iterator's blocks.
-      blocks: the blocks.
       prefetched: batches made in advance; 0 for none, and no thread.
     """
     ahead = _BLOCKS_AHEAD if prefetched else 0
@@ -220,7 +219,6 @@ class PartialBatch(PackedBatch):
         Args:
           arrays: the batch as this process knows it.
           read_all: returns the batch with the tokens of all rows.
-          digest: the digest.
         """
         super().__init__(arrays)
         self.examples, self.digest, self._read_all = arrays.examples, digest, read_all
@@ -254,7 +252,6 @@ class Assembly:
         """Reads the records of batches.
 
         Args:
-          batches: the batches.
           own_rows: which rows to read; None for all.
 
         Raises:

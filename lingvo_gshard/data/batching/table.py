@@ -17,7 +17,6 @@ class Group:
     """The rows of a language from one source; their numbers are consecutive.
 
     Attributes:
-      language: the language.
       source: name of the source.
       begin: number of the first row.
       rows: number of rows.
@@ -37,7 +36,6 @@ class Records:
 
     Attributes:
       rows: numbers of the rows, ascending; None for all rows of a table.
-      sources: the sources.
       targets: the targets. A row that could not be read has no tokens on either side.
       marks: a mark of each target token, as an input defines them; None without marks.
     """

@@ -283,7 +283,6 @@ class FileReader(Reader):
         return tuple(split for split in ("dev", "test") if not self._whole.rows[split])
 
     def check_files(self) -> None:
-        """Raises ValueError if a file of any split is missing, before long reading starts."""
         for split in SPLITS:
             self.files(split)
 
@@ -312,7 +311,6 @@ class FileReader(Reader):
         """Returns the files of a split.
 
         Args:
-          split: the split.
           setting: where the user named them, for messages; "": the hyperparameter.
 
         Raises:

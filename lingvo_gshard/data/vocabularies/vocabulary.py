@@ -48,7 +48,6 @@ def piece_places(
 
     Args:
       model: cuts the text into pieces.
-      text: the text.
       start: is added to all places.
     """
     # Imports protobuf, which only this needs.

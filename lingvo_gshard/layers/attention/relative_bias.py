@@ -118,7 +118,6 @@ class RelativeBias:
     It can be an element of a `tf.nest` structure; its tensors are then the leaves.
 
     Attributes:
-      buckets: the buckets of distances.
       table_bN: the bias of each bucket and head.
       bias_NLK: float32, the bias of each query and key; None if it is not computed yet.
     """
@@ -162,7 +161,6 @@ def bucket_of(distances: tf.Tensor, buckets: DistanceBuckets) -> tf.Tensor:
 
     Args:
       distances: int32 positions of keys minus positions of queries.
-      buckets: the buckets.
     """
     most = buckets.max_distance
     # Distances beyond the largest share its bucket.

@@ -143,12 +143,6 @@ def hierarchical(option: str) -> AllToAll:
     current = current_partitioning()
     if current is None or current.mesh.size == 1 or tf.executing_eagerly():
         return single
-    shared = check_steps(option, current)
-    return lambda x, direction: _run_in_steps(x, direction, current, shared[::-1])
-
-
-def check_steps(option: str, current: Partitioning) -> list[str]:
-    """Returns the mesh axes that split both G and E; for the error see `hierarchical`."""
     (groups,), (experts,) = axes_of("G"), axes_of("E")
     shared = [axis for axis in experts if axis in groups]
     if len(shared) < 2:
@@ -158,7 +152,7 @@ def check_steps(option: str, current: Partitioning) -> list[str]:
             "two axes that split both, as in `mesh=host=2,data=4` "
             "`strategy='activations: B,G->host,data | E->host,data'`"
         )
-    return shared
+    return lambda x, direction: _run_in_steps(x, direction, current, shared[::-1])
 
 
 def _join_names(axes: Sequence[str]) -> str:
@@ -268,6 +262,24 @@ class Exchange(Configurable):
         """Whether rows are rounded when they are sent."""
         return bool(self.p.precision)
 
+    @property
+    def codec(self) -> Codec:
+        """The format of rows on their way to the experts."""
+        return CODECS[self.p.precision]
+
+    def transport(self) -> AllToAll:
+        """Returns the all-to-all.
+
+        Raises:
+          UserError: it cannot be hierarchical on this mesh.
+        """
+        return hierarchical(f"{self.path}.hierarchical") if self.p.hierarchical else single
+
+    def sizes_of_chunks(self, rows: int) -> list[int]:
+        """Returns sizes that differ by at most one, of `chunks` parts or one for each row."""
+        parts = max(min(self.p.chunks, rows), 1)
+        return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
+
     def run(self, x_GECM: tf.Tensor, compute: Compute, row: str = "M") -> tf.Tensor:
         """Returns [G,E,C,M]: the outputs of the experts for the buffers of all groups.
 
@@ -280,16 +292,23 @@ class Exchange(Configurable):
         Raises:
           UserError: the all-to-alls cannot be hierarchical on this mesh.
         """
-        transport = single
-        if self.p.hierarchical:
-            transport = hierarchical(f"{self.path}.hierarchical")
-        parts = _split(x_GECM, self.p.chunks, f"GEC{row}")
+        transport = self.transport()
+        parts = _split(x_GECM, self.sizes_of_chunks(x_GECM.shape[2]), f"GEC{row}")
         direction = Direction(TO_EXPERTS, row)
         results = []
         for index, part in enumerate(parts):
-            with chunk_context(index):
+            with self.chunk_context(index):
                 results.append(self._run_chunk(part, compute, direction, transport))
         return tf.concat(results, axis=2) if len(results) > 1 else results[0]
+
+    @staticmethod
+    def chunk_context(index: int) -> contextlib.AbstractContextManager:
+        """Sets the current context with a separate key for every chunk except the first."""
+        current = context.current()
+        if index == 0 or current.seed is None:
+            return context.use(current)
+        seed = random_numbers.hashed_fold_in_word(current.seed, index)
+        return context.use(dataclasses.replace(current, seed=seed))
 
     def _run_chunk(
         self, x_GECM: tf.Tensor, compute: Compute, direction: Direction, transport: AllToAll
@@ -335,7 +354,7 @@ class Exchange(Configurable):
         return send(x)
 
     def _codec(self, direction: Direction) -> Codec:
-        codec = CODECS[self.p.precision]
+        codec = self.codec
         return codec.returning or codec if direction.source == FROM_EXPERTS else codec
 
     def _received(
@@ -360,25 +379,9 @@ def _moves_rows() -> bool:
     return any(axis in groups and current.mesh.axis_size(axis) > 1 for axis in experts)
 
 
-def _split(x_GECM: tf.Tensor, chunks: int, layout: str) -> list[tf.Tensor]:
-    """Returns parts along C whose sizes differ by at most one, none of them empty."""
-    sizes = chunk_sizes(x_GECM.shape[2], chunks)
+def _split(x_GECM: tf.Tensor, sizes: Sequence[int], layout: str) -> list[tf.Tensor]:
+    """Returns parts along C."""
     if len(sizes) < 2:
         return [x_GECM]
     # Without an annotation of each part, XLA sends the whole buffer and splits it afterwards.
     return [annotate(part, layout) for part in tf.split(x_GECM, sizes, axis=2)]
-
-
-def chunk_sizes(rows: int, chunks: int) -> list[int]:
-    """Returns sizes that differ by at most one, of `chunks` parts or as many as there are rows."""
-    parts = max(min(chunks, rows), 1)
-    return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
-
-
-def chunk_context(index: int) -> contextlib.AbstractContextManager:
-    """Sets the current context with a separate key for every chunk except the first."""
-    current = context.current()
-    if index == 0 or current.seed is None:
-        return context.use(current)
-    seed = random_numbers.hashed_fold_in_word(current.seed, index)
-    return context.use(dataclasses.replace(current, seed=seed))

@@ -137,7 +137,6 @@ def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
     Within `Groups.ordered` a group has the same numbers in any order of the groups.
 
     Args:
-      shape: the shape.
       key: int32 [2].
     """
     order = token_context.current().group_order

@@ -109,43 +109,35 @@ class TokenChoiceRouting(Routing):
 
     def load(self) -> tf.Tensor:
         """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
-        return self._sum_by_expert([tf.cast(a.kept_GS, tf.float32) for a in self.assignments])
+        kept = [tf.cast(a.kept_GS, tf.float32) for a in self.assignments]
+        return tf.reduce_sum(self._by_expert(kept), (0, 1))
 
     def gate_sums(self) -> tf.Tensor:
         """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
-        return self._sum_by_expert([tf.where(a.kept_GS, a.gate_GS, 0.0) for a in self.assignments])
+        return tf.reduce_sum(self.token_gates(), (0, 1))
 
-    def _sum_by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns [E]: for each expert, the sum of the values of its tokens.
+    def token_gates(self) -> tf.Tensor:
+        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
+        return self._by_expert([tf.where(a.kept_GS, a.gate_GS, 0.0) for a in self.assignments])
+
+    def _by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns [G,S,E]: each token's values at its experts, 0 elsewhere.
 
         Args:
           values_GS: one tensor for each assignment.
         """
         return tf.add_n(
             [
-                tf.einsum("GSE,GS->E", self._one_hot(a), value_GS)
+                tf.one_hot(a.expert_GS, self.num_experts) * value_GS[..., None]
                 for a, value_GS in zip(self.assignments, values_GS, strict=True)
             ]
         )
 
-    def token_gates(self) -> tf.Tensor:
-        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
-        return tf.add_n(
-            [
-                self._one_hot(a) * tf.where(a.kept_GS, a.gate_GS, 0.0)[..., None]
-                for a in self.assignments
-            ]
-        )
-
-    def _one_hot(self, assignment: Assignment) -> tf.Tensor:
-        return tf.one_hot(assignment.expert_GS, self.num_experts)
-
     def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the number of requested capacity slots, and how many were free."""
         del mask_GS
-        wanted = tf.add_n([tf.reduce_sum(a.wanted_GS) for a in self.assignments])
-        kept = tf.add_n([tf.reduce_sum(tf.cast(a.kept_GS, tf.float32)) for a in self.assignments])
-        return wanted, kept
+        wanted_GS = tf.add_n([a.wanted_GS for a in self.assignments])
+        return tf.reduce_sum(wanted_GS), tf.reduce_sum(self.load())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,6 @@ def combine(
 
     Args:
       layer: the mixture of experts.
-      theta: its weights.
       x_BLM: the tokens.
       mask_BL: 0 at padding.
       y_BLM: the output of the routed experts.

@@ -181,7 +181,6 @@ class Sequential(Execution):
 
     @layer_method
     def unrolled(self, theta: Sequence[NestedMap]) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order of execution."""
         return list(zip(self.body, theta, strict=True))
 
     def _rematerialized(

@@ -101,7 +101,6 @@ class TransformerLayer(Layer):
 
     @classmethod
     def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that prevents computing several stages as one operation, or ''."""
         attentions = ["self_attention", "cross_attention"][: 1 + params.has_cross_attention]
         for name in attentions:
             kernel = params.get(name).kernel.cls
@@ -133,7 +132,6 @@ class TransformerLayer(Layer):
         """Returns [B,L,M].
 
         Args:
-          theta: weights of this layer.
           x_BLM: packed rows.
           masks: `self_attention.mask` of the segments of x, for each reach among the layers that
             share them.

@@ -70,7 +70,6 @@ def annotated(value: ir.Value, text: str, open_dimensions: Sequence[int] = ()) -
     """Returns a value with an annotation, which is added at the current insertion point.
 
     Args:
-      value: the value.
       text: the sharding, as HLO writes it.
       open_dimensions: the dimensions whose split is left to the partitioner.
     """
@@ -106,7 +105,6 @@ def shortened(text: str, mesh: Mesh) -> str:
 
     Args:
       text: the sharding, such as "{devices=[2,2]0,2,1,3}".
-      mesh: the mesh.
 
     Returns:
       the same sharding, such as "{devices=[2,2]<=[2,2]T(1,0)}"; the text itself if the list is not

@@ -28,7 +28,6 @@ class HeldVariable:
     """A variable that a function reads or writes, and its place in the function's program.
 
     Attributes:
-      variable: the variable.
       array: its path, shape, dtype and split.
     """
 

@@ -74,7 +74,6 @@ def put(
     Args:
       array: the stored array.
       value: the value, of the shape without padding.
-      shape: that shape.
       mesh: the devices.
       is_donated: as in `Array.put`.
 

@@ -44,7 +44,11 @@ _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float
 
 
 class SavedStep:
-    """A compiled training step from a file, with a state and a batch."""
+    """A compiled training step from a file, with a state and a batch.
+
+    Attributes:
+      options: the options of XLA's compiler that it was loaded with.
+    """
 
     def __init__(
         self,
@@ -69,12 +73,12 @@ class SavedStep:
         self.path, self.program, self.work = path, program, program.work
         self.devices = _devices(path, program.mesh)
         check_platform(path, program_file.read(path)[0], self.devices[0])
-        self._options = dict(options or {})
+        self.options = dict(options or {})
         platform = platform_of(self.devices[0])
         self.gemm_dtype = product_dtype(program.exported(platform).mlir_module())
         progress.begin("compiling the step")
         started = time.perf_counter()
-        self.compiled = _compile(program, self.devices, self._options)
+        self.compiled = _compile(program, self.devices, self.options)
         self.compile_seconds = time.perf_counter() - started
         progress.begin("making a state")
         mesh = jax.sharding.Mesh(program.mesh.arrange(self.devices), program.mesh.names)
@@ -101,7 +105,7 @@ class SavedStep:
 
     def recompile(self, options: Mapping[str, str]) -> None:
         """Compiles the step again with more options of XLA's compiler; the state stays."""
-        self.compiled = _compile(self.program, self.devices, {**self._options, **options})
+        self.compiled = _compile(self.program, self.devices, {**self.options, **options})
 
     def __call__(self) -> Callable[[], float]:
         """Starts a step and returns a function that waits for its loss."""

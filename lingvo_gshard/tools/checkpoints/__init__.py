@@ -8,8 +8,6 @@
 Each subcommand has its own help: gshard-checkpoints list --help.
 """
 
-from __future__ import annotations
-
 from lingvo_gshard.tools.console import subcommands
 
 SUBCOMMANDS = {

@@ -1,7 +1,5 @@
 """Entry points of the commands: watch signals before anything that is slow is imported."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

@@ -123,7 +123,6 @@ def answer_lines(
     """Answers lines as they arrive and returns the exit code.
 
     Args:
-      lines: the lines.
       respond: writes the answers to a batch of lines. Its second argument is the number of lines
         before the batch.
       skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.

@@ -24,14 +24,12 @@ class _PlanningStages(StageDisplay):
             super().begin("starting")
 
     def begin(self, stage: str, unit: str = "", total: int | None = None) -> None:
-        """Ends the current stage and shows the next one."""
         if self._heading:
             self.say(self._heading)
         self._heading = ""
         super().begin(stage, unit, total)
 
     def say(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
         super().say(with_flags(text))
 
 

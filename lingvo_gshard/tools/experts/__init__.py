@@ -16,8 +16,6 @@ Each subcommand has its own help: gshard-experts report --help. All but watched 
 Params, the vocabularies and the best or newest checkpoint of --logdir.
 """
 
-from __future__ import annotations
-
 from lingvo_gshard.tools.console import subcommands
 
 SUBCOMMANDS = {

@@ -55,7 +55,6 @@ def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
     Args:
       shape: shape of the whole tensor.
       split: the mesh axes that split each dimension, which must divide evenly.
-      mesh: the mesh.
     """
     counts = [mesh.parts(axes) for axes in split]
     found = []

@@ -51,7 +51,6 @@ class WeightStatistics:
     Attributes:
       path: path of the weight.
       layout: its letters.
-      shape: its shape.
       dtype: the type that it is stored in.
       mean: mean of the elements.
       deviation: standard deviation of the elements.

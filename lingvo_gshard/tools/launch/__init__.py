@@ -14,8 +14,6 @@ the newest checkpoint.
 gshard-launch local --help. docs/clusters.md has a section for each kind of cluster.
 """
 
-from __future__ import annotations
-
 from lingvo_gshard.tools.console import subcommands
 from lingvo_gshard.tools.launch.words import check_utf8
 

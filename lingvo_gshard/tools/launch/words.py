@@ -1,7 +1,5 @@
 """Checks words that go into scripts and manifests."""
 
-from __future__ import annotations
-
 from lingvo_gshard.core import UserError
 
 

@@ -84,7 +84,7 @@ def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) 
     ]
     if not rows:
         return
-    table = make_table("buffers that drop nothing", right=("option", "planned", *_HEADINGS))
+    table = make_table("buffers that hold all rows", right=("option", "planned", *_HEADINGS))
     for path, option, planned, found in rows[:MAX_ROWS]:
         numbers = (_factor(getattr(found, name)) for name in _NAMES)
         table.add_row(escape(path), option, _factor(planned), *numbers)

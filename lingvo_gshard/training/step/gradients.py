@@ -149,7 +149,6 @@ class Gradients:
         given, what the pass measures for it is the entry of the gradients of the part's name.
 
         Args:
-          theta: the weights.
           batch: feature name -> tensor.
           key: int32 [2], seeds the random numbers.
           on_output: called with each layer's output in forward order, as in `context.scope`.

@@ -147,7 +147,6 @@ class StepPart:
 
         Args:
           precision: the Precision of the trainer.
-          task: the task.
           platform: jax's name of the devices' platform.
           has_kernels: whether the step uses the platform's kernels.
         """
@@ -179,7 +178,6 @@ class StepPart:
         """Returns metrics of an update, name -> scalar.
 
         Args:
-          update: the update.
           state: the state after the step.
         """
         return {}

@@ -88,7 +88,6 @@ class Agent:
 
         Args:
           options: of the job.
-          host: this host.
           meeting: where the agents meet.
           meshes: number of hosts -> mesh, for each number that can train.
           command: returns the command of a worker.

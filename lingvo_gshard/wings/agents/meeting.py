@@ -231,7 +231,6 @@ def _new_file(
 
     Args:
       path: the other file.
-      content: all bytes.
       mode: permissions.
       syncs: whether to wait for the disk.
     """

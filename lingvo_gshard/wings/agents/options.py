@@ -1,7 +1,5 @@
 """AgentOptions: how the agents of a job meet, and when a job goes on or ends."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_gshard.core import Options, UserError, option

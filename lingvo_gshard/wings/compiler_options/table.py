@@ -95,6 +95,10 @@ _MLPERF = (
     "https://github.com/AI-Hypercomputer/maxtext/blob/ac9bf614e59e452077ec782c02a45519f004a78b/"
     "MaxText/inference_mlperf/trillium/select_xla_flags.py"
 )
+_OLMOE = (
+    "https://github.com/AI-Hypercomputer/maxtext/blob/dd9c95112759f4e268128f997975f9afcbab3279/src/"
+    "maxtext/trainers/pre_train/scripts/olmo/run_olmoe3_3p5b_v4_128.sh"
+)
 _STREAMS = "https://github.com/openxla/xla/blob/main/xla/service/gpu/thunk_emitter.cc"
 _MOE = "docs/moe.md"
 _RAGGED = "https://github.com/marin-community/marin/pull/8081"
@@ -196,6 +200,15 @@ OPTIONS = (
         _MOE,
         devices=None,
         variant=ALL_TO_ALLS,
+    ),
+    CompilerOption(
+        "tpu",
+        "xla_tpu_enable_async_ragged_all_to_all",
+        "True",
+        "ragged exchanges of dropless experts are asynchronous, so that the shared expert runs "
+        "beside them; on since its authors measured steps of 64 v4 to be faster with it",
+        _OLMOE,
+        devices=_CORES,
     ),
     CompilerOption(
         "cuda",

@@ -23,7 +23,7 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.exchange import Exchange, check_steps
+from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.sharding import (
     collectives,
     current_partitioning,
@@ -60,7 +60,7 @@ class ExpertRegion:
       expert_axes: the axes among `group_axes` that also split the experts.
       dispatch: the Params of the DroplessDispatch.
       path: their Params path.
-      options: the Params of the layer's `Exchange`.
+      options: the layer's options of all exchanges.
     """
 
     experts: Experts
@@ -68,11 +68,11 @@ class ExpertRegion:
     expert_axes: Axes
     dispatch: Params
     path: str
-    options: Params
+    options: Exchange
 
     @classmethod
     def for_partitioning(
-        cls, experts: Experts, dispatch: Params, path: str, options: Params
+        cls, experts: Experts, dispatch: Params, path: str, options: Exchange
     ) -> ExpertRegion:
         """Returns the region for the current partitioning.
 
@@ -173,7 +173,7 @@ class ExpertRegion:
         p, devices = self.dispatch, _count_devices(self.expert_axes)
         path = f"{self.path}.exchange"
         cls = exchange_class(
-            p.exchange, platform_in_use(), devices, choices, p.bound, self.options, path
+            p.exchange, platform_in_use(), devices, choices, p.bound, self.options.p, path
         )
         bound = p.bound if devices > 1 else 0.0
         return cls(self.experts, self.expert_axes, padded_experts, bound, self.options)
@@ -283,14 +283,12 @@ class DroplessDispatch(Dispatch):
         assignments, num_experts = routing.assignments, routing.num_experts
         expert_kGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
         gate_kGS = tf.stack([a.gate_GS for a in assignments])
-        partitioning = current_partitioning()
-        if partitioning is None or mesh_in_use() is None:
+        if current_partitioning() is None or mesh_in_use() is None:
             cls = exchange_class(self.p.exchange, "", 1, len(assignments), 0.0, exchange.p, "")
-            own = cls(experts, (), num_experts, 0.0, exchange.p)
+            own = cls(experts, (), num_experts, 0.0, exchange)
             return _run_on_one_device(x_GSM, expert_kGS, gate_kGS, own, theta)
-        if exchange.p.hierarchical:
-            check_steps(f"{exchange.path}.hierarchical", partitioning)
-        region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange.p)
+        exchange.transport()  # Raises the error of a mesh without two axes.
+        region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange)
         y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))

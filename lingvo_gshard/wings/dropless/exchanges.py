@@ -8,9 +8,9 @@ Each device of a group has tokens and experts of its own. All exchanges compute 
 - `fixed`: an all-to-all sends each device a buffer for as many rows as `bound` allows.
 - `ragged`: XLA's ragged-all-to-all sends the rows that there are (wings/kernels/exchange.py).
 
-Which one is chosen, and why, is in `default_exchange`. The options are those of
-`layers.moe.exchange.Exchange`: 8 bits, parts of the tokens one after another, and steps for the
-axes of a mesh. In two steps, a token crosses once to each host that has experts of its own.
+Which one is chosen, and why, is in `default_exchange`. `layers.moe.exchange.Exchange` has options
+for all of them: 8 bits, parts of the tokens one after another, and a step for each mesh axis. In
+two steps, a token crosses once to each host that has one of its experts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lingvo_gshard.core import (
     Params,
     UserError,
     custom_gradient,
+    known_sizes,
     optimization_barrier,
     random_numbers,
 )
@@ -32,13 +33,14 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import Experts
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
-from lingvo_gshard.layers.moe.exchange import CODECS, Codec, chunk_context, chunk_sizes
+from lingvo_gshard.layers.moe.exchange import Codec, Exchange
 from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless.sorted_rows import SortedRows, clip_loads
 from lingvo_gshard.wings.kernels.exchange import Route
 
 LOCAL_LETTERS = {
+    "h": "hosts, along all axes of the experts but the last",
     "a": "tokens of all devices of a group",
     "k": "choices of a token",
     "d": "devices of a group, along the axes of the experts",
@@ -85,14 +87,14 @@ class RowExchange:
       axes: mesh axes that split the experts. Devices along them are a group.
       num_experts: the number of experts on all devices, padding included.
       bound: as in DroplessDispatch.
-      options: the Params of the layer's `Exchange`.
+      exchange: the layer's options of all exchanges.
     """
 
     experts: Experts
     axes: Axes
     num_experts: int
     bound: float
-    options: Params
+    exchange: Exchange
 
     @property
     def devices(self) -> int:
@@ -103,11 +105,6 @@ class RowExchange:
     def local_experts(self) -> int:
         """The number of experts of a device."""
         return self.num_experts // self.devices
-
-    @property
-    def codec(self) -> Codec:
-        """The format of rows on their way to the experts."""
-        return CODECS[self.options.precision]
 
     def compute(
         self, x_TM: tf.Tensor, expert_kT: tf.Tensor, gate_kT: tf.Tensor, theta: NestedMap
@@ -139,8 +136,8 @@ class RowExchange:
 
     def _trips(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> tuple[list[int], list[Trip]]:
         """Returns the number of tokens of each part, and their trips."""
-        tokens = expert_kT.shape[1]
-        sizes = chunk_sizes(tokens, self.options.chunks if self.devices > 1 else 1)
+        tokens = known_sizes(expert_kT.shape)[1]
+        sizes = self.exchange.sizes_of_chunks(tokens) if self.devices > 1 else [tokens]
         with tf.name_scope(DISPATCH_SCOPE):
             choices = zip(tf.split(expert_kT, sizes, 1), tf.split(gate_kT, sizes, 1), strict=True)
             return sizes, [self.trip(*each) for each in choices]
@@ -167,11 +164,11 @@ def _run(trips: Sequence[Trip], parts_TM: Sequence[tf.Tensor], theta: NestedMap)
     y_CM = None
     for index, (trip, x_CM) in enumerate(zip(trips, arrived, strict=True)):
         if y_CM is None:
-            with chunk_context(index):
+            with Exchange.chunk_context(index):
                 y_CM = trip.compute(x_CM, theta)
             continue
         x_CM, y_CM = _wait_for_both(x_CM, y_CM)
-        with chunk_context(index):
+        with Exchange.chunk_context(index):
             following_CM = trip.compute(x_CM, theta)
         with tf.name_scope(COMBINE_SCOPE):
             y_TM, y_CM = _wait_for_both(trips[index - 1].back(y_CM), following_CM)
@@ -202,9 +199,9 @@ class OwnRows(RowExchange):
         """
         rows = SortedRows(expert_kT, self.num_experts)
         return Trip(
-            lambda x: _send(x, tf.identity, tf.identity, self.codec, Codec()),
+            lambda x: _send(x, tf.identity, tf.identity, self.exchange.codec, Codec()),
             lambda x, theta: rows.compute(x, gate_kT, self.experts, theta),
-            lambda y: _send(y, tf.identity, tf.identity, Codec(), self.codec),
+            lambda y: _send(y, tf.identity, tf.identity, Codec(), self.exchange.codec),
             lambda: expert_kT < self.num_experts,
         )
 
@@ -214,7 +211,7 @@ class GatheredExchange(RowExchange):
 
     def trip(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> Trip:
         """Computes the rows of all devices for the experts of this one; see RowExchange."""
-        steps = [(axis,) for axis in self.axes] if self.options.hierarchical else [self.axes]
+        steps = [(axis,) for axis in self.axes] if self.exchange.p.hierarchical else [self.axes]
 
         def gather(rows: tf.Tensor) -> tf.Tensor:
             for axes in steps:
@@ -234,14 +231,14 @@ class GatheredExchange(RowExchange):
         """Returns the way of tokens that are gathered, and whose sums are scattered.
 
         Args:
-          gather: [T,...] -> [a,...], from what this device has of its tokens to what it gets of
-            those of all devices; zeros where there is no token.
+          gather: [T,...] -> [a,...], from a row for each token of this device to the rows of all
+            devices; zeros where there is no token.
           scatter: [a,M] -> [T,M], the reverse, with the sums over devices.
           expert_kT: as `compute` takes it.
           gate_kT: as there.
         """
         sent = expert_kT.shape.num_elements()
-        # Where there is no token, there is no expert either.
+        # No token has no expert: 0 becomes -1.
         expert_ka = tf.transpose(gather(tf.transpose(expert_kT) + 1)) - 1
         gate_ka = tf.transpose(gather(tf.transpose(gate_kT)))
         own_ka = expert_ka - collectives.place_along(self.axes) * self.local_experts
@@ -255,9 +252,9 @@ class GatheredExchange(RowExchange):
             return tf.transpose(scatter(tf.transpose(is_computed_ka))) > 0
 
         return Trip(
-            lambda x: _send(x, gather, scatter, self.codec, Codec()),
+            lambda x: _send(x, gather, scatter, self.exchange.codec, Codec()),
             lambda x, theta: rows.compute(x, gate_ka, self.experts, theta, sent, bound),
-            lambda y: _send(y, scatter, gather, Codec(), self.codec),
+            lambda y: _send(y, scatter, gather, Codec(), self.exchange.codec),
             kept,
             tf.maximum(tf.reduce_sum(rows.load_E) - bound, 0),
         )
@@ -288,7 +285,6 @@ class TwoStepExchange(GatheredExchange):
         slots = hosts * room
         slot_hT = tf.where(is_sent_hT, slot_hT, slots)
         permutation = Permutation(slot_hT, slots)
-        ones_hT = tf.ones([hosts, tokens])
 
         def gather(rows: tf.Tensor) -> tf.Tensor:
             sent = tf.reshape(permutation.permute(rows), [hosts, room, rows.shape[-1]])
@@ -298,7 +294,7 @@ class TwoStepExchange(GatheredExchange):
         def scatter(rows: tf.Tensor) -> tf.Tensor:
             own = _scattered(rows, (inner,))
             back = collectives.all_to_all(own[tf.newaxis], tuple(outer), 1, 0)
-            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), ones_hT)
+            return permutation.unpermute(tf.reshape(back, [slots, rows.shape[-1]]), None)
 
         trip = self.trip_by(gather, scatter, expert_kT, gate_kT)
         unsent = tf.reduce_sum(tf.where(is_sent_hT, 0, count_hT))
@@ -321,8 +317,8 @@ def _send(x: tf.Tensor, there: Move, back: Move, codec: Codec, returning: Codec)
       x: the rows.
       there: moves arrays [R,...].
       back: the reverse.
-      codec: the format in which rows move there.
-      returning: the format in which their gradients move back.
+      codec: the format of the rows.
+      returning: the format of their gradients.
     """
 
     @custom_gradient
@@ -394,13 +390,12 @@ class FixedExchange(RowExchange):
           expert_C: int32, the number of the expert of each row that arrives; `local_experts` where
             there is none.
         """
-        codec, sent = self.codec, gate_kT.shape.num_elements()
+        codec, sent = self.exchange.codec, gate_kT.shape.num_elements()
         returning = codec.returning or codec
         rows = SortedRows(expert_C[tf.newaxis], self.local_experts)
-        gate_1C = tf.ones([1, expert_C.shape[0]])
         return (
             lambda x: _send(permutation.permute(x), there, back, codec, returning),
-            lambda x, theta: rows.compute(x, gate_1C, self.experts, theta, sent),
+            lambda x, theta: rows.compute(x, None, self.experts, theta, sent),
             lambda y: permutation.unpermute(_send(y, back, there, returning, codec), gate_kT),
         )
 
@@ -455,8 +450,8 @@ def check_exchange_name(name: str, path: str) -> None:
       name: the name; "" for the default.
       path: Params path of the name, for the message.
     """
-    if name and name not in EXCHANGES:
-        raise UserError(f"{path}: {name!r}. {names.nearest(name, list(EXCHANGES))}")
+    if name:
+        names.check(name, EXCHANGES, f"{path}: {name!r}")
 
 
 def default_exchange(platform: str, devices: int, choices: float, bound: float) -> str:
@@ -469,9 +464,11 @@ def default_exchange(platform: str, devices: int, choices: float, bound: float) 
     (https://github.com/marin-community/marin/issues/4311).
 
     `gathered` receives every token of the group once. `fixed` receives a row for each choice of as
-    many tokens as a device has, times `bound`, and moves less in larger groups. Nobody has measured
-    where it becomes faster. We accept four times the traffic for `gathered`, which drops fewer rows
-    and sends no empty ones. On 64 GB200 `fixed` reached 22.4% of the peak
+    many tokens as a device has, times `bound`, and moves less in larger groups. Among hosts, tokens
+    cross once for all GPUs of a host, over the adapters of all, where each row of an all-to-all
+    crosses by its own (https://github.com/NVIDIA/nccl-tests/issues/130). With sums in float32,
+    `gathered` is planned faster up to about 5 x `choices` x `bound` devices, and we take it up to 4
+    (docs/moe.md). On 64 GB200 `fixed` reached 22.4% of the peak
     (https://github.com/marin-community/marin/pull/7780).
 
     Args:
@@ -485,7 +482,7 @@ def default_exchange(platform: str, devices: int, choices: float, bound: float) 
         return "ragged"
     if hardware != "cuda":
         return "fixed"
-    moves_less = devices <= _HOST or 4 * choices >= devices
+    moves_less = devices <= _HOST or 4 * choices * bound >= devices
     return "gathered" if moves_less or not bound else "fixed"
 
 

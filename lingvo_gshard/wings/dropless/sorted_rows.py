@@ -38,7 +38,7 @@ class SortedRows:
     def compute(
         self,
         x_TM: tf.Tensor,
-        gate_kT: tf.Tensor,
+        gate_kT: tf.Tensor | None,
         experts: Experts,
         theta: NestedMap,
         even_rows: int = 0,
@@ -48,7 +48,8 @@ class SortedRows:
 
         Args:
           x_TM: the tokens.
-          gate_kT: float32, the gate of each choice.
+          gate_kT: float32, the gate of each choice. None: gates are 1, and the output of a token
+            with a choice that has no expert is undefined.
           experts: the experts.
           theta: the weights of the experts of `load_E`.
           even_rows: the number of rows with an expert under balanced loads; 0: all rows.
@@ -73,7 +74,7 @@ class SortedRows:
         # A kernel ignores the rows after the last group.
         order_r = tf.pad(self._order_r[:slots], [[0, max(slots - count, 0)]])
         entry_r = tf.where(tf.range(slots) < computed, order_r, count)
-        permutation = Permutation(slot_kT, slots, zero_empty=not platform, entry_of_slot=entry_r)
+        permutation = Permutation(slot_kT, slots, not platform, entry_r, gate_kT is not None)
         x_rows = permutation.permute(x_TM)
         if platform:
             y_rows = sorted_experts.compute_sorted(experts, theta, x_rows, load_E, even_rows)

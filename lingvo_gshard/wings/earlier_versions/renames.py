@@ -177,7 +177,7 @@ def lines_today(lines: list[Line]) -> list[Line]:
       lines: (path, value, number of the line).
     """
     found = [(path_today(path), class_today(value), number) for path, value, number in lines]
-    found = _without_moved_options(found)
+    found = _with_dropped_rows(_without_moved_options(found))
     is_old = any(path == f"{_TRAINER}.cls" for path, _, _ in lines)
     return [*found, ("run.cls", f"{_RUN_OPTIONS}.RunOptions", 0)] if is_old else found
 
@@ -198,6 +198,17 @@ def _without_moved_options(lines: list[Line]) -> list[Line]:
         else:
             classes[path] = f"{_PACKAGE}{cls}"
     return [(path, classes.get(path, v), n) for path, v, n in lines if path not in left_out]
+
+
+def _with_dropped_rows(lines: list[Line]) -> list[Line]:
+    """Returns lines whose bounds of dropless dispatch drop rows, as all bounds did once."""
+    known = {path for path, _, _ in lines}
+    found = list(lines)
+    for path, value, number in lines:
+        choice = f"{path.removesuffix('bound')}over_bound"
+        if path.endswith(".dispatch.bound") and float(value) and choice not in known:
+            found.append((choice, "'drop'", number))
+    return found
 
 
 def last_path(text: str) -> str | None:

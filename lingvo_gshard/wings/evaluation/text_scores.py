@@ -120,7 +120,6 @@ def average(
     """Averages scores over languages, each counting the same.
 
     Args:
-      scores: language -> scores.
       least_rows: languages with fewer rows are left out.
 
     Returns:
@@ -198,8 +197,6 @@ class TextScores(Evaluation):
     Attributes:
       cross_entropy: nats per token, ends of documents counted as tokens.
       perplexity: per token.
-      perplexity_per_word: per word.
-      bits_per_byte: per byte.
       accuracy: share of tokens that the model finds most likely.
       tokens: number of tokens, ends of documents included.
       documents: number of documents.
@@ -247,7 +244,6 @@ class TextScores(Evaluation):
         return f"{self.documents:,} documents"
 
     def to_record(self) -> dict[str, Any]:
-        """Returns the scores by name."""
         found = dataclasses.asdict(self)
         return found if self.sources else {k: v for k, v in found.items() if k != "sources"}
 
@@ -343,7 +339,6 @@ def _add(
     Args:
       found: what to add to.
       runtime: holds the weights.
-      batches: the batches.
       progress: is told how many tokens were read.
       before: tokens read before.
     """

@@ -45,7 +45,6 @@ class TranslationScores(Evaluation):
     """Scores of the translations of some rows.
 
     Attributes:
-      rows: the rows.
       translations: the model's translation of each row's source.
       sources_cut: number of sources that were too long and lost their end.
       languages: source language -> its scores.

@@ -42,7 +42,6 @@ def flops(layer: Layer, shape: TokenShape) -> int:
     exactly once each. Without one, the operations are the sum over the layer's children.
 
     Args:
-      layer: the layer.
       shape: the positions that the pass computes.
     """
     return sum(flops(child, shape) for child in layer.child_layers())

@@ -87,7 +87,6 @@ class Adapters(Layer):
         """Returns activations times the first factor of a weight, scaled, and their letters.
 
         Args:
-          theta: weights of this layer.
           name: name of the adapted weight.
           equation: the einsum equation of the product with the weight.
           x: the activations that the weight is multiplied with.

@@ -51,7 +51,6 @@ class Partitioned:
         """Makes the callable; for the arguments see `partition`.
 
         Args:
-          function: the function.
           partitioning: the mesh, and what is split over its axes.
           devices: as many as the mesh has places.
           layouts: the layouts of the arguments.

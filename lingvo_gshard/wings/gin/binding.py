@@ -42,7 +42,6 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
     the node apply to the new Params, wherever they are written.
 
     Args:
-      params: The Params.
       files: Paths of gin files. Included files are searched in the working directory, the
         directory of the including file, and installed packages.
       bindings: Statements such as "run.steps = 100".

@@ -30,7 +30,6 @@ class CollectivesInFlight:
         """Begins before the first instruction.
 
         Args:
-          computation: the computation.
           around: names of collectives that are under way while the whole computation runs.
         """
         self._around = tuple(around)

@@ -43,7 +43,6 @@ def collectives(
     reported where it starts. A transfer between slices is reported where it sends.
 
     Args:
-      instruction: the instruction.
       mesh: the mesh that the program was partitioned for.
       slices: the TPU slices that the mesh extends over.
     """

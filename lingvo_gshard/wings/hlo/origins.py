@@ -54,7 +54,6 @@ class Origins:
         whose result goes into an optimizer computes a gradient.
 
         Args:
-          instruction: the instruction.
           parts: the instructions that it consists of, with the elements computed of each.
           matmuls: the matrix products among its parts, the largest first.
         """
@@ -70,7 +69,6 @@ class Origins:
         products have dispatch only before them, and combine only after them.
 
         Args:
-          instruction: the instruction.
           name: its name, as `name` returns it.
           matmuls: its matrix products, the largest first.
         """

@@ -66,7 +66,6 @@ def axes_of_groups(groups: Groups, mesh: Mesh, slices: int = 1) -> tuple[tuple[s
 
     Args:
       groups: positions in the mesh; () for a single group of all devices.
-      mesh: the mesh.
       slices: number of TPU slices that the mesh extends over.
     """
     groups = groups or (tuple(range(mesh.size)),)

@@ -1,7 +1,5 @@
 """ModelFacts: what the host must know of a model to decode with it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

@@ -43,7 +43,6 @@ def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | Nested
     """Returns a weight as products read it, with the precision of the context.
 
     Args:
-      weight: the weight.
       layout: its letters. Each expert, E, has a product of its own.
       contracted: the letters that products sum over. They are the first or the last of a product's.
     """

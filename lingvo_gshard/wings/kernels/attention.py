@@ -28,9 +28,9 @@ BACKWARD = register(
 def obstacle(
     platform: str,
     call: AttentionCall,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
-    values_BNKD: tf.Tensor,
+    query_BNLD: tf.Tensor | tf.TensorSpec,
+    keys_BNKD: tf.Tensor | tf.TensorSpec,
+    values_BNKD: tf.Tensor | tf.TensorSpec,
 ) -> str:
     """Returns why a platform's kernel cannot compute an attention; "" if it can.
 
@@ -48,15 +48,13 @@ def obstacle(
     )
 
 
-def with_packed_segments(
-    call: AttentionCall, most: int, arrays: Sequence[tf.Tensor]
-) -> AttentionCall:
+def with_packed_segments(call: AttentionCall, most: int, *arrays: tf.Tensor) -> AttentionCall:
     """Returns a call that computes the segments of rows one by one, if a kernel of the device can.
 
     Args:
       call: the static arguments, without a ring.
       most: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
-      arrays: queries, keys and values of one device; queries and keys have the same segments.
+      *arrays: queries, keys and values of one device; queries and keys have the same segments.
     """
     if not (most and call.has_segments and platform_in_use() == "cuda"):
         return call
@@ -93,7 +91,7 @@ def attend(
         has.
       most_segments: the most segments of a row; 0 if nothing is known of them. See `AttentionMask`.
     """
-    call = with_packed_segments(call, most_segments, (query_BNLD, keys_BNKD, values_BNKD))
+    call = with_packed_segments(call, most_segments, query_BNLD, keys_BNKD, values_BNKD)
 
     @custom_gradient
     def compute(*operands: tf.Tensor) -> Any:
@@ -162,8 +160,8 @@ def gradients(
 def computed_share(
     platform: str,
     call: AttentionCall,
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
+    query_BNLD: tf.Tensor | tf.TensorSpec,
+    keys_BNKD: tf.Tensor | tf.TensorSpec,
     is_gradient: bool = False,
 ) -> float:
     """Returns the share of the pairs of queries and keys that a platform's kernel computes."""

@@ -73,11 +73,9 @@ def can_pack(call: AttentionCall, shapes: Sequence[Sequence[int]], device_kind: 
 
 def _version() -> int:
     """Returns the version of this machine's cuDNN; 0 if it has none."""
-    versions = cudnn_attention.cuda_versions
     try:
-        return versions.cudnn_get_version() if versions else 0
+        return cudnn_attention.check_cudnn_version()
     except RuntimeError:
-        # jax has its plugin for CUDA, but there is no cuDNN.
         return 0
 
 
@@ -172,7 +170,7 @@ def _backward(call: AttentionCall, operands: Sequence[jax.Array]) -> tuple:
 
 
 class _Packed:
-    """How the arrays of a call are laid out: segments are parts of [B,L,N,D].
+    """The arrays of a call in its layout: packed segments are parts of [B,L,N,D].
 
     Attributes:
       segments: lengths and offsets of the segments of queries and of keys, if they are packed.

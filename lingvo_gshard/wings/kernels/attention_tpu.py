@@ -191,7 +191,7 @@ def _fused_block(call: AttentionCall, keys: int, bytes_of_key: int) -> int:
     """Returns the keys of a block whose gradients one kernel computes; 0 if it takes two kernels.
 
     One kernel computes five products for each block that is visible, where two compute seven. It
-    visits hidden blocks as well, of which a window has many.
+    visits hidden blocks as well, and a window has many.
 
     Args:
       call: the static arguments.

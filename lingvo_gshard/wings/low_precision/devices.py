@@ -31,7 +31,6 @@ def check_name(precision: Precision, platform: str, name: str, capability: str =
     """Checks that devices compute the products of a precision in 8 bits, or simulate them.
 
     Args:
-      precision: the precision.
       platform: jax's name of their platform.
       name: jax's name of such devices.
       capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
@@ -71,7 +70,6 @@ def notes(precision: Precision, task: Task, platform: str, has_kernels: bool = T
     """Returns sentences on products that are not computed in the 8 bits of a precision.
 
     Args:
-      precision: the precision.
       task: the task that is trained.
       platform: jax's name of the devices' platform.
       has_kernels: whether the step uses the platform's kernels.

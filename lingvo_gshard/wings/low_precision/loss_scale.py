@@ -90,7 +90,6 @@ class LossScale(Configurable, StatePart):
         return {"scale": own.scale}
 
     def skipped_so_far(self, own: NestedMap) -> tf.Tensor:
-        """Returns the number of skipped steps."""
         return own.skipped_steps
 
     def judge(self, own: NestedMap, seen: Seen) -> Verdict:

@@ -111,17 +111,14 @@ class TensorScales(EachProduct):
         return RowScales(self.forward, self.backward)
 
     def activation(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the rounded activations; see `einsum.Rounding`."""
         del layout
         return self._of_any_product(x, 0, self.forward)
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
-        """Returns the rounded weight; see `einsum.Rounding`."""
         del layout, summed
         return self._of_any_product(x, 1, self.forward)
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the rounded gradient; see `einsum.Rounding`."""
         del layout
         return self._of_any_product(x, 2, self.backward)
 
@@ -197,7 +194,6 @@ class BlockScales(EachProduct):
         return _rounded_blocks(x, [_last(layout, summed)])
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
-        """Returns the rounded weight; see `einsum.Rounding`."""
         others = "".join(letter for letter in layout if letter not in summed)
         factor = _rounded_blocks(x, [_last(layout, summed), _last(layout, others)])
         return lambda summed: factor
@@ -234,7 +230,6 @@ class RowScales(EachProduct):
         return _rows(x, layout, summed, self.forward)
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
-        """Returns the gradient, rounded for each product; see `einsum.Rounding`."""
         return lambda summed: _rows(x, layout, summed, self.backward)
 
 
@@ -348,7 +343,6 @@ def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Fac
     """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
 
     Args:
-      x: the tensor.
       axes: the dimensions that blocks extend over. All others have a block for each index.
       most: the size of a block along these dimensions, where they are as large.
     """

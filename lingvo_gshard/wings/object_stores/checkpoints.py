@@ -115,7 +115,6 @@ class BucketStorage(DiskStorage):
                 objects.remove_tree(self._directory / name)
 
     def options(self, policy: NewestAndBest) -> dict[str, Any]:
-        """Returns arguments of CheckpointManagerOptions."""
         teach_orbax()
 
         def delete_old() -> None:
@@ -134,7 +133,6 @@ class BucketStorage(DiskStorage):
     def run_save(
         self, record: RunRecord, params_text: str, write_extras: WriteExtras | None
     ) -> Any:
-        """Returns Orbax's arguments to save a `run` item."""
         # Imports Orbax, which a start from the cache does not need.
         from lingvo_gshard.wings.object_stores.run_handler import RunInBucketSave
 
@@ -149,14 +147,12 @@ class BucketStorage(DiskStorage):
         objects.remove_tree(self._directory / str(step))
 
     def set_aside(self, step: int) -> pathlib.Path:
-        """Moves a damaged checkpoint out of the directory."""
         target = unused_name(self._directory.parent, step)
         buckets.copy_tree(self._directory / str(step), target)
         self.delete(step)
         return target
 
     def reason_of(self, error: Exception) -> str:
-        """Returns why a save failed, as one line."""
         found = problem_of(error, os.fspath(self._directory), writes=True)
         if isinstance(found, BucketError) and found.errno != errno.EIO:
             return str(found.strerror)

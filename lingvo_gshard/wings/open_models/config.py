@@ -184,7 +184,6 @@ class PublishedConfig:
 
     Attributes:
       where: the file, for messages.
-      values: all values.
       is_part: whether these are only the values of the language model in the file.
     """
 
@@ -198,7 +197,6 @@ class PublishedConfig:
         """Takes the values.
 
         Args:
-          values: all values.
           where: the file, for messages.
           ignored: keys that may have any value though no family reads them.
           is_part: whether the file also describes parts that are no language model.

@@ -56,8 +56,6 @@ class Tensor:
     """The header of a published tensor.
 
     Attributes:
-      name: its name.
-      shape: its shape.
       dtype: its published type, such as "BF16".
     """
 
@@ -358,7 +356,6 @@ def plan_files(
     """Returns the tensors of each file, in the order that `write_file` needs.
 
     Args:
-      tensors: all tensors.
       directory: where the files will be.
       file_bytes: the largest size of a file.
     """

@@ -69,7 +69,6 @@ class StreamedArray:
     """An array that is read when it is written.
 
     Attributes:
-      shape: its shape.
       dtype: its type.
       parts: parts of one shape that fill the array.
       digest: the digest, once the array was written.

@@ -62,7 +62,6 @@ class Rearrangement:
         """Returns what the weight takes of a tensor that is `joined` along a letter.
 
         Args:
-          letter: the letter.
           sizes: size of each letter of the weight.
         """
         group = next((group for group in self._groups if group[0] == letter), letter)
@@ -122,7 +121,6 @@ class Rearrangement:
         """Writes a weight into the published tensor that holds it.
 
         Args:
-          weight: the weight.
           published: the tensor, contiguous; written in place.
           sizes: size of each letter of the weight.
         """

@@ -89,7 +89,6 @@ class OffloadedMoments(StepPart):
         return part == "moments" and is_offloaded(spec)
 
     def update_weights(self, update: Update) -> tuple[NestedMap, NestedMap]:
-        """Returns the weights and moments after a step."""
         rest = (update.updates, update.learning_rate, update.is_skipped)
         return update_all(self._optimizer, self._specs, update.state, update.clipped, *rest)
 
@@ -134,7 +133,6 @@ def update_all(
     """Returns (theta, moments) after one step, with the values of `Optimizer.update`.
 
     Args:
-      optimizer: the optimizer.
       specs: the tree of VariableSpec of the weights.
       state: the state before the step, with theta and moments.
       clipped: the weights' gradients. They are scaled layer by layer, since a stack of scaled

@@ -124,7 +124,6 @@ class _Plan:
     """Splits of the matrices of one weight while they are orthogonalized.
 
     Attributes:
-      matrices: the matrices.
       mesh: the mesh; None if nothing is split.
       splits: the split of the moments, and the splits that follow it. Products use the last one.
       stack: the letter of the stack that is computed in parts, or "".
@@ -222,10 +221,8 @@ def _splits(matrices: Matrices, start: _Axes, stack: str, mesh: Mesh) -> tuple[_
     larger side are dropped, which is an all-gather of a matrix.
 
     Args:
-      matrices: the matrices.
       start: the split of the moments.
       stack: the letter of the stack that is computed in parts, or "".
-      mesh: the mesh.
     """
     found = [start]
     sizes = dict(zip(matrices.spec.layout, matrices.spec.shape, strict=True))

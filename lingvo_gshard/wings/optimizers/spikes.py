@@ -119,7 +119,6 @@ class Spikes(Configurable, StatePart):
         )
 
     def skipped_so_far(self, own: NestedMap) -> tf.Tensor:
-        """Returns the number of skipped steps."""
         return own.skipped
 
     def judge(self, own: NestedMap, seen: Seen) -> Verdict:

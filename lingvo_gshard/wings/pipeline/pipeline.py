@@ -129,7 +129,6 @@ class Pipeline(Execution):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order of execution."""
         iterations = range(self.p.times)
         return [pair for i in iterations for pair in self._body_of_iteration(theta, i)]
 

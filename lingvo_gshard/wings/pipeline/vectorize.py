@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core import UserError, context, known_sizes, optimization_barrier
-from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
+from lingvo_gshard.core.lazy import control_flow_ops, gen_xla_ops, pfor, tf
 from lingvo_gshard.sharding import Mesh, Split, current_partitioning, use_partitioning, xla
 
 _UNKNOWN = "No pfor vectorization defined"
@@ -85,6 +85,7 @@ def _converters(count: int) -> Iterator[None]:
         # pfor's own computes shapes in a way that needs TensorFlow's constant folding.
         TensorScatterUpdate=lambda operation: _scattered(operation, tf.tensor_scatter_nd_update),
         XlaOptimizationBarrier=_barrier,
+        XlaVariadicReduceV2=_reduced,
     )
     for kind, converter in list(known.items()):
         known[kind] = functools.partial(_on_slices, converter)
@@ -196,6 +197,20 @@ def _scattered(operation: pfor._PforInput, scatter: Callable[..., tf.Tensor]) ->
     numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
     index = tf.concat([tf.cast(numbers, indices.dtype), indices], -1)
     return pfor.wrap(scatter(stack, index, updates), True)
+
+
+def _reduced(operation: pfor._PforInput) -> list[pfor.WrappedTensor]:
+    """Reduces stacks along the dimensions that follow the one of the stacks."""
+    count = len(operation.inputs) // 2
+    operation.stack_inputs(list(range(count)))
+    dimensions: Any = operation.get_attr("dimensions_to_reduce")
+    results: Any = gen_xla_ops.xla_variadic_reduce_v2(
+        [operation.stacked_input(i) for i in range(count)],
+        [operation.unstacked_input(count + i) for i in range(count)],
+        dimensions_to_reduce=[d + 1 for d in dimensions],
+        reducer=operation.get_attr("reducer"),
+    )
+    return [pfor.wrap(result, True) for result in results]
 
 
 def _barrier(operation: pfor._PforInput) -> list[pfor.WrappedTensor]:

@@ -27,7 +27,6 @@ def bytes_by_class(
     gradients included, and the outputs that do not reuse an input's memory.
 
     Args:
-      program: the program.
       classes: the class of each of its inputs: WEIGHTS, MOMENTS or INPUTS.
       memory: bytes per device, as runtime.program.memory_bytes returns them.
       module: the compiled program of one device.

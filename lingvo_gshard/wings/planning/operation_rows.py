@@ -57,7 +57,6 @@ def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
     """Returns the kind of an operation, one of `KINDS`.
 
     Args:
-      operation: the operation.
       layers: what `kinds_of_layers` returns; {} if the layers are unknown.
     """
     if operation.collective:

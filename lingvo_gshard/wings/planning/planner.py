@@ -30,7 +30,7 @@ from lingvo_gshard.wings.planning.machines import topologies as topologies_lib
 from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.gpu_targets import HOPPER
 from lingvo_gshard.wings.planning.machines.topologies import Topology
-from lingvo_gshard.wings.planning.plan.plan import MemoryBytes, Plan
+from lingvo_gshard.wings.planning.plan.plan import FlopCounts, MemoryBytes, Plan
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram
 from lingvo_gshard.wings.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.wings.services.run_records import installed_versions
@@ -135,7 +135,6 @@ def plan_step(
     """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy.
       topology: the machine.
@@ -184,7 +183,6 @@ def plan_program(
     """Returns the plan of a lowered program on a topology.
 
     Args:
-      planned: the program.
       partitioning: what split the program; None if the program brings its own shardings.
       topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
@@ -197,15 +195,14 @@ def plan_program(
       UserError: if the mesh does not fit the topology or the compiler rejects the program.
     """
     program = planned.program
-    if compiled is None:
-        compiled = compilation.compile_for(program, topology, progress, options)
+    compiled = compiled or compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
     found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_notes_on_operations(timed, topology, calibration, options or {})]
+    notes = [*planned.notes, *_operation_notes(timed, flops, topology, calibration, options or {})]
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -227,8 +224,7 @@ def plan_program(
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
         is_calibrated=calibration is not None,
-        **_speeds(step, planned.tokens),
-        mfu=roofline.utilization(flops.useful, step.seconds, topology) if step.seconds else None,
+        **_speeds(step, planned.tokens, flops.useful, topology),
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
         **_compilation(compiled, topology),
@@ -258,14 +254,16 @@ def _timed(
     return timed, dataclasses.replace(step, seconds=seconds)
 
 
-def _notes_on_operations(
+def _operation_notes(
     timed: Sequence[TimedOperation],
+    flops: FlopCounts,
     topology: Topology,
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> list[str]:
     """Returns notes on times, slices, the host, what a GPU computes again, and options."""
     notes = [calibration.note] if calibration else []
+    notes += _notes_on_count(flops)
     notes += data_center_notes(timed, topology)
     notes += _notes_on_host(timed, topology)
     if topology.compiler == "gpu":
@@ -274,6 +272,22 @@ def _notes_on_operations(
     if options:
         notes.append(f"compiled with {in_words(options)}; `compile_options` changes them")
     return notes
+
+
+# Counts of a program's products differ by less: kernels round to tiles, compilers merge products.
+_COUNTED = 0.98
+
+
+def _notes_on_count(flops: FlopCounts) -> list[str]:
+    """Returns a note if the program computes fewer operations than its model needs."""
+    counted = flops.executed - flops.rematerialized - flops.dispatch
+    if counted >= _COUNTED * flops.useful:
+        return []
+    return [
+        f"the program's products are {counted / 1e12:.4g}e12 operations where the model needs "
+        f"{flops.useful / 1e12:.4g}e12: some are not counted, and the step takes longer than "
+        "planned. This is an error of the planner unless a note says why; please report it"
+    ]
 
 
 def _notes_on_schedule(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:
@@ -312,7 +326,9 @@ def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:
     return peak <= topology.chip.usable_bytes
 
 
-def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
+def _speeds(
+    step: StepTime, tokens: int | None, useful_flops: int, topology: Topology
+) -> dict[str, Any]:
     """Returns the fields of a plan that say how fast steps are."""
     return {
         "seconds_per_step": step.seconds,
@@ -321,6 +337,7 @@ def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
         "steps_per_second_bound": _rate(1, step.seconds_bound),
         "tokens_per_step": tokens,
         "tokens_per_second": _rate(tokens, step.seconds),
+        "mfu": roofline.utilization(useful_flops, step.seconds, topology) if step.seconds else None,
     }
 
 

@@ -189,7 +189,6 @@ class Use:
     """Counts how often training has read the rows of a language.
 
     Attributes:
-      language: the language.
       rows: number of its rows.
       read: number of rows read so far, repeats included.
     """

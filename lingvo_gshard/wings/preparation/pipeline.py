@@ -85,9 +85,6 @@ def prepare(
       options: how to prepare.
       progress: is told how far preparation is.
 
-    Returns:
-      The manifest.
-
     Raises:
       UserError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
         wrong; the directory holds data or work of other settings.

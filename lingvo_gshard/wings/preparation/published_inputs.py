@@ -51,7 +51,6 @@ class PublishedTextInput(LanguageModelInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a text."""
         return published_ids(self.vocabulary)
 
 

@@ -66,7 +66,6 @@ def activations(
       module: the program before it is partitioned, with shardings.
       inputs: the program's inputs.
       traced: the operations of the function.
-      mesh: the mesh.
     """
     is_weight = [_is_sharded(array.path) for array in inputs]
     relevant = dependents(module, [i for i, skip in enumerate(is_weight) if not skip])

@@ -258,7 +258,6 @@ def reshardings(
       calls: the collectives of the compiled step.
       module: the program before it was partitioned, with shardings.
       traced: the operations of the function.
-      mesh: the mesh.
     """
     causes = _Causes(module, traced, mesh)
     groups: dict[tuple, list[hlo.CollectiveCall]] = collections.defaultdict(list)

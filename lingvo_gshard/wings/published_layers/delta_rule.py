@@ -40,7 +40,6 @@ class Inputs:
     Attributes:
       query_BLND: normalized and scaled queries.
       key_BLND: normalized keys.
-      value_BLNrd: values.
       log_decay_BLNr: logarithms of the decays, at most 0.
       strength_BLNr: strengths of the writes.
     """

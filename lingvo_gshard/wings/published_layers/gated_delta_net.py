@@ -151,7 +151,6 @@ class GatedDeltaNet(Layer):
         """Returns [B,L,M]: each position reads what earlier ones of its segment have written.
 
         Args:
-          theta: weights of this layer.
           x_BLM: input rows.
           mask: `self.mask` of the segments of x.
         """
@@ -228,7 +227,6 @@ class GatedDeltaNet(Layer):
         """Returns what the delta rule reads.
 
         Args:
-          theta: weights of this layer.
           sum_BLNf: float32 sums of the convolution.
           others: the products with the input that are not convolved.
         """

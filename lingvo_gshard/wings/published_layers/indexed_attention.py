@@ -114,7 +114,6 @@ class IndexedAttention(LatentAttention):
         """Returns the bias [B,L,K] that also masks the keys that the indexer does not choose.
 
         Args:
-          theta: weights of this layer.
           x_BLM: the tokens that attend.
           low_BLq: latent vectors of their queries.
           positions: positions of these tokens.

@@ -123,7 +123,6 @@ class LatentAttention(Attention):
         """Returns [B,L,M]: each position attends to the positions that the mask allows.
 
         Args:
-          theta: weights of this layer.
           x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
@@ -306,8 +305,6 @@ def restrict_slots(
     """Returns the slots that each new token attends to.
 
     Args:
-      layer: the layer.
-      theta: weights of the layer.
       x_BLM: the new tokens.
       low_BLq: what their queries are computed from.
       positions: their positions.

@@ -100,12 +100,10 @@ class PublishedAttention(SelfAttention):
 
     @property
     def reach(self) -> Reach:
-        """The part of a text that a position attends to."""
         return Reach(self.p.window, self.p.chunk)
 
     @property
     def needs_positions(self) -> bool:
-        """Whether queries or keys depend on the positions of their tokens."""
         return super().needs_positions or self.p.temperature_floor > 0
 
     @layer_method

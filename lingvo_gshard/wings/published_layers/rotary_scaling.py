@@ -211,7 +211,6 @@ class YarnScaling(_FixedScaling):
         return p
 
     def magnitude(self, length_BL: tf.Tensor | None = None) -> float | tf.Tensor:
-        """Returns the factor of the rotated queries, and of the rotated keys."""
         del length_BL
         return self.p.magnitude or 0.1 * math.log(self.p.factor) + 1.0
 

@@ -126,7 +126,6 @@ class JointGraph:
         Args:
           shared: Values of the shared inputs.
           saved: Values of the saved tensors, as `forward` returned them.
-          output_gradients: Gradients of the outputs.
 
         Returns:
           The gradients of the forward inputs, then of the shared inputs.

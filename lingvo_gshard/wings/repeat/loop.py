@@ -420,7 +420,6 @@ class Repeat(Execution):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns all layers with their weights, in the order of execution."""
         return [pair for r in range(self.p.times) for pair in self._body_of_iteration(theta, r)]
 
     @layer_method

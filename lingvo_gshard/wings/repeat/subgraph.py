@@ -81,9 +81,6 @@ def copy_into_current_graph(
       known: Values in the current graph, by the tensors' names in the other graph.
       scope_of: Returns a prefix for the name of an operation's copy.
 
-    Returns:
-      The targets' values in the current graph.
-
     Raises:
       ValueError: A target depends on a placeholder that has no known value.
     """
@@ -114,7 +111,6 @@ def _graph_def(
     """Returns a GraphDef of some operations of a graph, under new names.
 
     Args:
-      graph: The graph.
       operations: The operations, in the order of the graph.
       names: The new name of each operation.
 

@@ -48,7 +48,6 @@ class CompilationWatch:
 
         Args:
           step: the step that was compiled for.
-          compilation: the compilation.
         """
         earlier = self._programs.setdefault(compilation.function, [])
         is_expected = self._is_expected(compilation, earlier)
@@ -136,7 +135,6 @@ def append_compilation(
     Args:
       directory: the run's directory.
       step: the step that was compiled for.
-      compilation: the compilation.
       say: shows a line to the user if the file cannot be written.
     """
     try:

@@ -269,7 +269,6 @@ class NonFiniteError(TrainingFailedError):
 
         Args:
           step: number of the step, from 1.
-          row: its metrics.
           where: what `diagnose` says.
           checkpoints: the steps that have a checkpoint, ascending.
           params: the trainer's Params.

@@ -35,7 +35,6 @@ def line_of(thread: threading.Thread, makes_batches: bool = False) -> str:
     """Returns the innermost line of a thread outside of libraries, as "file:line (function)".
 
     Args:
-      thread: the thread.
       makes_batches: whether the thread waits for a batch. If another thread is at work prefetching
         batches, the line of that thread is returned.
     """

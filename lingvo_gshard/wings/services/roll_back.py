@@ -95,7 +95,6 @@ class BatchesWithoutSkipped:
         """Counts from the batch of a step, whose position was set.
 
         Args:
-          step: the step.
           skipped: the batches to leave out.
         """
         self._skipped = skipped

@@ -247,7 +247,6 @@ def trainer_sharding(trainer: Trainer, partitioning: Partitioning | None) -> Sha
     """Returns how a trainer's state is stored.
 
     Args:
-      trainer: the trainer.
       partitioning: how it is split; None for one device.
     """
     one_device = Mesh((("data", 1),))

@@ -188,7 +188,6 @@ class WandbTracker(Tracker):
         self._run.log(row, step=step)
 
     def close(self, is_finished: bool) -> None:
-        """Waits until all rows are sent."""
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
@@ -236,14 +235,12 @@ class MlflowTracker(Tracker):
             self.flush()
 
     def flush(self) -> None:
-        """Sends rows that wait, without waiting for the service."""
         for start in range(0, len(self._waiting), _MOST_METRICS):
             part = self._waiting[start : start + _MOST_METRICS]
             self._sent.append(self._client.log_batch(self.run_id, metrics=part, synchronous=False))
         self._waiting = []
 
     def close(self, is_finished: bool) -> None:
-        """Waits until all rows are sent."""
         self.flush()
         for operation in self._sent:
             operation.wait()

@@ -28,7 +28,6 @@ class ConnectionLimits:
     """The limits of a connection.
 
     Attributes:
-      url_bytes: bytes of a URL.
       head_bytes: bytes of all headers of a request.
       head_seconds: longest time from the first byte of a request, or from the connection, to the
         last header.
@@ -73,7 +72,6 @@ class Connection(httptools_impl.HttpToolsProtocol):
         """Prepares a connection.
 
         Args:
-          limits: the limits of the connection.
           config: uvicorn's configuration, with the application.
           state: the connections and tasks of the server.
           on_change: called when an answer is complete, and when the connection has ended.

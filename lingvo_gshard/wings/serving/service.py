@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,6 +26,7 @@ from lingvo_gshard.wings.serving.admission_queue import (
 )
 from lingvo_gshard.wings.serving.bodies import SearchBody, read_bytes
 from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, RequestError
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.metrics import Metrics
 from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel
 
@@ -36,33 +36,6 @@ _Result = TypeVar("_Result")
 _FEW_BYTES = 4096
 # Seconds between checks whether a program is loaded.
 _POLL_SECONDS = 0.05
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of the requests that the server takes.
-
-    Attributes:
-      queue_size: texts that wait or are decoded, of all requests.
-      body_bytes: bytes of the body of a request.
-      seconds: longest time until the server gives up a request; a request may ask for less.
-      beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
-        programs of its own, which are compiled at its first use.
-      kinds: largest number of kinds of search whose programs are kept in memory. Programs of the
-        kinds that were used longest ago are dropped.
-      stuck_seconds: a call of a program, or a compilation, that takes longer counts as stuck.
-      stops: largest number of strings that end a text, each of at most `stop_characters`. The
-        server looks for all of them after every token.
-    """
-
-    queue_size: int = 1024
-    body_bytes: int = 2**20
-    seconds: float = 60.0
-    beam_size: int = 8
-    kinds: int = 16
-    stuck_seconds: float = 600.0
-    stops: int = 16
-    stop_characters: int = 256
 
 
 class Service:
@@ -79,7 +52,7 @@ class Service:
         self.model, self.limits, self.directory = model, limits or Limits(), directory
         self.metrics = Metrics(lambda: model.engine.waiting)
         self.queue = AdmissionQueue(
-            model.engine, self.limits.queue_size, self.limits.kinds, self.metrics
+            model.engine, self.limits.queue_size, self.limits.most_kinds, self.metrics
         )
         self.is_draining = False
         self._token = token.encode()
@@ -120,11 +93,11 @@ class Service:
         """Returns the options of a request. Raises RequestError if one is wrong or too large."""
         options = body.options()
         for name in ("beam_size", "best"):
-            if getattr(options, name) > self.limits.beam_size:
+            if getattr(options, name) > self.limits.most_beam_size:
                 raise RequestError(
                     UNPROCESSABLE,
-                    f"{name} is {getattr(options, name)}; at most {self.limits.beam_size}, the "
-                    "limit of this server, was expected",
+                    f"{name} is {getattr(options, name)}; at most {self.limits.most_beam_size}, "
+                    "the limit of this server, was expected",
                     name,
                 )
         self._check_stops(options.stop)
@@ -156,7 +129,7 @@ class Service:
 
     def deadline(self, seconds: float | None) -> float:
         """Returns the event loop's time to answer by. Raises RequestError if it is too late."""
-        most = self.limits.seconds
+        most = self.limits.timeout
         if seconds is not None and seconds > most:
             raise RequestError(
                 UNPROCESSABLE,
@@ -190,7 +163,7 @@ class Service:
 
     async def read(self, request: Request) -> bytes:
         """Returns the body of a request; see `bodies.read_bytes`."""
-        return await read_bytes(request, self.limits.body_bytes, self.limits.seconds)
+        return await read_bytes(request, self.limits.most_body_bytes, self.limits.timeout)
 
     async def prepare(
         self, prepare: Callable[[], _Result], deadline: float, size: int | None = None

@@ -27,7 +27,6 @@ def split_of_text(text: str, rank: int, mesh: Mesh) -> Split | None:
     Args:
       text: the sharding, such as "{devices=[4,1,2]<=[8] last_tile_dim_replicate}".
       rank: the tensor's number of dimensions.
-      mesh: the mesh.
 
     Returns:
       the split; None if the sharding is no split over the mesh's axes.
@@ -56,7 +55,6 @@ def text_of_split(split: Split, mesh: Mesh) -> str:
 
     Args:
       split: the mesh axes of each dimension.
-      mesh: the mesh.
     """
     used = [axis for axes in split for axis in axes]
     rest = [axis for axis in mesh.names if axis not in used]

@@ -13,6 +13,7 @@ from lingvo_gshard.core.config import params_text, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.earlier_versions import renames
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.low_precision.fp8 import Fp8
@@ -89,6 +90,14 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
         old = new.to_text().replace(_name(PublishedAttention), _name(SelfAttention))
         for line in ("chunk : 0", "rotary_pairs : 'halves'", "value_scale : 1.0"):
             old += f"task.encoder.layer.self_attention.{line}\n"
+        self.assertEqual(experiment_from_text(old).to_text(), new.to_text())
+
+    def test_a_bound_that_dropped_rows_drops_them(self):
+        new = registry.get("translation.quickstart")
+        new.task.decoder.moe.dispatch = DroplessDispatch.params().set(bound=1.5, over_bound="drop")
+        path = "task.decoder.moe.dispatch.over_bound"
+        old = re.sub(rf"^{re.escape(path)} : .*\n", "", new.to_text(), flags=re.MULTILINE)
+        assert old != new.to_text()
         self.assertEqual(experiment_from_text(old).to_text(), new.to_text())
 
     def test_classes_of_folders_that_are_wings_today_are_found(self):

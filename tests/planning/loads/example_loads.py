@@ -75,6 +75,7 @@ def layer_of(
         "limits": True,
         "is_dropless": False,
         "bound": 0.0,
+        "drops": False,
         "is_gathered": False,
         "micro_batches": 1,
         "groups": GROUPS,

@@ -17,7 +17,7 @@ from tests.runtime import tiny_translation
 @pytest.mark.parametrize("exchange", ["fixed", "gathered"])
 @pytest.mark.slow
 def test_rows_over_a_bound_are_those_that_the_mesh_drops(exchange):
-    dispatch = DroplessDispatch.params().set(bound=0.6, exchange=exchange)
+    dispatch = DroplessDispatch.params().set(bound=0.6, over_bound="drop", exchange=exchange)
     trainer = tiny_translation.trainer(stack_values={"moe.dispatch": dispatch})
     partitioning = Partitioning.make("fsdp=2,data=4", "expert_fsdp")
     runtime = SpmdRuntime(trainer, partitioning, devices_for(8))

@@ -54,6 +54,16 @@ def test_dropless_steps_take_as_long_as_their_slowest_device():
     check_quantiles(one.sufficient_bound, rows.sufficient_bound(layer.devices.contiguous()))
 
 
+def test_each_further_round_takes_an_exchange():
+    layer = dropless(bound=0.5)
+    rows = LayerRecords(layer, RECORDS)
+    placement = layer.devices.contiguous()
+    rounds = rows.further_rounds(placement)
+    assert min(rounds) > 0
+    experts = EXPERTS_SECONDS * (rows.computed(placement) - 1)
+    check_quantiles(rated(layer).step_seconds, STEP_SECONDS + experts + EXCHANGE_SECONDS * rounds)
+
+
 def test_buffers_cost_the_same_under_all_loads_and_more_if_nothing_is_to_be_dropped():
     layer = layer_of()
     found = rated(layer)

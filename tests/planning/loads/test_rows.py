@@ -95,7 +95,7 @@ def test_a_sufficient_capacity_drops_nothing_and_one_slot_less_does():
 @pytest.mark.parametrize("is_gathered", [False, True])
 def test_a_sufficient_bound_drops_nothing_and_less_does(is_gathered):
     """A bound limits the rows for each pair of devices, or those of a device that gathers."""
-    mesh = {"mesh": "data=4", "is_gathered": is_gathered}
+    mesh = {"mesh": "data=4", "is_gathered": is_gathered, "drops": True}
     senders = 1 if is_gathered else 4
     rows = rows_of(dropless(**mesh))
     placement = rows.layer.devices.contiguous()
@@ -111,6 +111,9 @@ def test_a_sufficient_bound_drops_nothing_and_less_does(is_gathered):
         less = rows_of(dropless(bound=(most - 1) * senders / local, **mesh))
         expected = sum(max(count - (most - 1), 0) for count in counts.values())
         assert less.dropped(placement)[step] == expected > 0
+        rounds = rows_of(dropless(bound=less.layer.bound, **{**mesh, "drops": False}))
+        assert rounds.dropped(placement)[step] == 0
+        assert rounds.further_rounds(placement)[step] == 1
 
 
 def test_computed_rows_are_those_of_the_blocks():
@@ -160,5 +163,5 @@ def test_what_a_file_does_not_tell_is_unknown():
     assert rows.dropped(placement) is rows.sufficient_factor() is None
     np.testing.assert_allclose(rows.choices.sum(1), GROUPS * SIZE * CHOICES)
     assert np.all(rows.slowest(placement) > 1)
-    bounded = LayerRecords(dropless(bound=1.0), records)
+    bounded = LayerRecords(dropless(bound=1.0, drops=True), records)
     assert bounded.dropped(placement) is bounded.sufficient_bound(placement) is None

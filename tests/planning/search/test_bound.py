@@ -1,4 +1,4 @@
-# tests: wings/planning/search/tracing.py, wings/planning/search/balanced_dispatch.py
+# tests: wings/planning/search/execution.py, wings/planning/search/balanced_dispatch.py
 # tests: wings/planning/search/cost_model.py, wings/planning/search/exchanges.py
 """Holds the cost model of published models against products counted by hand."""
 

@@ -201,7 +201,8 @@ def test_override_may_name_a_single_weight(capsys, tmp_path):
         (["--mesh=data=8", "--runtime=local"], "--mesh=data=8 needs --runtime=spmd"),
     ],
 )
-def test_other_tools_reject_the_same_flags(tool, flags, words, trained_logdir, capsys):
+def test_other_tools_reject_the_same_flags(tool, flags, words, trained_logdir, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", StandardInput(b""))
     jax.devices()
     code, out, err = run_here(tool, capsys, f"--logdir={trained_logdir}", *flags)
     assert code == 1 and out == ""

@@ -16,7 +16,7 @@ from lingvo_gshard.layers.moe.groups import ordered_along
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate
 
-# How a dispatch with buffers can bring rows to the devices of their experts.
+# The exchanges of dispatches with buffers.
 _EXCHANGES = ("fixed", "gathered")
 
 
@@ -62,8 +62,6 @@ class Dispatch(Configurable):
         Args:
           routing: the experts of each token and their gates.
           x_GSM: the tokens.
-          experts: the experts.
-          theta: the experts' weights.
           exchange: moves rows between the devices of the groups and the devices of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
@@ -114,9 +112,8 @@ class BufferDispatch(Dispatch):
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        name = self.p.exchange
-        if name not in ("", *_EXCHANGES):
-            raise UserError(f"{path}.exchange: {name!r}. {names.nearest(name, _EXCHANGES)}")
+        if name := self.p.exchange:
+            names.check(name, _EXCHANGES, f"{path}.exchange: {name!r}")
 
     def check_exchange(self, exchange: Params, path: str) -> None:
         """Raises UserError if an option is set that gathered tokens do not have."""

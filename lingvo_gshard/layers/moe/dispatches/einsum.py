@@ -24,11 +24,9 @@ class _OneHotBuffers(Buffers):
     """Buffers that are filled and read by one-hot tensors [G,S,E,C]."""
 
     def dispatch(self, x_GSM: tf.Tensor, row: str = "M") -> tf.Tensor:
-        """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
         return einsum(f"GSEC,GS{row}->GEC{row}", self._dispatch_mask(), x_GSM)
 
     def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
-        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
         y_GSM = einsum(f"GSEC,GEC{row}->GS{row}", self._combine_weights(), y_GECM)
         # Selects rows, since weights of 0 are not enough: a norm of the zero row of a dropped token
         # has a gradient that overflows float16. 0 times infinity would then reach all slots.

@@ -25,6 +25,7 @@ class Permutation:
         num_slots: int,
         zero_empty: bool = True,
         entry_of_slot: tf.Tensor | None = None,
+        zero_lost: bool = True,
     ):
         """Builds the inverse index.
 
@@ -36,8 +37,10 @@ class Permutation:
             is faster.
           entry_of_slot: the inverse index, if it is known: int32 [slots] or [G,slots], of each slot
             the index of its (assignment, token) pair; K * S if it is empty.
+          zero_lost: whether tokens without a slot get zeros. Otherwise they get the row of some
+            slot, which takes one pass less on TPUs.
         """
-        self._zero_empty = zero_empty
+        self._zero_empty, self._zero_lost = zero_empty, zero_lost
         self._slots = slots_of_tokens
         self._has_slot = slots_of_tokens < num_slots
         choices, *_, tokens = slots_of_tokens.shape.as_list()
@@ -82,13 +85,18 @@ class Permutation:
 
         return move(x)
 
-    def unpermute(self, rows: tf.Tensor, gates: tf.Tensor) -> tf.Tensor:
+    def unpermute(self, rows: tf.Tensor, gates: tf.Tensor | None) -> tf.Tensor:
         """Returns [S,M] (or [G,S,M]): each token's gate-weighted sum of the rows in its slots.
 
         Args:
           rows: the rows in the slots, [slots,M] or [G,slots,M].
           gates: for each of the K assignments, the gate of each token, float32 [K,S] or [K,G,S].
+            None: all gates are 1.
         """
+
+        @custom_gradient
+        def sum_rows(rows: tf.Tensor):
+            return tf.add_n(self._rows_of_tokens(rows)), self._rows_of_slots
 
         @custom_gradient
         def move(rows: tf.Tensor, gates: tf.Tensor):
@@ -106,15 +114,15 @@ class Permutation:
 
             return tf.add_n(weighted), gradient
 
-        return move(rows, gates)
+        return sum_rows(rows) if gates is None else move(rows, gates)
 
     def _rows_of_slots(self, x: tf.Tensor) -> tf.Tensor:
         return rows_at(x, self._token_of_slot, self._zero_empty)
 
     def _rows_of_tokens(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the rows of tokens' slots, one tensor for each assignment; zeros if no slot."""
+        """Returns the rows of tokens' slots, one tensor for each assignment; see `zero_lost`."""
         pairs = zip(tf.unstack(self._slots), tf.unstack(self._has_slot), strict=True)
-        return [rows_at(rows, slots, is_there=has_slot) for slots, has_slot in pairs]
+        return [rows_at(rows, slots, self._zero_lost, has_slot) for slots, has_slot in pairs]
 
     def _of_tokens(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the values of tokens' slots, [K,S] or [K,G,S]; 0 if no slot.

@@ -1,4 +1,4 @@
-"""Gathered buffers: each device gets the tokens of all devices and fills those of its own experts.
+"""Gathered buffers: devices fill the buffers of their own experts from the tokens of all devices.
 
 Dispatches with capacity send buffers by all-to-alls by default. A token then crosses once for each
 of its experts, and so do empty slots. Gathered tokens cross once for each device, and the sums of
@@ -18,7 +18,12 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe.exchange import Compute
-from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, Routing, TokenChoiceRouting
+from lingvo_gshard.layers.moe.routing import (
+    Assignment,
+    ExpertChoiceRouting,
+    Routing,
+    TokenChoiceRouting,
+)
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
 
@@ -52,21 +57,11 @@ class GatheredBuffers:
 
     def gather(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the tokens of all groups, once for each part: [dG,S,M]."""
-
-        @custom_gradient
-        def copy(x: tf.Tensor):
-            return self._copied(x), self._added
-
-        return cast(tf.Tensor, copy(x_GSM))
+        return _transposed_by(x_GSM, self._copied, self._added)
 
     def scatter(self, y_GSM: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,M], the sums over the parts [dG,S,M]."""
-
-        @custom_gradient
-        def add(y: tf.Tensor):
-            return self._added(y), self._copied
-
-        return cast(tf.Tensor, add(y_GSM))
+        return _transposed_by(y_GSM, self._added, self._copied)
 
     def gather_routing(self, routing: Routing) -> Routing:
         """Returns the routing of the groups of all parts, each to the experts of its part."""
@@ -81,25 +76,23 @@ class GatheredBuffers:
                 num_experts=self._experts_of_part,
             )
         assert isinstance(routing, TokenChoiceRouting)
-        groups = routing.assignments[0].expert_GS.shape[0]
-        first_G1 = tf.repeat(tf.range(self.parts) * self._experts_of_part, groups)[:, tf.newaxis]
-        assignments = []
-        for each in routing.assignments:
-            expert_GS = self._copied(each.expert_GS) - first_G1
-            is_own_GS = (expert_GS >= 0) & (expert_GS < self._experts_of_part)
-            kept_GS = self._copied(each.kept_GS) & is_own_GS
-            gate_GS = self.gather(each.gate_GS)
-            assignments.append(
-                dataclasses.replace(
-                    each,
-                    expert_GS=tf.where(is_own_GS, expert_GS, 0),
-                    position_GS=self._copied(each.position_GS),
-                    gate_GS=tf.where(kept_GS, gate_GS, tf.zeros_like(gate_GS)),
-                    kept_GS=kept_GS,
-                )
-            )
+        assignments = tuple(map(self._gather_assignment, routing.assignments))
         return dataclasses.replace(
-            routing, assignments=tuple(assignments), num_experts=self._experts_of_part
+            routing, assignments=assignments, num_experts=self._experts_of_part
+        )
+
+    def _gather_assignment(self, choice: Assignment) -> Assignment:
+        local, groups = self._experts_of_part, choice.expert_GS.shape[0]
+        first_G1 = tf.repeat(tf.range(self.parts) * local, groups)[:, tf.newaxis]
+        expert_GS = self._copied(choice.expert_GS) - first_G1
+        kept_GS = self._copied(choice.kept_GS) & (expert_GS >= 0) & (expert_GS < local)
+        gate_GS = self.gather(choice.gate_GS)
+        return dataclasses.replace(
+            choice,
+            expert_GS=tf.where(kept_GS, expert_GS, 0),
+            position_GS=self._copied(choice.position_GS),
+            gate_GS=tf.where(kept_GS, gate_GS, tf.zeros_like(gate_GS)),
+            kept_GS=kept_GS,
         )
 
     def run(self, x_GECM: tf.Tensor, compute: Compute, row: str) -> tf.Tensor:
@@ -110,20 +103,17 @@ class GatheredBuffers:
           compute: [E,G,C,M] -> [E,G,C,M], the experts.
           row: letter of the last dimension, as in `Exchange.run`.
         """
-        local = self._experts_of_part
-        groups, _, *rest = known_sizes(x_GECM.shape)
+        merged, local, *rest = known_sizes(x_GECM.shape)
+        groups, order = merged // self.parts, [0, 2, 1, 3, 4]
         with tf.name_scope(DISPATCH_SCOPE):
-            x_dGECM = tf.reshape(x_GECM, [self.parts, groups // self.parts, local, *rest])
-            x_EGCM = tf.reshape(
-                tf.transpose(x_dGECM, [0, 2, 1, 3, 4]), [-1, groups // self.parts, *rest]
-            )
+            x_dGECM = tf.reshape(x_GECM, [self.parts, groups, local, *rest])
+            x_EGCM = tf.reshape(tf.transpose(x_dGECM, order), [-1, groups, *rest])
             x_EGCM = annotate(x_EGCM[: self.num_experts], f"EGC{row}")
         y_EGCM = compute(x_EGCM)
         with tf.name_scope(COMBINE_SCOPE):
-            missing = self.parts * local - self.num_experts
-            y_EGCM = tf.pad(y_EGCM, [[0, missing], *[[0, 0]] * 3]) if missing else y_EGCM
-            y_dEGCM = tf.reshape(y_EGCM, [self.parts, local, groups // self.parts, *rest])
-            y_GECM = tf.reshape(tf.transpose(y_dEGCM, [0, 2, 1, 3, 4]), [groups, local, *rest])
+            y_EGCM = tf.pad(y_EGCM, [[0, self.parts * local - self.num_experts], *[[0, 0]] * 3])
+            y_dEGCM = tf.reshape(y_EGCM, [self.parts, local, groups, *rest])
+            y_GECM = tf.reshape(tf.transpose(y_dEGCM, order), [merged, local, *rest])
             return annotate(y_GECM, f"GEC{row}")
 
     def _copied(self, x: tf.Tensor) -> tf.Tensor:
@@ -148,3 +138,13 @@ class GatheredBuffers:
         x_GdEC = tf.reshape(x_GEC, [groups, self.parts, -1, capacity])
         x_dGEC = tf.transpose(x_GdEC, [1, 0, 2, 3])
         return annotate(tf.reshape(x_dGEC, [self.parts * groups, -1, capacity]), "GEC")
+
+
+def _transposed_by(x: tf.Tensor, there: Compute, back: Compute) -> tf.Tensor:
+    """Returns `there` of x, whose gradient is `back`."""
+
+    @custom_gradient
+    def move(x: tf.Tensor):
+        return there(x), back
+
+    return cast(tf.Tensor, move(x))

@@ -48,7 +48,6 @@ class BalanceLoss(Part):
         """Returns the loss, by the function `auxiliary_loss`.
 
         Args:
-          theta: the router's weights.
           gates_GSE: float32, the gates of all experts.
           counted_GSE: float32, 1 at the experts that a token counts for.
           mask_GS: float32, 0 at padding.
@@ -127,7 +126,6 @@ class RecentLoad(Layer):
         """Returns the average share [E] with this batch included, and reports it for the update.
 
         Args:
-          theta: the weight.
           load_E: float32, the number of tokens that each expert counts for; one token may count for
             several in parts that add up to 1.
         """

@@ -63,7 +63,6 @@ class Top2Router(Router):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 2; see `Router.experts_per_token`."""
         return 2
 
     @property
@@ -79,7 +78,6 @@ class Top2Router(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         is_lingvo = self.p.mode == "lingvo"
         logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)

@@ -47,7 +47,6 @@ class TopKRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
         selected = self.selection.select(gates_GSE)
@@ -80,7 +79,6 @@ class SwitchRouter(Router):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 1; see `Router.experts_per_token`."""
         return 1
 
     @layer_method
@@ -91,7 +89,6 @@ class SwitchRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
         ((expert_GS, chosen_GSE),) = settled(self, [top_1(gates_GSE)])

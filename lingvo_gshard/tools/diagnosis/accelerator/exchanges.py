@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import NestedMap, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Experts
+from lingvo_gshard.layers import Experts, TokenChoiceRouting
 from lingvo_gshard.layers.moe.exchange import Exchange
-from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
-from lingvo_gshard.sharding import annotate, annotate_weights, manual
-from lingvo_gshard.sharding.collectives import place_along
+from lingvo_gshard.layers.moe.routing import Assignment
+from lingvo_gshard.sharding import annotate, annotate_weights, collectives, manual
 from lingvo_gshard.tools.diagnosis.accelerator.trials import (
     SENT,
     Machine,
@@ -52,7 +54,7 @@ def check_ragged_rows(machine: Machine) -> Iterator[Check]:
 
 
 def _ragged_rows(machine: Machine, most: int, columns: int, is_even: bool = False) -> Trial:
-    """Returns the trial of rows, of which each device sends 0 to `most` to each, or all `most`."""
+    """Returns the trial of ragged rows: each device sends each one up to `most`, or as many."""
     count = machine.count
     sends = np.full((count, count), most, np.int32)
     if not is_even:
@@ -67,7 +69,7 @@ def _ragged_rows(machine: Machine, most: int, columns: int, is_even: bool = Fals
     rows = rows.astype(np.dtype(machine.dtype))
 
     def on_device(rows_RM: tf.Tensor) -> tf.Tensor:
-        route = Route(*tf.unstack(tf.gather(tables, place_along((_AXIS,)))))
+        route = Route(*tf.unstack(tf.gather(tables, collectives.place_along((_AXIS,)))))
         return kernels.exchange.exchange((_AXIS,), rows_RM, room, route)
 
     def expected() -> list[np.ndarray]:
@@ -95,74 +97,85 @@ def check_exchange(name: str, machine: Machine) -> Iterator[Check]:
 
     The rate is of the bytes that a device sends in a forward pass, moves of rows included.
     """
-    dtype = "float32"
-    outcome = run(_experts(NAMES[name], machine, (8, 128, 128), dtype), machine, machine.platform)
-    timing = None
+    small = _ExchangedExperts(machine, "float32")
+    outcome, timing = run(small.trial(NAMES[name]), machine, machine.platform), None
     if not machine.is_virtual:
-        sizes = (4096, 4096, 256)
-        trial = _experts(NAMES[name], machine, sizes, machine.dtype, is_timed=True)
-        timing = run(trial, machine, machine.platform).timing(SENT)
-    yield judged(name, outcome, dtype, machine, timing)
+        large = _ExchangedExperts(machine, machine.dtype, 4096, 4096, 256, is_timed=True)
+        timing = run(large.trial(NAMES[name]), machine, machine.platform).timing(SENT)
+    yield judged(name, outcome, small.dtype, machine, timing)
 
 
-def _experts(
-    name: str, machine: Machine, sizes: tuple[int, int, int], dtype: str, is_timed: bool = False
-) -> Trial:
-    """Returns the trial of experts whose tokens are exchanged.
+@dataclasses.dataclass(frozen=True)
+class _ExchangedExperts:
+    """Experts that are split over all devices, which have a group of tokens each.
 
-    Args:
-      name: the exchange.
-      machine: the devices, which have a group of tokens each.
-      sizes: tokens of a group, model and hidden dimension.
+    Attributes:
+      machine: the devices.
       dtype: type of the tokens and the weights.
+      tokens: tokens of a group.
+      model_dim: their dimension.
+      hidden_dim: the experts' hidden dimension.
       is_timed: whether only the time of the forward pass is of interest.
     """
-    count, (tokens, model_dim, hidden_dim) = machine.count, sizes
-    params = Experts.params().set(
-        model_dim=model_dim, hidden_dim=hidden_dim, num_experts=2 * count, activation="swiglu"
-    )
-    experts = params.instantiate(path="moe.experts")
-    specs = experts.variable_specs()
-    draw = np.random.default_rng(1)
-    theta = specs.transform(lambda s: (0.3 * draw.normal(size=s.shape)).astype(np.dtype(dtype)))
-    x_GSM = draw.normal(size=(count, tokens, model_dim)).astype(np.dtype(dtype))
-    gate_KGS = draw.random((_CHOICES, count, tokens)).astype(np.float32)
-    # Later experts have fewer rows.
-    drawn = draw.integers(0, 2 * count, (2, _CHOICES, count, tokens)).astype(np.int32)
-    expert_KGS = drawn[0] if is_timed else drawn.min(0)
-    dispatch = DroplessDispatch.params().set(exchange=name).instantiate(path="moe.dispatch")
-    alone = DroplessDispatch.params().instantiate(path="moe.dispatch")
-    kept_GS = np.ones((count, tokens), bool)
 
-    def route(gates: list[tf.Tensor]) -> TokenChoiceRouting:
-        kept, position = tf.constant(kept_GS), tf.zeros((count, tokens), tf.int32)
+    machine: Machine
+    dtype: str
+    tokens: int = 8
+    model_dim: int = 128
+    hidden_dim: int = 128
+    is_timed: bool = False
+
+    def trial(self, exchange: str) -> Trial:
+        """Returns the trial of an exchange."""
+        draw, dtype = np.random.default_rng(1), np.dtype(self.dtype)
+        specs = self._experts.variable_specs()
+        theta = specs.transform(lambda s: (0.3 * draw.normal(size=s.shape)).astype(dtype))
+        shape = (self.machine.count, self.tokens)
+        x_GSM = draw.normal(size=(*shape, self.model_dim)).astype(dtype)
+        gate_KGS = draw.random((_CHOICES, *shape)).astype(np.float32)
+
+        def on_mesh(theta: NestedMap, x_GSM: tf.Tensor, gate_KGS: tf.Tensor) -> list[Any]:
+            theta, x_GSM = annotate_weights(theta, specs), annotate(x_GSM, "GSM")
+            return self._compute(exchange, theta, x_GSM, gate_KGS)
+
+        def expected() -> list[np.ndarray]:
+            given = theta.transform(tf.constant), tf.constant(x_GSM), tf.constant(gate_KGS)
+            return [x.numpy() for x in self._compute("", *given)]
+
+        wanted, mesh = None if self.is_timed else expected, f"{_AXIS}={self.machine.count}"
+        return Trial(on_mesh, [theta, x_GSM, gate_KGS], wanted, mesh, _STRATEGY, SENT)
+
+    @functools.cached_property
+    def _experts(self) -> Experts:
+        sizes = {"model_dim": self.model_dim, "hidden_dim": self.hidden_dim}
+        params = Experts.params().set(**sizes, num_experts=self._count, activation="swiglu")
+        return params.instantiate(path="moe.experts")
+
+    @property
+    def _count(self) -> int:
+        return 2 * self.machine.count
+
+    def _routing(self, gates: Sequence[tf.Tensor]) -> TokenChoiceRouting:
+        """Returns choices of experts. Later experts have fewer rows, unless it is timed."""
+        shape = (self.machine.count, self.tokens)
+        drawn = np.random.default_rng(2).integers(0, self._count, (2, _CHOICES, *shape))
+        expert_KGS = (drawn[0] if self.is_timed else drawn.min(0)).astype(np.int32)
+        kept, position = tf.ones(shape, tf.bool), tf.zeros(shape, tf.int32)
         assignments = tuple(
-            Assignment(tf.constant(e), position, gate, kept, tf.cast(kept, tf.float32))
-            for e, gate in zip(expert_KGS, gates, strict=True)
+            Assignment(tf.constant(expert), position, gate, kept, tf.cast(kept, tf.float32))
+            for expert, gate in zip(expert_KGS, gates, strict=True)
         )
-        return TokenChoiceRouting(assignments, 2 * count, tokens)
+        return TokenChoiceRouting(assignments, self._count, self.tokens)
 
-    def compute(theta: object, x_GSM: tf.Tensor, gate_KGS: tf.Tensor, own: object = dispatch):
+    def _compute(
+        self, name: str, theta: NestedMap, x_GSM: tf.Tensor, gate_KGS: tf.Tensor
+    ) -> list[Any]:
+        """Returns the outputs of the experts, and the gradients of all that is given."""
+        dispatch = DroplessDispatch.params().set(exchange=name).instantiate(path="moe.dispatch")
         exchange = Exchange.params().instantiate(path="moe.exchange")
         sources = [x_GSM, gate_KGS, *theta.flatten()]
         with tf.GradientTape() as tape, context.scope(training=True, seed=None):
             tape.watch(sources)
-            routing = route(tf.unstack(gate_KGS))
-            y_GSM = own.run(routing, x_GSM, experts, theta, exchange)
-        return [y_GSM] if is_timed else [y_GSM, *tape.gradient(y_GSM, sources, x_GSM)]
-
-    def on_mesh(theta, x_GSM, gate_KGS):
-        return compute(annotate_weights(theta, specs), annotate(x_GSM, "GSM"), gate_KGS)
-
-    def expected() -> list[np.ndarray]:
-        given = theta.transform(tf.constant), tf.constant(x_GSM), tf.constant(gate_KGS)
-        return [x.numpy() for x in compute(*given, own=alone)]
-
-    return Trial(
-        on_mesh,
-        [theta, x_GSM, gate_KGS],
-        None if is_timed else expected,
-        f"{_AXIS}={count}",
-        _STRATEGY,
-        SENT,
-    )
+            routing = self._routing(tf.unstack(gate_KGS))
+            y_GSM = dispatch.run(routing, x_GSM, self._experts, theta, exchange)
+        return [y_GSM] if self.is_timed else [y_GSM, *tape.gradient([y_GSM], sources, [x_GSM])]

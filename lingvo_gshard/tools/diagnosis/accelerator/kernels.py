@@ -42,19 +42,21 @@ _E4M3, _E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a trial is wanted for.
+    """A request for a trial.
 
     Attributes:
       machine: the one device that computes it.
       platform: the platform whose kernels it uses.
       is_large: whether it is timed. Then no reference is computed.
       with_gradient: whether gradients are computed, too.
+      draw: makes the numbers.
     """
 
     machine: Machine
     platform: str
     is_large: bool = False
     with_gradient: bool = True
+    draw: np.random.Generator = dataclasses.field(default_factory=lambda: np.random.default_rng(1))
 
     def of(self, small: Any, large: Any) -> Any:
         """Returns the size that is wanted of two."""
@@ -62,8 +64,7 @@ class Request:
 
     def normal(self, *shape: int, exact: Any = None, scale: float = 1.0) -> np.ndarray:
         """Returns random numbers in the machine's type, which a type of 8 bits has exactly."""
-        x = np.random.default_rng(len(shape) + shape[-1]).standard_normal(shape, np.float32)
-        x = x * np.float32(scale)
+        x = self.draw.standard_normal(shape, np.float32) * np.float32(scale)
         return (x if exact is None else x.astype(exact)).astype(np.dtype(self.machine.dtype))
 
     def expects(self, expected: Callable[[], Sequence[np.ndarray]]) -> Any:
@@ -91,7 +92,7 @@ Make: TypeAlias = Callable[[Request], Made]
 
 def _with_gradients(
     function: Callable[..., Sequence[tf.Tensor]], request: Request, differentiated: Sequence[int]
-) -> Callable[..., list[tf.Tensor]]:
+) -> Callable[..., list[Any]]:
     """Returns a function whose last argument is the gradient of its first result.
 
     Args:
@@ -100,7 +101,7 @@ def _with_gradients(
       differentiated: the arguments whose gradients are returned.
     """
 
-    def compute(*arguments: tf.Tensor) -> list[tf.Tensor]:
+    def compute(*arguments: tf.Tensor) -> list[Any]:
         *given, d_first = arguments
         sources = [given[index] for index in differentiated]
         with context.scope(training=True, seed=None), tf.GradientTape() as tape:
@@ -114,12 +115,17 @@ def _with_gradients(
     return compute
 
 
+def _specs(*arrays: np.ndarray) -> list[Any]:
+    """Returns shapes and types of arrays, which is all that kernels ask for obstacles."""
+    return [tf.TensorSpec(x.shape, x.dtype) for x in arrays]
+
+
 def attention(call: AttentionCall, most_segments: int = 0) -> Make:
     """Returns what makes the trial of an attention and of its gradients.
 
     Args:
       call: the static arguments.
-      most_segments: the most segments of a row, if layers know it; see `with_packed_segments`.
+      most_segments: the most segments of a row, if layers know it; 0 if not.
     """
 
     def make(request: Request) -> Made:
@@ -138,16 +144,14 @@ def attention(call: AttentionCall, most_segments: int = 0) -> Make:
         if call.buckets is not None:
             shape = (heads, call.buckets.count)
             learned = [np.linspace(-1, 1, shape[0] * shape[1], dtype=np.float32).reshape(shape)]
-        specs = [tf.TensorSpec(x.shape, x.dtype) for x in (query, keys, values)]
+        specs = _specs(query, keys, values)
         if reason := kernels.attention.obstacle(request.platform, call, *specs):
             return reason
 
-        def attend(*given: tf.Tensor) -> list[tf.Tensor]:
-            others, own = given[3:], call
-            if most_segments:
-                own = kernels.attention.with_packed_segments(call, most_segments, *given[:3])
+        def attend(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
             count = len(integers)
-            return [kernels.attention.attend(own, *given[:3], others[:count], others[count:])]
+            given = others[:count], others[count:], most_segments
+            return [kernels.attention.attend(call, q, k, v, *given)]
 
         operands = [query, keys, values, *integers, *learned, d_mixed]
         learned_at = range(3 + len(integers), 3 + len(integers) + len(learned))
@@ -163,7 +167,8 @@ def _groups(request: Request) -> tuple[int, np.ndarray]:
     """Returns the rows that there is room for, and the rows of each group."""
     share = np.array([3, 0, 1, 4, 2, 1, 3, 1], np.int32)
     sizes = share * request.of(16, 1024)
-    return int(sizes.sum()) + request.of(40, 2048), sizes
+    # Rows after the last group are undefined, which a large trial would take for a failure.
+    return int(sizes.sum()) + request.of(40, 0), sizes
 
 
 def grouped_products(precision: str = "", hardware: str = "") -> Make:
@@ -207,6 +212,9 @@ def grouped_products(precision: str = "", hardware: str = "") -> Make:
     return make
 
 
+_SWIGLU = ActivationCall("swiglu", gate_alpha=0.0, gate_limit=0.0)
+
+
 def activated_products(request: Request) -> Made:
     """Makes the trial of products of rows that a swiglu activates, and of its gradients."""
     count, sizes = _groups(request)
@@ -214,19 +222,18 @@ def activated_products(request: Request) -> Made:
     hidden = [request.normal(count, inner, scale=scale) for scale in (1.0, 0.5)]
     weights = request.normal(len(sizes), inner, outer, scale=0.1)
     d_products = request.normal(count, outer)
-    call = ActivationCall("swiglu", 0.0, 0.0)
 
     def multiply(gate: tf.Tensor, factor: tf.Tensor, weights: tf.Tensor, groups: tf.Tensor) -> list:
         used = int(sizes.sum())
-        return [kernels.grouped.activated_product([gate, factor], weights, groups, call, used)]
+        return [kernels.grouped.activated_product([gate, factor], weights, groups, _SWIGLU, used)]
 
     def expected() -> list[np.ndarray]:
-        wide = [each.astype(np.float64) for each in hidden]
-        (activated,) = references.swiglu(*wide)
+        gate, factor = (each.astype(np.float64) for each in hidden)
+        (activated,) = references.swiglu(gate, factor)
         product, d_activated, d_weights = references.grouped_products(
             activated, weights, sizes, d_products
         )
-        _, *d_hidden = references.swiglu(*wide, d_activated)
+        _, *d_hidden = references.swiglu(gate, factor, d_activated)
         return [product, *d_hidden, d_weights]
 
     function = _with_gradients(multiply, request, [0, 1, 2])
@@ -243,7 +250,7 @@ def cache_attention(request: Request) -> Made:
     if not request.is_large:
         reach = np.array([0, slots // 4, slots - 1, slots // 2], np.int32)
     call = CacheCall()
-    specs = [tf.TensorSpec(x.shape, x.dtype) for x in (query, keys, values)]
+    specs = _specs(query, keys, values)
     if reason := kernels.cache_attention.obstacle(request.platform, call, *specs):
         return reason
     operands = [query, keys, values, newest, reach]
@@ -268,8 +275,9 @@ def product(precision: str) -> Make:
         exact = np.int8 if precision == "int8" else _E4M3
         scale = 20.0 if precision == "int8" else 1.0
         x, w = (request.normal(size, n, exact=exact, scale=scale) for n in (size, size + 256))
-        # With the largest number, int8 has a scale of 1.
-        x[:, 0], w[0] = (127, 127) if precision == "int8" else (x[:, 0], w[0])
+        if precision == "int8":
+            # With the largest number in each row and column, all scales are 1.
+            x[:, 0], w[0] = 127, 127
 
         def multiply(x: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
             rounding = ROUNDINGS[precision]
@@ -292,6 +300,9 @@ CASES: dict[str, Make] = {
     "attention, window": attention(AttentionCall(is_causal=True, window=100)),
     "attention, packed": attention(_PACKED),
     "attention, packed, most_segments": attention(_PACKED, most_segments=16),
+    "attention, packed, window, most_segments": attention(
+        AttentionCall(is_causal=True, window=100, has_segments=True), most_segments=16
+    ),
     "attention, cap and sinks": attention(AttentionCall(window=100, logit_cap=2.0, has_sinks=True)),
     "attention, learned bias": attention(
         AttentionCall(is_causal=True, buckets=DistanceBuckets(8, 64, True))
@@ -322,21 +333,26 @@ def check(name: str, make: Make, machine: Machine) -> Iterator[Check]:
         outcome = run(trial, one, platform)
         timing = None
         if not machine.is_virtual:
-            large, timing = _timed(make, dataclasses.replace(request, is_large=True))
+            large, timing = _timed(name, make, dataclasses.replace(request, is_large=True))
             outcome = dataclasses.replace(
                 outcome, error=float(np.maximum(outcome.error, large.error))
             )
         yield judged(title, outcome, one.dtype, one, timing)
 
 
-def _timed(make: Make, request: Request) -> tuple[Outcome, Timing]:
-    """Returns a large trial and its time, with the points of attention that plans take."""
+def _timed(name: str, make: Make, request: Request) -> tuple[Outcome, Timing]:
+    """Returns a large trial and its time, with what plans take of it."""
     trial = make(request)
     assert isinstance(trial, Trial)
     whole = run(trial, request.machine, request.platform)
-    points = []
-    calls = [op.attention for op in whole.operations if op.attention]
-    if calls:
+    return whole, whole.timing(trial.unit, "; ".join(_points(name, make, request, whole)))
+
+
+def _points(name: str, make: Make, request: Request, whole: Outcome) -> Iterator[str]:
+    """Yields what wings/planning/machines takes of a large trial."""
+    attentions = [op.attention for op in whole.operations if op.attention]
+    topology = request.machine.topology
+    if attentions:
         alone = make(dataclasses.replace(request, with_gradient=False))
         assert isinstance(alone, Trial)
         forward = run(alone, request.machine, request.platform)
@@ -344,9 +360,11 @@ def _timed(make: Make, request: Request) -> tuple[Outcome, Timing]:
             False: (forward.flops, forward.seconds),
             True: (whole.flops - forward.flops, whole.seconds - forward.seconds),
         }
-        points = [
-            f"_ATTENTION_RATES[{is_gradient}, {calls[0].is_cudnn}], {calls[0].keys} keys: "
-            f"{flops / seconds / 1e12:.0f} TFLOP/s"
-            for is_gradient, (flops, seconds) in pairs.items()
-        ]
-    return whole, whole.timing(trial.unit, "; ".join(points))
+        first = attentions[0]
+        for is_gradient, (flops, seconds) in pairs.items():
+            key = f"_ATTENTION_RATES[{is_gradient}, {first.is_cudnn}], {first.keys} keys"
+            yield f"{key}: {flops / seconds / 1e12:.0f} TFLOP/s"
+    elif topology is not None and whole.flops:
+        dtype = "fp8" if "fp8" in name else request.machine.dtype
+        peak = topology.chip.peak_flops.get(dtype) or topology.chip.peak(request.machine.dtype)
+        yield f"{name}: {whole.flops / whole.seconds / peak:.3f} of the peak"

@@ -115,7 +115,7 @@ def _compared(
         seconds=step.compile_seconds,
         full_replications=[],
     )
-    plan = planner.plan_program(program, None, topology, compiled=compiled)
+    plan = planner.plan_program(program, None, topology, options=step.options, compiled=compiled)
     rate = Rate(flops_per_second=topology.chip.peak(machine.dtype), source="published")
     profile, _ = profiled_step(step, name, rate)
     ratios = calibrate(profile, plan)

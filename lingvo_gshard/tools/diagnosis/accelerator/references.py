@@ -27,7 +27,7 @@ def attention(call: AttentionCall, operands: Sequence[np.ndarray]) -> list[np.nd
     shared = keys.shape[1]
     grouped = query.reshape(batch, shared, heads // shared, queries, -1)
     d_grouped = d_mixed.reshape(*grouped.shape[:4], -1)
-    dots = np.einsum("bngld,bnkd->bnglk", grouped, keys)
+    dots = grouped @ keys[:, :, None].swapaxes(3, 4)
     cap = call.logit_cap
     logits = cap * np.tanh(dots / cap) if cap else dots
     distance = np.arange(keys.shape[2])[None] - np.arange(queries)[:, None]
@@ -43,14 +43,14 @@ def attention(call: AttentionCall, operands: Sequence[np.ndarray]) -> list[np.nd
     weights, sink_weight = np.exp(logits - largest) * visible, np.exp(sinks - largest)
     total = weights.sum(-1, keepdims=True) + sink_weight
     weights, sink_weight = weights / total, sink_weight / total
-    mixed = np.einsum("bnglk,bnkd->bngld", weights, values)
-    d_values = np.einsum("bnglk,bngld->bnkd", weights, d_grouped)
+    mixed = weights @ values[:, :, None]
+    d_values = (weights.swapaxes(3, 4) @ d_grouped).sum(2)
     weighted = (mixed * d_grouped).sum(-1, keepdims=True)
-    d_logits = weights * (np.einsum("bngld,bnkd->bnglk", d_grouped, values) - weighted)
+    d_logits = weights * (d_grouped @ values[:, :, None].swapaxes(3, 4) - weighted)
     if cap:
         d_logits *= 1 - np.tanh(dots / cap) ** 2
-    d_query = np.einsum("bnglk,bnkd->bngld", d_logits, keys).reshape(query.shape)
-    d_keys = np.einsum("bnglk,bngld->bnkd", d_logits, grouped)
+    d_query = (d_logits @ keys[:, :, None]).reshape(query.shape)
+    d_keys = (d_logits.swapaxes(3, 4) @ grouped).sum(2)
     found = [mixed.reshape(d_mixed.shape), d_query, d_keys, d_values]
     if call.buckets is not None:
         d_heads = d_logits.sum(0).reshape(heads, *distance.shape)
@@ -82,11 +82,11 @@ def cache_attention(call: CacheCall, operands: Sequence[np.ndarray]) -> np.ndarr
       operands: queries [B,N,D], keys, values, the newest slot, and the reach of each row.
     """
     del call
-    query, keys, values, newest, reach = operands
+    query, keys, values, newest, reach = map(np.asarray, operands)
     query, keys, values = (np.asarray(x, np.float64) for x in (query, keys, values))
     mixed = np.zeros((*query.shape[:2], values.shape[3]))
     for row, head in np.ndindex(*query.shape[:2]):
-        at = (newest - np.arange(reach[row] + 1)) % keys.shape[2]
+        at = (newest - np.arange(int(reach[row]) + 1)) % keys.shape[2]
         own = head * keys.shape[1] // query.shape[1]
         logits = keys[row, own, at] @ query[row, head]
         weights = np.exp(logits - logits.max())
@@ -121,7 +121,7 @@ def grouped_products(
 def swiglu(
     gate: np.ndarray, factor: np.ndarray, d_activated: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Returns silu(gate) * factor; and the gradients of both if that of the result is given."""
+    """Returns silu(gate) * factor, and the gradients of both if `d_activated` is given."""
     sigmoid = 1 / (1 + np.exp(-gate))
     activated = gate * sigmoid * factor
     if d_activated is None:

@@ -1,4 +1,4 @@
-"""What the checks of an accelerator mean: what to set, what to report, and the page with both."""
+"""Makes settings, facts to report and a page of the checks of an accelerator."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lingvo_gshard.core import VERSION
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.runtime import chosen_for
 from lingvo_gshard.runtime.compile_options import in_words
 from lingvo_gshard.tools.diagnosis.accelerator import exchanges, layers
 from lingvo_gshard.tools.diagnosis.accelerator.trials import Machine
-from lingvo_gshard.tools.diagnosis.environment import Check, State
+from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
 
 HEADINGS = ("check", "", "measured", "planned", "share")
-# Other measurements of the same thing differ by less.
+# Repeated measurements of one program differ by less than this factor.
 _FASTER = 1.1
 _SEGMENTS = 16
 _PACKAGES = re.compile(
@@ -87,15 +88,19 @@ def _exchange(found: Mapping[str, Check]) -> Iterator[Setting]:
     yield Setting(f"dispatch.exchange = {best!r}", f"a step of one layer: {each or 'none'}{never}")
 
 
+def _timing(check: Check | None) -> Timing | None:
+    """Returns the time of a check that found all right; None without one."""
+    return check.timing if check and check.state != State.FAILURE else None
+
+
 def _seconds(check: Check | None) -> float:
-    """Returns the time of a check that found all right; 0 without one."""
-    is_right = check is not None and check.state != State.FAILURE and check.timing is not None
-    return check.timing.seconds if is_right else 0.0
+    timing = _timing(check)
+    return timing.seconds if timing else 0.0
 
 
 def _rate(check: Check | None) -> float:
-    seconds = _seconds(check)
-    return check.timing.amount / seconds if seconds else 0.0
+    timing = _timing(check)
+    return timing.amount / timing.seconds if timing else 0.0
 
 
 def facts(machine: Machine) -> dict[str, str]:
@@ -116,7 +121,7 @@ def facts(machine: Machine) -> dict[str, str]:
         "compute capability": getattr(first, "compute_capability", ""),
         "memory for programs": f"{limit / 2**30:.1f} GiB each" if limit else "",
         "runtime": " ".join(first.client.platform_version.split()),
-        "driver": _DRIVER.read_text().splitlines()[0] if _DRIVER.exists() else "",
+        "driver": objects.read_text(_DRIVER).splitlines()[0] if _DRIVER.exists() else "",
         **{name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
     }
     return {name: value for name, value in found.items() if value}
@@ -144,9 +149,9 @@ def page(found: Sequence[Check], machine: Machine) -> str:
         "",
         "## What to report",
         "",
-        "Send this page with an issue. These lines go into `wings/planning/machines`:",
+        "Send this page with an issue. These lines are for `wings/planning/machines`:",
         "",
-        *("```python", *points(found), "```", ""),
+        *("```", *points(found), "```", ""),
     ]
     return "\n".join(lines)
 

@@ -1,7 +1,6 @@
 """Trial: a function computed by devices, compared with a reference, timed, and planned.
 
-The plan is that of the program that was compiled here, so that both times are of the same
-operations.
+The program that was compiled here is planned, so that both times are of the same operations.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from lingvo_gshard.wings.planning import overlap, roofline
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
-# What rates count.
+# Units of rates.
 FLOPS, READ, SENT = "TFLOP/s", "GiB/s read", "GiB/s sent"
 WRONG = "the devices compute wrong results here"
 # A run of calls takes about this long, and the best of some runs counts.
@@ -170,8 +169,8 @@ def run(trial: Trial, machine: Machine, platform: str) -> Outcome:
     called = Partitioned(trial.function, partitioning, machine.devices, platform=used)
     executable = called.compile(*trial.arguments)
     flat = tf.nest.flatten(list(trial.arguments))
-    mesh = executable.input_shardings[0].mesh
     program = executable.program
+    mesh = jax.sharding.Mesh(program.mesh.arrange(machine.devices), program.mesh.names)
     placed = [spec.put(x, mesh) for spec, x in zip(program.inputs, flat, strict=True)]
     results = [np.asarray(x) for x in executable(*placed)]
     error = _error(results, trial.expected() if trial.expected else None)
@@ -216,7 +215,9 @@ def measured_point(kind: str, size: int, seconds: float, machine: Machine) -> st
     return f'MeasuredCollective("{name}", "{kind}", {machine.count}, {size}, {seconds:.3g}, _HERE)'
 
 
-def judged(name: str, outcome: Outcome, dtype: str, machine: Machine, timing: Timing) -> Check:
+def judged(
+    name: str, outcome: Outcome, dtype: str, machine: Machine, timing: Timing | None
+) -> Check:
     """Returns the check of a trial. Results that differ too much are a failure.
 
     Args:

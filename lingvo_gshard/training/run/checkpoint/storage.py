@@ -150,7 +150,6 @@ def storage_of(
     """Returns the storage of a directory of checkpoints.
 
     Args:
-      directory: the directory.
       before_commit: called before a checkpoint in a store becomes complete.
     """
     if is_bucket(directory):

@@ -82,7 +82,6 @@ class ConversationInput(TextInput, CorpusInput):
 
     @classmethod
     def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch."""
         specs = super().specs_of(bucket)
         return specs | {"target_marks": specs["target_labels"]}
 
@@ -108,7 +107,6 @@ class ConversationInput(TextInput, CorpusInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a text."""
         return published_ids(self.vocabulary)
 
     @functools.cached_property

@@ -52,7 +52,6 @@ class PreferenceInput(ConversationInput):
 
     @classmethod
     def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
-        """Returns the shape and dtype of each array of a batch."""
         return {**super().specs_of(bucket), "pairs": tf.TensorSpec(bucket[:2], tf.int32)}
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:

@@ -117,7 +117,6 @@ class ExampleCleaner(Configurable):
         """Returns the rows kept and the report.
 
         Args:
-          rows: the rows.
           split: the split they belong to.
           progress: is told how far cleaning is.
         """

@@ -28,7 +28,6 @@ def pruned_task(task: Params, keep: float) -> Params:
     """Returns a task's Params with fewer experts in every stack.
 
     Args:
-      task: Params of the task.
       keep: share of the experts to keep. The number is rounded, and is at least the number of
         experts per token.
 

@@ -18,7 +18,6 @@ def log_normalizer(logits: tf.Tensor, most: tf.Tensor | None = None) -> tf.Tenso
     The logits are reduced as a matrix: XLA for CPU would first copy a tensor of more dimensions.
 
     Args:
-      logits: the logits.
       most: the largest logits, if they are known.
     """
     *shape, size = known_sizes(logits.shape)

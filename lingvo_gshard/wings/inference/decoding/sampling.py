@@ -48,7 +48,6 @@ def penalize_seen(logits_BV: tf.Tensor, seen_BV: tf.Tensor, penalty_B: tf.Tensor
     Keskar et al. 2019, arXiv 1909.05858, section 4.1.
 
     Args:
-      logits_BV: logits.
       seen_BV: int32, not 0 for tokens in the text so far.
       penalty_B: divides positive logits, and multiplies negative logits.
     """

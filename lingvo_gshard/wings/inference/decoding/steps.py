@@ -192,7 +192,6 @@ class Admission:
 
         Args:
           weights: `decoding_weights` of the model.
-          state: the state.
           new: the texts that enter. `source_aK` has int32 ids of the source, NO_TOKEN in padding;
             the state's memory has at least as many positions. `last_a` has the last given token,
             int32. `given_ap` has the int32 ids before `last_a`, right-aligned, with NO_TOKEN on the

@@ -85,7 +85,6 @@ def run_experts(
     """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in the type of x.
 
     Args:
-      experts: the experts.
       weights: the weights of each expert, or one stack of the weights of all experts.
       x_TM: the tokens.
       expert_kT: int32, the expert of each choice; the number of experts where there is none.

@@ -52,7 +52,6 @@ def extend_layer(
     """Computes new tokens of each row in a Transformer layer.
 
     Args:
-      layer: the layer.
       theta: `decoding_weights` of the layer.
       x_BLM: the new tokens.
       shared: what all layers share.

@@ -73,7 +73,7 @@ def _advice(call: AttentionCall, mask: AttentionMask, arrays: tuple[tf.Tensor, .
     is_packed = mask.segments_BL is not None and mask.key_segments_BK is None and not mask.chunk
     if not is_packed or mask.most_segments:
         return ""
-    if kernels.attention.with_packed_segments(call, 2, arrays) == call:
+    if kernels.attention.with_packed_segments(call, 2, *arrays) == call:
         return ""
     return "input.most_segments would let cuDNN compute it, at about twice the rate"
 

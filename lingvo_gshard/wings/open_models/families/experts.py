@@ -96,7 +96,6 @@ def dropless_experts(router: Params, experts: int, hidden_dim: int) -> Params:
     """Returns a mixture of SwiGLU experts that drops no token.
 
     Args:
-      router: Params of the router.
       experts: number of experts.
       hidden_dim: size of H of an expert.
     """

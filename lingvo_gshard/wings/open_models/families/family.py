@@ -130,7 +130,6 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
     """Returns the type of each layer's attention.
 
     Args:
-      config: the config.
       period: number of layers of a period, if the config has no `layer_types`. The last layer of a
         period has full attention, the other layers have a sliding window.
 
@@ -146,7 +145,6 @@ def types_of_layers(config: PublishedConfig, usual: list[str]) -> list[str]:
     """Returns `layer_types`.
 
     Args:
-      config: the config.
       usual: the types of all layers if the config has no `layer_types`.
 
     Raises:
@@ -266,7 +264,6 @@ def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -
     """Returns the part of a key whose value is a hyperparameter as it is.
 
     Args:
-      key: the key.
       *paths: paths of the hyperparameters within the task. `attention` stands for the
         self-attention of the decoder's layers, which all have one when the key is read.
       null: the value that null stands for. None: the key must have a value.

@@ -1,7 +1,5 @@
 """GLM-4.5: experts chosen by sigmoids with a bias, and a shared one (arXiv 2508.06471)."""
 
-from __future__ import annotations
-
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,

@@ -1,7 +1,5 @@
 """gpt-oss: experts with biases and clamped gates, attention sinks (arXiv 2508.10925)."""
 
-from __future__ import annotations
-
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,

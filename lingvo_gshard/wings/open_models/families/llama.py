@@ -1,7 +1,5 @@
 """Llama: dense decoders (Llama 3, arXiv 2407.21783, section 3.2)."""
 
-from __future__ import annotations
-
 from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS
 

@@ -1,7 +1,5 @@
 """Mistral: dense decoders with a sliding window (arXiv 2310.06825, section 2)."""
 
-from __future__ import annotations
-
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,

@@ -1,7 +1,5 @@
 """OLMoE: experts in all layers, and norms of queries and keys over all heads (arXiv 2409.02060)."""
 
-from __future__ import annotations
-
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
     DECODER_DEFAULTS,

@@ -64,7 +64,6 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
 
     Args:
       config: the config, for messages and the number of positions.
-      attention: Params of the attention.
       rope: what `PublishedConfig.rope` returned, or one of its entries by type of attention.
 
     Raises:
@@ -145,7 +144,6 @@ def ropes_by_type(
     The `rope_scaling` of old files belongs to full attention.
 
     Args:
-      config: the config.
       bases: type -> the base where the parameters of the type name none.
 
     Raises:
@@ -182,7 +180,6 @@ def ropes_config(attentions: Iterable[Params], bases: Mapping[str, float]) -> di
     """Returns what `ropes_by_type` reads, from the Params of the attentions of all layers.
 
     Args:
-      attentions: the attentions.
       bases: type -> the base of a type that no layer has.
     """
     described = {SLIDING if each.window else FULL: rope_config(each) for each in attentions}

@@ -1,7 +1,5 @@
 """Seed-OSS: a dense decoder with biases (https://github.com/ByteDance-Seed/seed-oss)."""
 
-from __future__ import annotations
-
 from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import FEED_FORWARD_BIAS, setting
 

@@ -66,7 +66,6 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
         """Compiles a program as far as a plan needs it.
 
         Args:
-          program: the program.
           generates_code: whether to generate the device's code in any case. Else it is generated
             only if the program nearly fills the memory.
           on_code: called before code is generated.

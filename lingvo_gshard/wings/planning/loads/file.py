@@ -25,7 +25,6 @@ class Quantiles:
     """The spread of a number over the steps. Every quantile is the number of one of the steps.
 
     Attributes:
-      mean: the mean.
       p50: the smallest number that half of the steps do not exceed.
       p90: the same for 90% of the steps.
       p99: the same for 99% of the steps.
@@ -65,7 +64,7 @@ class LayerLoads:
       capacity_factor: the capacity factor that gives `capacity`.
       sufficient_factor: the smallest capacity factor that drops nothing, by step; None if unknown.
       bound: the dropless dispatch's bound, 0 for none; None with another dispatch.
-      sufficient_bound: the smallest bound that drops nothing, by step; None if unknown.
+      sufficient_bound: the smallest bound that no row is over, by step; None if unknown.
       placed_bound: as `sufficient_bound`, under the placement; None with replicas, too.
       experts_seconds: the plan's estimate for the experts of this layer.
       seconds: as `experts_seconds`, under the loads, by step.
@@ -194,18 +193,30 @@ class LayerRecords:
         """Returns [T]: the rows that are dropped; None if the file does not tell."""
         layer = self.layer
         if layer.is_dropless:
-            if not layer.bound or layer.devices.parts == 1:
-                return np.zeros(len(self.records))
-            bounded = self._bounded_rows(placement)
-            return (
-                None if bounded is None else np.maximum(bounded - self.most_rows, 0).sum((1, 2, 3))
-            )
+            return self.over_bound(placement) if layer.drops else np.zeros(len(self.records))
         if not layer.limits:
             return np.array([r.dropped_share for r in self.records]) * self.choices.sum(1)
         if not all(record.positions for record in self.records):
             return None
         over = [self._over(record, layer.capacity) for record in self.records]
         return np.array(over) * self.scale
+
+    def over_bound(self, placement: np.ndarray) -> np.ndarray | None:
+        """Returns [T]: the rows over a dropless bound; None if the file does not tell."""
+        if not self.layer.bound or self.layer.devices.parts == 1:
+            return np.zeros(len(self.records))
+        bounded = self._bounded_rows(placement)
+        return None if bounded is None else np.maximum(bounded - self.most_rows, 0).sum((1, 2, 3))
+
+    def further_rounds(self, placement: np.ndarray) -> np.ndarray:
+        """Returns [T]: the exchanges after the first one for rows over the bound; 0 if unknown."""
+        none = np.zeros(len(self.records))
+        if not self.layer.bound or self.layer.drops or self.layer.devices.parts == 1:
+            return none
+        bounded = self._bounded_rows(placement)
+        if bounded is None:
+            return none
+        return np.maximum(np.ceil(bounded.max((1, 2, 3)) / self.most_rows) - 1, 0)
 
     def sufficient_factor(self) -> np.ndarray | None:
         """Returns [T]: the smallest capacity factor that drops nothing; None if unknown."""
@@ -224,7 +235,7 @@ class LayerRecords:
         return np.array([random_numbers.ceil(slots) for slots in needed])
 
     def sufficient_bound(self, placement: np.ndarray) -> np.ndarray | None:
-        """Returns [T]: the smallest bound that drops nothing; None if unknown."""
+        """Returns [T]: the smallest bound that no row is over; None if unknown."""
         if not self.layer.is_dropless or self.layer.devices.parts == 1:
             return None
         bounded = self._bounded_rows(placement)

@@ -12,6 +12,7 @@ from lingvo_gshard.layers import Execution, Groups, MixtureOfExperts
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer
+from lingvo_gshard.wings.dropless.dispatch import DROP
 from lingvo_gshard.wings.dropless.exchanges import default_exchange
 from lingvo_gshard.wings.planning.loads.devices import ExpertDevices
 
@@ -31,6 +32,7 @@ class ExpertLayer:
       limits: whether the experts' buffers have a capacity that tokens can exceed.
       is_dropless: whether experts compute exactly the rows that they get.
       bound: the dropless dispatch's bound; 0 for none.
+      drops: whether rows over the bound are dropped, and not computed in further rounds.
       is_gathered: whether each device of a dropless dispatch gets the tokens of all devices.
       micro_batches: parts of the batch that are routed one after another.
       groups: size of G, in one micro-batch.
@@ -49,6 +51,7 @@ class ExpertLayer:
     limits: bool
     is_dropless: bool
     bound: float
+    drops: bool
     is_gathered: bool
     micro_batches: int
     groups: int
@@ -74,7 +77,6 @@ def expert_layers(
     """Returns the layers with experts of a trainer's step, in the order of the model.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy of the step.
     """
@@ -169,6 +171,7 @@ def _expert_layer(
         is_dropless=is_dropless,
         bound=float(p.dispatch.bound) if is_dropless else 0.0,
         is_gathered=exchange == "gathered" or (is_dropless and p.exchange.hierarchical),
+        drops=is_dropless and p.dispatch.over_bound == DROP,
         micro_batches=trainer.p.micro_batches,
         groups=groups.count,
         group_size=groups.size,

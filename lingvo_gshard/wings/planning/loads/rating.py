@@ -5,7 +5,8 @@ back. So the slowest device of each layer determines the time of the layer.
 
 - With a dropless dispatch, a device computes the rows that it gets. The plan estimates the time of
   the experts for even loads. The rating multiplies this time by a ratio: the rows that the slowest
-  device computes over the rows that the plan counts.
+  device computes over the rows that the plan counts. Each further round for rows over the bound
+  takes one more exchange.
 - With buffers, all capacity slots are computed, full or empty. The loads then change the number of
   dropped tokens and not the time. The time of the experts and of their all-to-all grows with the
   slots. The rating scales this time to estimate a step whose buffers drop nothing.
@@ -82,7 +83,7 @@ def _paths(layers: Sequence[LayerRecords]) -> str:
 
 
 _EXPERTS = "experts"
-_EXCHANGE = "all-to-all"
+_EXCHANGES, _GATHERED = ("all-to-all", "ragged-all-to-all"), ("all-gather", "reduce-scatter")
 _EXPERT_LETTER = "E"
 
 
@@ -92,7 +93,7 @@ class LayerSeconds:
 
     Attributes:
       experts: time of the experts' arithmetic, forward, rematerialized and backward.
-      exchange: time of the all-to-alls between groups and experts.
+      exchange: time of the exchange between groups and experts.
     """
 
     experts: float
@@ -108,10 +109,13 @@ class LayerSeconds:
         others = [row for row in plan.collectives if _is_in(row.layer, scope)]
         experts = sum(row.seconds for row in rows if row.phase != OPTIMIZER_SCOPE)
         experts -= sum(row.seconds for row in others if row.phase != OPTIMIZER_SCOPE)
+        kinds = _GATHERED if layer.is_gathered else _EXCHANGES
         exchange = sum(
             row.seconds
             for row in plan.collectives
-            if row.kind.startswith(_EXCHANGE) and _is_in(row.layer, layer.scope)
+            if row.kind.startswith(kinds)
+            and _is_in(row.layer, layer.scope)
+            and not (layer.is_gathered and _is_in(row.layer, scope))
         )
         weights = sum(
             row.bytes
@@ -207,7 +211,11 @@ class _RatedLayer:
         """Returns the seconds, [T], that the loads add to the time of a step."""
         if not self.rows.layer.is_dropless:
             return np.zeros(len(self.rows.records))
-        return self.seconds.experts * (self.rows.computed(placement) - 1.0)
+        rounds = self.rows.further_rounds(placement)
+        return (
+            self.seconds.experts * (self.rows.computed(placement) - 1.0)
+            + self.seconds.exchange * rounds
+        )
 
     @property
     def extra_if_sufficient(self) -> np.ndarray | None:
@@ -311,7 +319,6 @@ def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str)
     """Raises ValueError that names the layer and the counts if loads are of another model.
 
     Args:
-      loads: the loads.
       layers: the layers with experts of the planned model by path.
       name: name of the planned experiment.
     """

@@ -176,7 +176,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
                 "program of gshard-inspect says itself what its arguments are"
             )
     classes = tuple(memory_class(array.path) for array in program.inputs)
-    tensors = _tensor_rows(program, classes, _layer_in_state)
+    tensors = tensor_rows(program, classes, _layer_in_state)
     tokens = program.work.tokens if program.work else None
     return PlannedProgram(
         program=program,
@@ -185,7 +185,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
         layers=_layers(program, tensors),
         kinds=dict(program.layers.kinds) if program.layers else {},
         tensors=tensors,
-        parameters=_parameters(tensors),
+        parameters=parameters_of(tensors),
         useful_flops=program.work.flops if program.work else None,
         tokens=facts.step_tokens or tokens,
         notes=(_ACTIVE_NOTE, *([_TOKENS_NOTE] if tokens and not facts.step_tokens else [])),
@@ -213,14 +213,14 @@ def jax_program(
             f"{EXPORTED_FOR} {platforms}, not for {platform}: operations that jax writes "
             "differently for each platform are the former's"
         )
-    tensors = _tensor_rows(program, classes, layer_of)
+    tensors = tensor_rows(program, classes, layer_of)
     return PlannedProgram(
         program=program,
         name=program.name,
         classes=classes,
         layers=None,
         tensors=tensors,
-        parameters=_parameters(tensors),
+        parameters=parameters_of(tensors),
         tokens=facts.step_tokens,
         notes=tuple(notes),
     )
@@ -248,10 +248,15 @@ def _layer_in_state(path: str) -> str:
     return scope_name(".".join(names[: -2 if part == "moments" else -1]))
 
 
-def _tensor_rows(
+def tensor_rows(
     program: Program, classes: Sequence[str], layer_of: Callable[[str], str]
 ) -> tuple[TensorRow, ...]:
-    """Returns a row for each weight and moment. Its dimensions have no letters."""
+    """Returns a row for each weight and moment. Its dimensions have no letters.
+
+    Args:
+      classes: memory class of each input.
+      layer_of: returns the layer of an array, from its path.
+    """
     return tuple(
         _tensor_row(array, kind, layer_of(array.path), program.mesh)
         for array, kind in zip(program.inputs, classes, strict=True)
@@ -279,7 +284,8 @@ def _tensor_row(array: Array, kind: str, layer: str, mesh: Mesh) -> TensorRow:
     )
 
 
-def _parameters(tensors: Sequence[TensorRow]) -> ParameterCounts:
+def parameters_of(tensors: Sequence[TensorRow]) -> ParameterCounts:
+    """Returns the number of all weights, all of them active."""
     total = sum(math.prod(row.shape) for row in tensors if row.kind == memory.WEIGHTS)
     return ParameterCounts(total=total, active=total)
 

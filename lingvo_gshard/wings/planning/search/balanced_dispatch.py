@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params
+from lingvo_gshard.core import NestedMap, Params, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
@@ -24,14 +24,13 @@ class BalancedDispatch(GatherDispatch):
     def params(cls) -> Params:
         p = super().params()
         p.define("bound", 0.0, "As in the dispatch that this one stands for.")
-        p.define("exchange", "", "As in the dispatch that this one stands for.")
+        p.define("rows_exchange", "", "The exchange of the dispatch that this one stands for.")
         return p
 
     @classmethod
     def for_dispatch(cls, dispatch: Params) -> Params:
-        """Returns the Params that stand for those of a dropless dispatch."""
-        p = cls.params()
-        return p.set(**{name: dispatch.get(name) for name in ("bound", "exchange")})
+        """Returns Params that stand for the given Params of a dropless dispatch."""
+        return cls.params().set(bound=dispatch.bound, rows_exchange=dispatch.exchange)
 
     def run(
         self,
@@ -42,6 +41,6 @@ class BalancedDispatch(GatherDispatch):
         exchange: Exchange,
     ) -> tf.Tensor:
         """Returns [G,S,M], as `Dispatch.run`, for experts with equally many rows."""
-        rows = x_GSM.shape[1] * len(routing.assignments)
+        rows = known_sizes(x_GSM.shape)[1] * len(routing.assignments)
         even = dataclasses.replace(routing, capacity=-(-rows // routing.num_experts))
         return super().run(even, x_GSM, experts, theta, exchange)

@@ -97,11 +97,13 @@ class ExpertRows:
       choices: experts of a token.
       bound: as in DroplessDispatch.
       exchange: name of the exchange; empty if the search chooses it.
+      itemsize: bytes of a number of a row.
     """
 
     choices: int
     bound: float
     exchange: str
+    itemsize: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -281,8 +281,9 @@ def _add_exchanges(
             sharding.add_calls(cost, [call], phase, times)
             continue
         devices = sharding.mesh.parts(call.axes)
-        names = possible_exchanges(sharding.rates.platform, devices, rows)
-        found = {name: exchanged(name, call, rows, devices, returns) for name in names}
+        platform = sharding.rates.platform
+        names = possible_exchanges(platform, devices, rows)
+        found = {name: exchanged(name, call, rows, devices, returns, platform) for name in names}
         seconds = {name: sharding.seconds(each) for name, each in found.items()}
         fastest = min(names, key=seconds.__getitem__)
         sharding.add_calls(cost, [found[fastest]], phase, times)

@@ -246,7 +246,7 @@ class Rates:
       capacity: bytes that a program may use.
       host_bytes_per_second: bandwidth between the device's memory and its host's in one
         direction; None if arrays cannot be kept there.
-      platform: one of `platforms.PLATFORMS`; "" if it does not matter.
+      platform: one of `platforms.PLATFORMS`; "" for CPUs.
     """
 
     flops_per_second: Mapping[str, float]

@@ -1,8 +1,8 @@
 """Traffic of the exchanges of a dropless dispatch, for each kind of exchange.
 
 What the kinds do, and why GPUs have the default that they have, is in wings/dropless/exchanges.py.
-The time of a collective is the machine's (machines/efficiencies.py), for its kind, its bytes, and
-the hosts that its devices span.
+A machine has rates of collectives by kind, bytes and the hosts that a group of devices spans
+(machines/efficiencies.py).
 """
 
 from __future__ import annotations
@@ -12,32 +12,35 @@ from lingvo_gshard.wings.planning.search.costs import Collective
 
 GATHERED, FIXED, RAGGED = "gathered", "fixed", "ragged"
 
-# XLA's ragged exchange on GPUs was measured in one host. In larger groups it becomes pairs of sends
-# behind a copy to the host (https://github.com/marin-community/marin/issues/7891), whose rate
+# GPUs of a host. XLA's ragged exchange was measured there. In larger groups it becomes pairs of
+# sends behind a copy to the host (https://github.com/marin-community/marin/issues/7891), whose rate
 # nobody has published.
-_MEASURED_RAGGED = 8
+_HOST = 8
+_FLOAT32 = 4
 
 
 def possible_exchanges(platform: str, devices: int, rows: ExpertRows) -> tuple[str, ...]:
     """Returns the names of the exchanges to compare.
 
     Args:
-      platform: one of `platforms.PLATFORMS`; "" if all are to be compared.
+      platform: one of `platforms.PLATFORMS`; "" for CPUs, which keep their default.
       devices: the number of devices of a group.
       rows: what travels. Without a bound, `fixed` sends each device all that there can be.
     """
     if rows.exchange:
         return (rows.exchange,)
+    if not platform:
+        return (FIXED,)
     found = [GATHERED]
     if rows.bound or devices == 1:
         found.append(FIXED)
-    if platform != "cuda" or devices <= _MEASURED_RAGGED:
+    if platform != "cuda" or devices <= _HOST:
         found.append(RAGGED)
     return tuple(found)
 
 
 def exchanged(
-    name: str, call: Collective, rows: ExpertRows, devices: int, returns: bool
+    name: str, call: Collective, rows: ExpertRows, devices: int, returns: bool, platform: str
 ) -> Collective:
     """Returns the collective that brings rows to their experts, or outputs back.
 
@@ -47,10 +50,17 @@ def exchanged(
       rows: what travels.
       devices: the number of devices of a group.
       returns: whether outputs come back, in place of tokens that are sent.
+      platform: as in `possible_exchanges`.
     """
     if name == GATHERED:
-        kind = "reduce-scatter" if returns else "all-gather"
-        return Collective(kind, call.axes, call.bytes // rows.choices * devices)
+        gathered = call.bytes // rows.choices * devices
+        if not returns:
+            return Collective("all-gather", call.axes, gathered)
+        if devices <= _HOST and platform == "cuda":
+            # Outputs of 16 bits go to the devices that add them.
+            return Collective("all-to-all", call.axes, gathered)
+        # Sums are added in float32.
+        return Collective("reduce-scatter", call.axes, gathered * _FLOAT32 // rows.itemsize)
     if name == FIXED:
         sent = min(rows.bound or devices, devices)
         return Collective("all-to-all", call.axes, round(call.bytes * sent))

@@ -77,7 +77,7 @@ class SearchResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the choice: the exchange of experts, and errors of the cost model."""
+        """Notes on the choice: the exchange of experts, and errors of the cost model."""
         problems = {row.problem for row in (*self.rows, *self.baselines) if _is_below_bound(row)}
         exchanges = self.best.cost.exchanges if self.best else {}
         found = [f"candidates are left out: {each}" for each in sorted(problems)]

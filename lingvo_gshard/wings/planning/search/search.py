@@ -160,7 +160,7 @@ def search(
 
 
 def _possible(rows: Iterable[RatedCandidate], seconds_bound: float) -> list[RatedCandidate]:
-    """Returns rows of which those that are faster than a step can be have a problem."""
+    """Returns the rows. A row that is faster than any step can be gets a problem."""
     problem = (
         f"faster than the {seconds_bound:.3g} s that the model's products take at the chip's peak: "
         "an error of the cost model, please report it"

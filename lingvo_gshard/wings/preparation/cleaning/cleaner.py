@@ -130,7 +130,6 @@ class BaseCleaner(Configurable, abc.ABC):
         """Returns the rows kept and the report.
 
         Args:
-          rows: the rows.
           split: the split they belong to.
           progress: is told how far cleaning is.
         """

@@ -114,7 +114,6 @@ def reasons_against(rows: Sequence[Row], in_train: np.ndarray) -> list[str]:
     """Returns why each row of dev or test is dropped; "" if it does not leak.
 
     Args:
-      rows: the rows.
       in_train: uint64, sorted: the hashes of these rows that training has, too.
     """
     reasons = []

@@ -50,7 +50,6 @@ class Policy:
         """Prepares the policy on a kind of text.
 
         Args:
-          kind: the kind.
           policy: "keep" drops no row. "drop" drops rows with text of this kind. "equal" drops rows
             whose sides differ in this kind.
         """

@@ -1,7 +1,5 @@
 """Directories that `save_to_disk` of Hugging Face's datasets has written."""
 
-from __future__ import annotations
-
 import os
 
 from lingvo_gshard.core import UserError

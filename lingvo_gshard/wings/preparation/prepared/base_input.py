@@ -170,12 +170,10 @@ class PreparedInput(PackedInput):
         return zip(*sides, strict=True)
 
     def train_batches(self, seed: int) -> TrainBatches:
-        """Returns the endless iterator of training batches for a seed."""
         self._check_vocabularies()
         return super().train_batches(seed)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        """Yields each row of a split once, in rows of the longest bucket."""
         self._check_vocabularies()
         return super().evaluation_batches(split)
 

@@ -109,8 +109,6 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
       source: name of the source.
       file: path within the directory.
       rows: number of records.
-      source_tokens: tokens of all sources.
-      target_tokens: tokens of all targets.
       bytes: size of the file.
       sha256: digest of the file.
       lengths: path of the lengths within the directory.
@@ -207,7 +205,6 @@ class Manifest(msgspec.Struct, kw_only=True):
       rejections: why rows were left out, the most frequent reason first.
       rewritten: kind of change -> number of texts changed.
       copies: rows of dev and test that were given and stand in another split.
-      vocabularies: the vocabularies.
     """
 
     format: int = FORMAT

@@ -66,7 +66,6 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
 
         Args:
           directory: the directory of prepared data.
-          split: the split.
           language: language of the rows.
           source: name of the source.
           number: number of the shard, from 0, among `count` of this split, language and source.

@@ -145,7 +145,6 @@ class PreparedTable:
 
         Args:
           directory: the directory of prepared data.
-          manifest: its manifest.
           split: name of the split.
           on_damage: ERROR to refuse shards that cannot be read, SKIP to leave out their rows.
           languages: the languages whose rows are used; empty: all.

@@ -117,7 +117,6 @@ class StreamedInput(PackedInput):
         return []
 
     def train_batches(self, seed: int) -> TrainBatches:
-        """Returns the endless iterator of training batches for a seed."""
         from lingvo_gshard.wings.preparation.streamed.blocks import Recipe, StreamedBatches
 
         clean = self._cleaner.rules("train", CleaningReport("train"))

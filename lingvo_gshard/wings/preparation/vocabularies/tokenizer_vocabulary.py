@@ -52,7 +52,6 @@ class TokenizerVocabulary(Vocabulary):
             return self._tokenizer.encode(text)
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """Returns begin and end of each token of `encode` in a text, in characters."""
         with encoding([text]):
             return self._tokenizer.places(text)
 
@@ -62,11 +61,9 @@ class TokenizerVocabulary(Vocabulary):
         return [self.encode(text) for text in texts]
 
     def is_byte(self, index: int) -> bool:
-        """Returns whether an id is one byte, whose text depends on all bytes beside it."""
         return index in self._tokenizer.bytes
 
     def piece(self, index: int) -> str:
-        """Returns the text of one piece, `▁` for a space."""
         return self._tokenizer.piece(int(index)) if index < self.size else ""
 
     def _decode_kept(self, ids: Sequence[int]) -> str:

@@ -40,7 +40,6 @@ class ForcedBalanceRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         gates_GSE = tf.nn.softmax(self.scores.logits(theta, x_GSM))
         choices = []
         for expert_GS in self._experts(mask_GS):

@@ -49,7 +49,6 @@ class LimitedTopK(selection.TopK):
         )
 
     def create(self) -> None:
-        """Checks that the options do not contradict each other; see `Part.create`."""
         super().create()
         p, path = self.p, self.path
         if not p.expert_groups:
@@ -82,7 +81,6 @@ class LimitedTopK(selection.TopK):
             )
 
     def select(self, scores_GSE: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Returns (index, one-hot) of each token's k experts, best first; see `TopK.select`."""
         p = self.p
         if p.expert_groups:
             scores_GSE = limit(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)

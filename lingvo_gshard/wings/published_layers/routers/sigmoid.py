@@ -47,7 +47,6 @@ class SelectionBias(Part):
         """Returns the scores with the bias, for selection only.
 
         Args:
-          theta: the router's weights.
           scores_GSE: float32, the scores.
         """
         if not self.p.use_selection_bias:
@@ -59,7 +58,6 @@ class SelectionBias(Part):
         """Reports E * (load - mean load), an integer per expert, to the update rule of the bias.
 
         Args:
-          theta: the router's weights.
           counted_GSE: 1 where a token selected an expert, whether or not it got a slot.
         """
         if not context.current().training or not self.p.use_selection_bias:
@@ -135,7 +133,6 @@ class SigmoidRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = self._scores(logits_GSE)
         selected = self.selection.select(self.bias.add(theta, scores_GSE))

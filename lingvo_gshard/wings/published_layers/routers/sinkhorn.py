@@ -60,7 +60,6 @@ class SinkhornRouter(Router):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 1; see `Router.experts_per_token`."""
         return 1
 
     @layer_method
@@ -71,7 +70,6 @@ class SinkhornRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         p = self.p
         logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = tf.stop_gradient(logits_GSE)

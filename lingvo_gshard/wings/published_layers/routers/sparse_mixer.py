@@ -39,7 +39,6 @@ class SparseMixerRouter(Router):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 2; see `Router.experts_per_token`."""
         return 2
 
     @layer_method
@@ -50,7 +49,6 @@ class SparseMixerRouter(Router):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.scores.logits(theta, x_GSM)
         selected = selection.settled(self, selection.top_k(logits_GSE, 2))
         left_GSE, choices = logits_GSE, []

@@ -78,7 +78,6 @@ def kinds_in(input_: Input, batch: Batch) -> TokenKinds | None:
 
     Args:
       input_: the input that gave the batch.
-      batch: the batch.
     """
     own = input_.token_kinds(batch)
     if own is not None or not isinstance(input_, PackedInput):
@@ -95,7 +94,6 @@ def kinds_of(
     """Returns the kinds of the tokens of a batch.
 
     Args:
-      batch: the batch.
       sides: "source" or "target" -> the array of ids that layers get, and their vocabulary.
       languages: the languages of the rows that the batch was made of.
     """

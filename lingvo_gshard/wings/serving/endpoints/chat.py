@@ -29,8 +29,9 @@ from lingvo_gshard.wings.serving.endpoints.completions import (
     decoding_options,
 )
 from lingvo_gshard.wings.serving.errors import RequestError
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import ServedModel
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 
 PATH = "/v1/chat/completions"
 
@@ -64,7 +65,6 @@ class ChatBody(BaseBody, kw_only=True):
     add_generation_prompt: bool = True
 
     def check(self, model: ServedModel, limits: Limits) -> None:
-        """Raises RequestError for what this server does not have."""
         super().check(model, limits)
         if not self.messages:
             raise bad("messages", "messages is an empty list; one message or more was expected")

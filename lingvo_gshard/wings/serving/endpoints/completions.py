@@ -37,8 +37,9 @@ from lingvo_gshard.wings.serving.bodies import Count, Fraction, Stops, options_e
 from lingvo_gshard.wings.serving.endpoints.events import server_sent, stream
 from lingvo_gshard.wings.serving.endpoints.state import seed_json
 from lingvo_gshard.wings.serving.errors import RequestError, json_response
+from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import ServedModel
-from lingvo_gshard.wings.serving.service import Limits, Service
+from lingvo_gshard.wings.serving.service import Service
 
 # OpenAI's API answers every mistake with this status.
 BAD_REQUEST = 400
@@ -82,8 +83,8 @@ class BaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name, neutral in self.ABSENT.items():
             if getattr(self, name) not in neutral:
                 raise bad(name, f"{name} is not supported by this server; leave it out")
-        if (self.n or 1) > limits.beam_size:
-            raise bad("n", f"n is {self.n}; at most {limits.beam_size} was expected")
+        if (self.n or 1) > limits.most_beam_size:
+            raise bad("n", f"n is {self.n}; at most {limits.most_beam_size} was expected")
         if len(listed(self.stop or ())) > _MOST_STOPS:
             raise bad("stop", f"stop has more than {_MOST_STOPS} texts")
 
@@ -101,7 +102,6 @@ class CompletionsBody(BaseBody, kw_only=True):
     suffix: str | None = None
 
     def check(self, model: ServedModel, limits: Limits) -> None:
-        """Raises RequestError for what this server does not have."""
         super().check(model, limits)
         if self.max_tokens == 0 and not self.echo:
             raise bad("max_tokens", "max_tokens is 0; 1 or more was expected, or echo")

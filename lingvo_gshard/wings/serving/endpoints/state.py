@@ -79,7 +79,7 @@ def _described(service: Service) -> dict:
         "step": model.step,
         "languages": model.languages,
         "most_tokens": facts.most_source - 1 if facts.has_source else facts.most_positions - 1,
-        "most_beam_size": service.limits.beam_size,
+        "most_beam_size": service.limits.most_beam_size,
         "has_chat_template": model.template is not None,
     }
 
@@ -91,7 +91,6 @@ def text_json(
 
     Args:
       found: the text's log-probabilities, score and reason to end.
-      text: the text.
       pieces: the text of each token without the end.
     """
     end = ["</s>"] if found.reason == END else []

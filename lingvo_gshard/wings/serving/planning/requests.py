@@ -31,7 +31,6 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       topology: the machine.
-      experiment: name of an experiment.
       config: name of a config that the server offers.
       content: a config.json.
       title: what the page calls the content.

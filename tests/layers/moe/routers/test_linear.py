@@ -81,7 +81,7 @@ class LinearRouterTest(testing.TestCase):
         self.assertEqual(float(only_padding.losses["z_loss"].value), 0)
 
     def test_rejects_an_unknown_level_of_the_auxiliary_loss(self):
-        message = r"_loss_level: 'grup'. Did you mean 'group'\?"
+        message = r"auxiliary_loss_level is 'grup'; expected 'group', 'batch' or 'global'"
         with self.assertRaisesRegex(ValueError, message):
             loops.make(TopKRouter, 4, auxiliary_loss_level="grup")
 

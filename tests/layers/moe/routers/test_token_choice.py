@@ -84,7 +84,7 @@ class TokenChoiceTest(testing.TestCase, parameterized.TestCase):
         self.assertNotAllEqual(first, other)
 
     def test_rejects_an_unknown_priority(self):
-        message = r"router.priority: 'gates'. Did you mean 'gate'\?"
+        message = r"priority is 'gates'; expected 'position' or 'gate'"
         with self.assertRaisesRegex(ValueError, message):
             loops.make(TopKRouter, 4, priority="gates")
 

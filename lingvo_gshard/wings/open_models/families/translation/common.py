@@ -114,8 +114,6 @@ def add_experts(
     """Gives layers of a stack experts that drop no token, with the activation of other layers.
 
     Args:
-      config: the config.
-      stack: Params of the stack.
       router: Params of the router, which get the weights of its losses.
       every: the period of the layers with experts.
       offset: see `TransformerStack`.
