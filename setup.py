@@ -144,7 +144,7 @@ setup(
         "zstandard>=0.23",
     ],
     extras_require={
-        # Other engines that `gshard-bench decode` compares with, and libraries that tests ask.
+        # Other engines that `python -m benchmarks decode` asks, and libraries that tests ask.
         "peers": [
             "ctranslate2>=4.5",
             "lm-eval>=0.4.9",

@@ -5,6 +5,7 @@
     python -m benchmarks choices --num_layers=6
     python -m benchmarks serve --logdir=runs/quickstart --clients=300 --seconds=60
     python -m benchmarks decode --peers_python=peers/bin/python --json=decode.json
+    python -m benchmarks input --rows=20000000 --workers=2 --json=input.json
     python -m benchmarks parity --peers_python=peers/bin/python --families=llama,mixtral
 
 gshard-bench has the measurements of your own machine. The programs here belong to the source tree
@@ -28,6 +29,7 @@ SUBCOMMANDS = {
     "choices": "benchmarks.choices",
     "serve": "benchmarks.serve",
     "decode": "benchmarks.decode.command",
+    "input": "benchmarks.input.command",
     "parity": "benchmarks.parity.command",
 }
 

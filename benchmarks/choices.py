@@ -11,6 +11,7 @@ loss of one batch after 31 steps on this batch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -25,6 +26,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step
+from lingvo_gshard.tools.benchmarks.timing import in_turns
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.training.step.adafactor import Adafactor
@@ -137,11 +139,8 @@ def measure(
         runtime, batch, compile_seconds = _compiled(experiment, layers, choose)
         plain = plain or runtime
         loss = _loss(runtime, batch)
-        progress.begin(f"measuring {name}")
-        turns = [
-            [step.step_seconds(each, batch) for each in (runtime, plain)] for _ in range(repeats)
-        ]
-        mine, base = np.array(turns).T
+        clocks = [functools.partial(step.step_seconds, each, batch) for each in (runtime, plain)]
+        mine, base = in_turns(clocks, repeats, progress, f"measuring {name}")
         memory = runtime.executable().memory()
         ratio = float(np.median(mine / base)) if runtime is not plain else 1.0
         yield TechniqueTiming(

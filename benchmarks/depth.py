@@ -22,10 +22,9 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.layers.stacks.execution import Sequential
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tools.bench import stack_flags
 from lingvo_gshard.tools.benchmarks import step as step_bench
-from lingvo_gshard.tools.benchmarks import subcommands
 from lingvo_gshard.tools.benchmarks.step import StepCase
+from lingvo_gshard.tools.benchmarks.timing import in_turns
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.flags.definitions import define
@@ -56,17 +55,17 @@ class DepthTiming:
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = common.define_flags()
-    define(values, **stack_flags())
+    define(values, **step_bench.stack_flags())
     flags.DEFINE_list("depths", ["6", "48"], "Numbers of layers.", flag_values=values)
     return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
-    depths = subcommands.numbers("depths", values.depths)
-    rows, length = subcommands.whole_rows(values)
+    depths = common.numbers("depths", values.depths)
+    rows, length = step_bench.whole_rows(values)
     trainer = registry.get(values.experiment).step
-    stack = subcommands.stack_params(values)
+    stack = step_bench.stack_params(values)
     with transient_stages(console, "starting") as progress:
         found = measure(stack, trainer, depths, rows, length, values.repeats, progress)
     caption = "ratio: to the same layers one by one"
@@ -101,11 +100,7 @@ def measure(
     one_by_one, plain_step = compiled(least, False)
     progress.begin(f"compiling {least} layers as a loop")
     loop, loop_step = compiled(least, True)
-    turns = []
-    for repeat in range(repeats):
-        progress.begin(f"measuring, {repeat + 1} of {repeats}")
-        turns.append((plain_step(), loop_step()))
-    plain, looped = np.array(turns).T
+    plain, looped = in_turns([plain_step, loop_step], repeats, progress)
     one_by_one.seconds, one_by_one.ratio = float(np.median(plain)), 1.0
     loop.seconds, loop.ratio = float(np.median(looped)), float(np.median(looped / plain))
     found = [one_by_one, loop]

@@ -29,7 +29,7 @@ from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks.step import StepCase
-from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+from lingvo_gshard.tools.benchmarks.timing import in_turns, pipelined_seconds
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.training.step.trainer import Trainer
@@ -131,13 +131,9 @@ def measure(case: StepCase, repeats: int, progress: Progress) -> list[PartitionT
         progress.begin(f"compiling {name}")
         runtime.init_state()
         compile_seconds[name] = pipelined_seconds(step, 1)
-    taken = {name: [] for name in steps}
-    for repeat in range(repeats):
-        progress.begin(f"measuring, {repeat + 1} of {repeats}")
-        for name, (_, step) in steps.items():
-            taken[name].append(pipelined_seconds(step, _RUN))
-    yardstick = min(taken[YARDSTICK])
+    clocks = [lambda step=step: pipelined_seconds(step, _RUN) for _, step in steps.values()]
+    best = dict(zip(steps, in_turns(clocks, repeats, progress).min(1).tolist(), strict=True))
     return [
-        PartitionTiming(name, min(seconds), min(seconds) / yardstick, compile_seconds[name])
-        for name, seconds in taken.items()
+        PartitionTiming(name, seconds, seconds / best[YARDSTICK], compile_seconds[name])
+        for name, seconds in best.items()
     ]

@@ -505,8 +505,8 @@ def test_files_of_others_are_opened_in_one_place():
         # Linux, Python and this package.
         *("wings/agents/worker.py", "wings/services/memory.py", "wings/services/run_lock.py"),
         *("wings/services/run_records.py", "tools/diagnosis/speed.py", "wings/pages/html_page.py"),
-        *("tools/diagnosis/environment.py", "tools/benchmarks/input/preparation.py"),
-        *("tools/console/libraries.py", "tools/console/launcher.py"),
+        *("tools/diagnosis/environment.py", "tools/console/libraries.py"),
+        "tools/console/launcher.py",
         # Caches, work folders and shared memory that the same user has written.
         *("wings/propagation/propagated.py", "wings/inference/programs/startup_cache.py"),
         *("wings/preparation/duplicates.py", "wings/preparation/job.py", "tools/launch/slurm.py"),

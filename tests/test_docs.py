@@ -89,7 +89,6 @@ TINY = {
     ],
     "gshard-plan --experiment=language_model.quickstart --topology=cpu:1": _SMALL_LANGUAGE_MODEL,
     "gshard-evaluate --logdir=runs/quickstart": ["--languages=gl", "--beam_size=1"],
-    "gshard-bench decode": ["--sentences=4", "--repeats=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
     "gshard-plan --experiment=translation.quickstart": [*_SMALL_MODEL, *_LITTLE_TEXT],
     r"gshard-\w+ --experiment=(?:time_major|gathering|gated|partial)\.experiment": [
@@ -135,7 +134,7 @@ ELSEWHERE = {
     r"gshard-bench fill .*--topology=gpu.*": "tests/tools/benchmarks/card/test_fill.py",
     r"bench/bin/gshard-bench card .*": "tests/tools/benchmarks/card/test_measure.py",
     r"export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95": "tests/tools/benchmarks/card/test_measure.py",
-    r"python -m benchmarks (parity|decode) .*": "tests/benchmarks/test_command.py",
+    r"python -m benchmarks (parity|decode|input) .*": "tests/benchmarks/test_command.py",
     r"python -m studies paper( --[\w=./,-]+)*": "tests/studies/paper/test_command.py",
     r"python -m studies experts .*": "tests/studies/test_experts.py",
     r"python -m studies recipes .*": "tests/studies/test_recipes.py",

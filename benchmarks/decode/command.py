@@ -1,9 +1,14 @@
-"""Compares the speed of decoding with CTranslate2 and with transformers.
+"""Measures the speed of decoding, and compares it with CTranslate2 and with transformers.
 
+    python -m benchmarks decode --json=decode.json
     python -m benchmarks decode --peers_python=peers/bin/python --json=decode.json
 
-decodes what `gshard-bench decode` decodes, with the engines of --peers_python in turn
-(docs/decoding_speed.md). They decode the same batches with dense models of the same active FLOPs:
+measures how fast an experiment's model and --language_model generate tokens: with greedy and beam
+search, for many test sentences and for one (docs/decoding_speed.md). Weights are random, and every
+text gets a fixed number of tokens. Values are medians of --repeats turns.
+
+With --peers_python, or if the extra `peers` is installed, other engines decode the same batches in
+turn. Their dense models have the same active FLOPs:
 
     ratio = our tokens per second / tokens per second of the other engine
 """
@@ -17,21 +22,22 @@ import rich.console
 from absl import flags
 
 from benchmarks import common
-from benchmarks.decode import sizes
+from benchmarks.decode import measure, sizes
 from benchmarks.decode.peers import LIBRARIES, Peers
 from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.bench import DECODED
-from lingvo_gshard.tools.benchmarks.decode import measure
 from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.flags.definitions import define
+from lingvo_gshard.tools.flags.definitions import define, integer, string
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = common.define_flags()
-    define(values, **DECODED)
+    define(
+        values,
+        language_model=string("The second model.", "language_model.quickstart"),
+        sentences=integer("Test sentences to translate.", 500, 1),
+    )
     define_peer_flags(values, "torch, transformers and ctranslate2")
     return values
 
@@ -40,23 +46,22 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code.
 
     Raises:
-      UserError: there is no Python with the other engines.
+      UserError: --peers_python lacks an engine.
     """
     python = find_python(values.peers_python, LIBRARIES)
     if not python:
-        raise UserError(
-            "the extra `peers` (torch, transformers, ctranslate2) is not installed; --peers_python "
-            "names another Python that has it. `gshard-bench decode` measures our engine alone"
-        )
+        console.print("Our engine alone: --peers_python names a Python with the extra `peers`.")
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(transient_stages(console, "reading the test sentences"))
         models, cases = measure.make_cases(
             registry.get(values.experiment), registry.get(values.language_model), values.sentences
         )
-        progress.begin("starting the other engines")
-        dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
-        peers = stack.enter_context(Peers(python, dense, cases, threads))
+        peers = None
+        if python:
+            progress.begin("starting the other engines")
+            dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
+            peers = stack.enter_context(Peers(python, dense, cases, threads))
         for row in measure.measure(models, cases, peers, threads, values.repeats, progress):
             measure.show_row(console, row)
             rows.append(row)

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from benchmarks.decode import peer_process
+from benchmarks.decode.measure import Case
 from benchmarks.decode.sizes import DenseSizes
 from benchmarks.peer_python import PeerProcess
-from lingvo_gshard.tools.benchmarks.decode.measure import Case
 from lingvo_gshard.wings.inference.decoding.precision import INT8, TRAINED
 
 LIBRARIES = ("torch", "transformers", "ctranslate2")

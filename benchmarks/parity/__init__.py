@@ -1,1 +1,1 @@
-"""gshard-bench parity: compares published models here with the same models in transformers."""
+"""Compares published models here with the same models in transformers."""

@@ -1,4 +1,4 @@
-"""Case: a small model that `gshard-bench parity` compares."""
+"""Case: a small model that `python -m benchmarks parity` compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of `gshard-bench parity`: a small model for every family and option."""
+"""The cases of `python -m benchmarks parity`: a small model for every family and option."""
 
 from __future__ import annotations
 

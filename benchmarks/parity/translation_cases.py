@@ -1,4 +1,4 @@
-"""The cases of `gshard-bench parity` that translate."""
+"""The cases of `python -m benchmarks parity` that translate."""
 
 from __future__ import annotations
 

@@ -66,8 +66,9 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the subcommand is missing. Valid: choices, decode, depth, parity, partition"),
+        ([], "the subcommand is missing. Valid: choices, decode, depth, input, parity, partition"),
         (["dept"], "'dept' is unknown. Did you mean 'depth'?"),
+        (["decode", "--depths=2"], "--depths=2 applies to `depth`, not to `decode`"),
         (["depth", "--depths=0,6"], "--depths=0,6: expected positive integers"),
         (["serve"], "--logdir is missing: the directory that gshard-train wrote"),
         (["parity", "--families=lama"], "--families=lama is unknown. Did you mean 'llama'?"),

@@ -5,11 +5,10 @@ import os
 
 import pytest
 
-from benchmarks.decode import peers, sizes
+from benchmarks.decode import measure, peers, sizes
 from benchmarks.peer_python import find_python
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.tools.benchmarks.decode import measure
-from tests.tools.benchmarks.decode.test_decode import tiny_cases, tiny_models
+from tests.benchmarks.test_decode_measure import tiny_cases, tiny_models
 
 
 def test_a_dense_model_has_the_active_flops_of_the_quickstart():

@@ -1,5 +1,5 @@
 # tests: tools/bench.py, tools/benchmarks/moe.py, tools/benchmarks/step.py
-# tests: tools/benchmarks/subcommands.py, tools/benchmarks/timing.py, tools/benchmarks/input/
+# tests: tools/benchmarks/common.py, tools/benchmarks/timing.py
 """Runs gshard-bench at tiny sizes: measurements, output and errors."""
 
 import json
@@ -26,15 +26,18 @@ from tests import tiny
 from tests.told import Told
 
 EXPERIMENT = "test.tiny_translation"
-TINY = (
-    f"--experiment={EXPERIMENT}",
+SMALL = (
     "--repeats=2",
     "--gemm_size=16",
     "--model_dim=8",
     "--hidden_dim=12",
+    "--tokens=16",
+)
+TINY = (
+    *SMALL,
+    f"--experiment={EXPERIMENT}",
     "--num_experts=4",
     "--num_heads=2",
-    "--tokens=16",
     "--row_length=8",
 )
 NAMES = [
@@ -107,7 +110,7 @@ def test_step_writes_a_profile_of_each_model(capsys, tmp_path):
 def test_moe_measures_each_dispatch(capsys, tmp_path):
     path = tmp_path / "moe.json"
     small = ["--group_size=8", "--experts=4", "--skew=0.5"]
-    code, out, _ = run(capsys, "moe", f"--json={path}", *TINY, *small)
+    code, out, _ = run(capsys, "moe", f"--json={path}", *SMALL, *small)
     assert code == 0 and "to dense" in out
     rows = json.loads(path.read_text())["rows"]
     assert [(row["dispatch"], row["load"]) for row in rows] == [
@@ -130,7 +133,7 @@ def test_ratios_are_medians_over_alternating_runs():
     case = moe.Case(4, "gather", "learned", 1.0)
     sizes = moe.Sizes(8, 8, 16, 8)
     seconds = np.array([[1.1, 1.0, 0.11, 0.55], [2.2, 2.0, 0.22, 1.1], [1.1, 5.0, 0.11, 0.55]])
-    row = moe._row(case, sizes, seconds, 0.0, (2, 1))
+    row = moe._row(case, sizes, seconds.T, 0.0, (2, 1))
     assert row.ratio_to_dense == pytest.approx(1.1)
     assert (row.milliseconds, row.dense_milliseconds) == (1100, 2000)
     assert row.routing_share == pytest.approx(0.1) and row.gemm_ratio == pytest.approx(0.5)
@@ -197,8 +200,9 @@ def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     [
         (
             [],
-            "the subcommand is missing. Valid: card, decode, exported, fill, input, moe",
+            "the subcommand is missing. Valid: card, exported, fill, input, moe, step",
         ),
+        (["decode"], "step. The repository has python -m benchmarks decode"),
         (["moe", "--experts=eight"], "--experts=eight: expected positive integers"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),
         (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
@@ -212,7 +216,8 @@ def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     ],
 )
 def test_user_errors_are_one_line(capsys, arguments, message):
-    code, out, err = run(capsys, *arguments[:1], *TINY, *arguments[1:])
+    given = TINY if arguments[:1] == ["step"] else ()
+    code, out, err = run(capsys, *arguments[:1], *given, *arguments[1:])
     assert code == 1 and out == ""
     assert err.startswith("gshard-bench: error: ") and err.count("\n") == 1
     assert message in err

@@ -27,7 +27,7 @@ from lingvo_gshard.core.lazy import Device, jax, jnp
 from lingvo_gshard.runtime import Array, Program, platform_of
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+from lingvo_gshard.tools.benchmarks.timing import in_turns, pipelined_seconds
 from lingvo_gshard.wings.saved_programs import program_file
 from lingvo_gshard.wings.saved_programs.platforms import check_platform
 from lingvo_gshard.wings.verification import synthetic
@@ -305,14 +305,15 @@ def measure_step(
     progress.begin("sizing the product")
     gemm_size = gemm_size or _large_enough(step.devices, step.gemm_dtype)
     product = products(step.devices, step.gemm_dtype, gemm_size)
-    run = max(1, min(_LONGEST_RUN, round(_RUN_SECONDS / pipelined_seconds(step, 1))))
-    once = pipelined_seconds(product, 1)
-    step_seconds, product_seconds = [], []
-    for repeat in range(repeats):
-        progress.begin(f"measuring, {repeat + 1} of {repeats}")
-        step_seconds.append(pipelined_seconds(step, run))
-        count = max(1, round(step_seconds[-1] * run / once))
-        product_seconds.append(pipelined_seconds(product, count))
+    once = pipelined_seconds(step, 1)
+    run = max(1, min(_LONGEST_RUN, round(_RUN_SECONDS / once)))
+    # Runs of both take about as long.
+    count = max(1, round(once * run / pipelined_seconds(product, 1)))
+    step_seconds, product_seconds = in_turns(
+        [lambda: pipelined_seconds(step, run), lambda: pipelined_seconds(product, count)],
+        repeats,
+        progress,
+    )
     losses.append(step()())
     if not all(map(math.isfinite, losses)):
         raise _NotFiniteError(f"{step.path}: the loss is {losses[0]} and then {losses[-1]}")
@@ -323,8 +324,8 @@ def measure_step(
         mesh=str(step.program.mesh),
         devices=devices,
         step_seconds=taken,
-        fastest_seconds=min(step_seconds),
-        slowest_seconds=max(step_seconds),
+        fastest_seconds=float(step_seconds.min()),
+        slowest_seconds=float(step_seconds.max()),
         tokens=step.work.tokens,
         tokens_per_second=step.work.tokens / taken,
         flops=step.work.flops,

@@ -1,12 +1,22 @@
-"""Measures mixture-of-experts layers relative to dense layers of the same active FLOPs."""
+"""Measures mixture-of-experts layers relative to dense layers of the same active FLOPs.
+
+    gshard-bench moe --json=moe.json
+
+measures the forward and backward pass of a top-2 mixture-of-experts layer for each number of
+--experts and each dispatch, alternating with a dense layer of the same active FLOPs. The loads are
+learned, balanced, or skewed: then --skew is the share of all tokens whose first expert is expert 0.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import rich.console
+from absl import flags
 
 from lingvo_gshard.core import (
     Layer,
@@ -22,14 +32,63 @@ from lingvo_gshard.layers import EinsumDispatch, FeedForward, MixtureOfExperts, 
 from lingvo_gshard.layers.moe import GatherDispatch
 from lingvo_gshard.runtime import Array, devices_for, lower
 from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.step import products
-from lingvo_gshard.tools.benchmarks.timing import seconds_of
+from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.flags.definitions import comma_list, decimal, integer, make_flags
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
 
 EXPERTS_PER_TOKEN = 2
 # Name in the table and in --json -> the dispatch.
 _DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch, "dropless": DroplessDispatch}
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    return make_flags(
+        json=output.json_flag(),
+        repeats=common.REPEATS,
+        gemm_size=common.gemm_size(),
+        model_dim=integer("Model dimension of the layers.", 512, 1),
+        hidden_dim=integer("Hidden dimension of an expert.", 2048, 1),
+        tokens=integer("Tokens of a batch.", 4096, 1),
+        group_size=integer("Tokens that are routed together as one group.", 1024, 1),
+        experts=comma_list("Numbers of experts.", ["8", "32", "64", "128"]),
+        skew=decimal(
+            "Share of tokens whose first expert is expert 0 in the skewed loads.", 0.2, 0, 1
+        ),
+    )
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Measures, prints the table, writes the rows, and returns the exit code."""
+    experts = common.numbers("experts", values.experts)
+    sizes = Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
+    with transient_stages(console, "starting") as progress:
+        rows = measure(sizes, experts, values.skew, values.repeats, values.gemm_size, progress)
+    caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
+    caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "
+    caption += "MiB: of temporaries"
+    headings = ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "MiB")
+    cells = [
+        (
+            f"{row.experts}, {row.dispatch}, {row.load}",
+            f"{row.capacity_factor:g}" if row.capacity_factor else "-",
+            f"{row.milliseconds:,.0f}",
+            f"{row.ratio_to_dense:.2f}",
+            f"{row.routing_share:.1%}",
+            f"{row.gemm_ratio:.0%}",
+            f"{row.dropped_share:.1%}",
+            f"{row.temporary_bytes / 2**20:,.0f}",
+        )
+        for row in rows
+    ]
+    print_rows(console, ("experts, dispatch, load",), headings, cells, caption)
+    return common.write(values, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +289,7 @@ def measure(
     tokens whose first expert is expert 0 in skewed loads.
     """
     dense, (product, _) = dense_pass(sizes), products(gemm_size, sizes.useful)
+    dense.run()
     rows = []
     for case in (case for count in experts for case in cases(count, skew)):
         name = f"{case.experts} experts, {case.dispatch}, {case.load}"
@@ -240,23 +300,20 @@ def measure(
         without.experts = _Identity.params()
         rest = Pass(without.instantiate(path="moe"), sizes)
         *_, dropped = whole.run()
-        turns = [whole.run, dense.run, rest.run, product]
-        progress.begin(f"measuring {name}")
-        rows.append(_row(case, sizes, _in_turns(turns, repeats), float(dropped), whole.memory()))
+        rest.run()
+        clocks = [
+            functools.partial(seconds_of, each)
+            for each in (whole.run, dense.run, rest.run, product)
+        ]
+        seconds = in_turns(clocks, repeats, progress, f"measuring {name}")
+        rows.append(_row(case, sizes, seconds, float(dropped), whole.memory()))
     return rows
-
-
-def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Returns the seconds of each function in each turn, as an array [turns, functions]."""
-    for function in functions:
-        function()
-    return np.array([[seconds_of(function) for function in functions] for _ in range(repeats)])
 
 
 def _row(
     case: Case, sizes: Sizes, seconds: np.ndarray, dropped: float, memory: tuple[int, int]
 ) -> LayerTiming:
-    whole, dense, rest, reference = seconds.T
+    whole, dense, rest, reference = seconds
 
     def median(values: np.ndarray) -> float:
         return float(np.median(values))

@@ -1,14 +1,28 @@
-"""Measures the speed of training steps relative to matrix products on the same device."""
+"""Measures the speed of training steps relative to matrix products on the same device.
+
+    gshard-bench step
+    gshard-bench step --json=step.json
+    gshard-bench step --profile=profiles
+    gshard-bench step --experiment=translation.hundred_languages --repeats=20
+
+measures training steps, optimizer included, of an experiment and of an encoder alone: with
+mixtures of experts, and with dense layers of the same FLOPs instead. Steps alternate with products
+of two square float32 matrices. The ratio is the rate of useful operations in the best step over the
+best rate of the products. With --profile=DIR, three more steps of each model are profiled
+(docs/profiling.md).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import rich.console
+from absl import flags
 
 from lingvo_gshard.core import (
     NestedMap,
@@ -19,11 +33,17 @@ from lingvo_gshard.core import (
     known_sizes,
     layer_method,
 )
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import FeedForward, MixtureOfExperts, TransformerStack
+from lingvo_gshard.layers import FeedForward, MixtureOfExperts, Sequential, TransformerStack
 from lingvo_gshard.runtime import SingleDeviceRuntime
 from lingvo_gshard.tasks import BatchSpecs, Task
-from lingvo_gshard.tools.benchmarks.timing import seconds_of
+from lingvo_gshard.tools.benchmarks import common
+from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training import Trainer, make_trainer
 from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
@@ -36,6 +56,89 @@ from lingvo_gshard.wings.services.runtime import DeviceRuntime
 from lingvo_gshard.wings.verification import synthetic
 
 Batch = dict[str, np.ndarray]
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    return make_flags(
+        experiment=common.EXPERIMENT,
+        json=output.json_flag(),
+        repeats=common.REPEATS,
+        gemm_size=common.gemm_size(),
+        profile="Directory for a profile of each model.",
+        **stack_flags(),
+    )
+
+
+def stack_flags() -> Flags:
+    """Returns the flags of an encoder alone."""
+    return dict(
+        model_dim=integer("Model dimension of the encoder alone.", 512, 1),
+        hidden_dim=integer(
+            "Hidden dimension of the encoder's feed-forward layers and experts.", 2048, 1
+        ),
+        num_experts=integer("Number of experts of the encoder's mixtures of experts.", 8, 1),
+        num_heads=integer("Attention heads of each layer of the encoder.", 8, 1),
+        num_layers=integer("Number of layers of the encoder; every other one has experts.", 2, 1),
+        rematerialize=string("Rematerialization policy of the encoder (docs/training.md).", "none"),
+        tokens=integer("Tokens of the encoder's batch.", 4096, 1),
+        row_length=integer("Tokens of a row of the encoder's batch.", 256, 1),
+    )
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Measures, prints the table, writes the rows, and returns the exit code."""
+    experiment = registry.get(values.experiment)
+    shape = whole_rows(values)
+    cases = experiment_cases(experiment)
+    cases += stack_cases(stack_params(values), experiment.step, *shape)
+    profile = None
+    if values.profile:
+        make_directory(values.profile)
+        profile = functools.partial(profile_case, directory=values.profile, console=console)
+    with transient_stages(console, "starting") as progress:
+        rows = measure(cases, values.repeats, values.gemm_size, progress, profile)
+    headings = ("GFLOP", "seconds", "GFLOP/s", "product", "ratio", "compile")
+    cells = [
+        (
+            row.name,
+            f"{row.flops / 1e9:,.1f}",
+            f"{row.seconds:.4f}",
+            f"{row.flops / row.seconds / 1e9:,.1f}",
+            f"{row.gemm_rate / 1e9:,.1f}",
+            f"{row.ratio:.1%}",
+            f"{row.compile_seconds:.1f}",
+        )
+        for row in rows
+    ]
+    caption = "ratio: to the rate of a matrix product"
+    print_rows(console, ("training step",), headings, cells, caption)
+    return common.write(values, rows)
+
+
+def whole_rows(values: flags.FlagValues) -> tuple[int, int]:
+    """Returns rows and row length of a batch of --tokens; UserError if they do not divide."""
+    if values.tokens % values.row_length:
+        raise UserError(
+            f"--tokens={values.tokens} is not a multiple of --row_length={values.row_length}"
+        )
+    return values.tokens // values.row_length, values.row_length
+
+
+def stack_params(values: flags.FlagValues) -> Params:
+    """Returns the Params of the encoder alone; dropout is the paper's (arXiv 2006.16668)."""
+    stack = TransformerStack.params().set(
+        num_layers=values.num_layers,
+        execution=Sequential.params().set(rematerialize=values.rematerialize),
+        model_dim=values.model_dim,
+        num_heads=values.num_heads,
+        hidden_dim=values.hidden_dim,
+        input_dropout_rate=0.1,
+        residual_dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+    )
+    stack.moe.num_experts = values.num_experts
+    return stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,31 +237,34 @@ def measure(
     than any period as long as a step. At the end, `profile` is called with each case and its
     runtime.
     """
-    gemms = [products(gemm_size, case.flops) for case in cases]
-    runtimes, compile_seconds = [], []
+    rows, runtimes, clocks = [], [], []
     for case in cases:
+        product, operations = products(gemm_size, case.flops)
         progress.begin(f"compiling {case.name}")
         runtime = SingleDeviceRuntime(case.trainer)
         runtime.init_state()
-        compile_seconds.append(step_seconds(runtime, case.batch))
+        rows.append((case, operations, step_seconds(runtime, case.batch)))
         runtimes.append(runtime)
-    seconds, gemm_seconds = [[] for _ in cases], [[] for _ in cases]
-    for repeat in range(repeats):
-        progress.begin(f"measuring, {repeat + 1} of {repeats}")
-        for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
-            seconds[index].append(step_seconds(runtime, case.batch))
-            gemm_seconds[index].append(seconds_of(gemms[index][0]))
-    for case, runtime in zip(cases, runtimes, strict=True):
-        if profile is not None:
+        clocks.append(functools.partial(step_seconds, runtime, case.batch))
+        clocks.append(functools.partial(seconds_of, product))
+    best = in_turns(clocks, repeats, progress).min(1).tolist()
+    if profile is not None:
+        for case, runtime in zip(cases, runtimes, strict=True):
             progress.begin(f"profiling {case.name}")
             profile(case, runtime)
-    rows = []
-    for index, case in enumerate(cases):
-        rate = gemms[index][1] / min(gemm_seconds[index])
-        taken = min(seconds[index])
-        ratio = case.flops / taken / rate
-        rows.append(StepTiming(case.name, case.flops, taken, rate, ratio, compile_seconds[index]))
-    return rows
+    return [
+        StepTiming(
+            case.name,
+            case.flops,
+            seconds,
+            operations / product,
+            case.flops / seconds / (operations / product),
+            compile_seconds,
+        )
+        for (case, operations, compile_seconds), seconds, product in zip(
+            rows, best[::2], best[1::2], strict=True
+        )
+    ]
 
 
 def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Params]]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core import Progress
 
 
 def seconds_of(function: Callable[[], object]) -> float:
@@ -28,3 +32,27 @@ def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> 
         wait = following
     wait()
     return (time.perf_counter() - started) / count
+
+
+def in_turns(
+    clocks: Sequence[Callable[[], float]],
+    repeats: int,
+    progress: Progress,
+    what: str = "measuring",
+) -> np.ndarray:
+    """Measures what is compared in alternating turns, since a shared machine's speed changes.
+
+    Args:
+      clocks: each runs something and returns its seconds.
+      repeats: number of turns.
+      progress: is told each turn.
+      what: what is measured.
+
+    Returns:
+      The seconds, [clocks, repeats].
+    """
+    turns = []
+    for repeat in range(repeats):
+        progress.begin(f"{what}, {repeat + 1} of {repeats}")
+        turns.append([clock() for clock in clocks])
+    return np.array(turns).T

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
@@ -17,7 +19,8 @@ def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: o
       argv: the program's name and the arguments.
       about: the command's documentation, which --help prints.
       modules: the module of each subcommand. Its docstring is the help, `define_flags()` returns
-        the flags, among them --json, and `run(values, console, *rest)` returns the exit code.
+        the flags, among them --json, and `run(values, console, *rest)` returns the exit code. If it
+        has an OPERAND, such as ("file", "how to make one"), `run` gets this argument before `rest`.
       *rest: further arguments of `run`.
 
     Returns:
@@ -35,7 +38,33 @@ def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: o
         raise UserError(f"the subcommand {given}. {names.nearest(subcommand or '', modules)}")
     module = importlib.import_module(modules[subcommand])
     values = module.define_flags()
-    place = argv.index(subcommand)
-    startup.parse_flags(values, [*argv[:place], *argv[place + 1 :]], module.__doc__)
+    arguments = list(argv)
+    arguments.remove(subcommand)
+    operands = []
+    if operand := getattr(module, "OPERAND", None):
+        operands = [a for a in arguments[1:] if not a.startswith("-")]
+        arguments = [a for a in arguments if a not in operands]
+    try:
+        startup.parse_flags(values, arguments, module.__doc__)
+    except UserError as error:
+        _check_owner(str(error), arguments, subcommand, modules)
+        raise
+    if operand and len(operands) != 1:
+        what, advice = operand
+        given = f"{len(operands)} were given"
+        raise UserError(f"{subcommand} takes one {what}, {given}; {advice}")
     output.check_writable(values, "json")
-    return module.run(values, output.make_console(values.json), *rest)
+    return module.run(values, output.make_console(values.json), *operands, *rest)
+
+
+def _check_owner(
+    problem: str, arguments: Sequence[str], subcommand: str, modules: Mapping[str, str]
+) -> None:
+    """Raises UserError if an unknown flag is one of another subcommand."""
+    unknown = re.match(r"Unknown command line flag '(\w+)'", problem)
+    for name, path in modules.items() if unknown else ():
+        # Another subcommand may need libraries that are not there.
+        with contextlib.suppress(ImportError):
+            if unknown[1] in importlib.import_module(path).define_flags():
+                flag = next(a for a in arguments if re.match(rf"--?(no)?{unknown[1]}\b", a))
+                raise UserError(f"{flag} applies to `{name}`, not to `{subcommand}`")

@@ -215,7 +215,19 @@ CASES = (
     Case(
         "a benchmark of nothing",
         "gshard-bench",
-        error="the subcommand is missing. Valid: card, decode, exported, fill, input, moe, step.",
+        error="the subcommand is missing. Valid: card, exported, fill, input, moe, step.",
+    ),
+    Case(
+        "a benchmark of the repository",
+        "gshard-bench decode --repeats=1",
+        error="the subcommand 'decode' is unknown. Valid: card, exported, fill, input, moe, step. "
+        "The repository has python -m benchmarks decode",
+    ),
+    Case(
+        "prepared data to read that is not named",
+        "gshard-bench input",
+        error="--prepared is missing: the directory that gshard-prepare wrote. The repository has "
+        "python -m benchmarks input for made text",
     ),
     Case(
         "a card to fill with nothing",

@@ -118,7 +118,7 @@ def test_json_of_a_list_is_alone_on_standard_output(tool, answers):
     "tool",
     sorted(
         {*launcher.tool_names()}
-        - {"translate", "checkpoints", "completion", "experts", "launch", "serve"}
+        - {"translate", "bench", "checkpoints", "completion", "experts", "launch", "serve"}
     ),
 )
 def test_commands_with_results_have_json(tool, answers):

@@ -1,26 +1,100 @@
-"""Chooses a training step that fills a card by its plan, and exports it."""
+"""Chooses a training step that fills a card by its plan, and exports it.
+
+    gshard-bench fill --experiment=language_model.one_gpu_dense --topology=gpu:h100:1x1 \\
+        --folder=dense
+
+makes an experiment as large as a card's memory allows by its plan, and saves its step in a folder,
+which gshard-bench card measures on the card (docs/gpu.md).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import rich.console
+from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core import Params, Progress, UserError
 from lingvo_gshard.runtime import Program, platform_of
+from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
-from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.console import output, units
+from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.flags.definitions import decimal, make_flags, repeated, string
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import planned_program, planner
 from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
-from lingvo_gshard.wings.planning.machines import cuda
+from lingvo_gshard.wings.planning.machines import cuda, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
 
+EXPERIMENTS = ("language_model.one_gpu_dense", "language_model.one_gpu_experts")
 _COMPILATIONS = 8
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    return make_flags(
+        experiment="The experiment to fill a card with.",
+        json=output.json_flag(),
+        topology="The card, such as gpu:h100:1x1 or cpu:1.",
+        folder="Folder to write the step to, for gshard-bench card.",
+        grow=string("The setting to make as large as fits.", "task.decoder.num_layers"),
+        gin_param=repeated("A setting of the experiment; may be repeated.", []),
+        share=decimal("Most of the card's memory to plan for.", 0.9, 0, 1),
+        memory_gib=decimal("Memory of the card in GiB; by default the published one.", least=0),
+    )
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Chooses and exports a step, prints it, writes the row, and returns the exit code."""
+    for name in ("folder", "topology"):
+        if not values[name].value:
+            raise UserError(f"fill needs --{name}, such as --topology=gpu:h100:1x1 --folder=dense")
+    if not values.experiment:
+        known = " or ".join(f"--experiment={name}" for name in EXPERIMENTS)
+        raise UserError(f"fill needs an experiment, such as {known}")
+    topology = topologies.get(values.topology)
+    memory = topology.chip.memory_bytes
+    if values.memory_gib is not None:
+        memory = math.ceil(values.memory_gib * 2**30)
+    wanted = Wanted(
+        values.experiment, values.gin_param, values.grow, topology, memory, values.share
+    )
+    with planning_stages(topology.compiler_choice) as shown:
+        try:
+            record, plan = fill(wanted, values.folder, shown)
+        except OSError as error:
+            raise UserError(
+                f"--folder={values.folder} cannot be written: {error.strerror}"
+            ) from None
+    _print_filled(values.folder, record, plan, console)
+    return common.write(values, [record], topology.chip.name)
+
+
+def _print_filled(
+    folder: str, record: CardRecord, plan: Plan, console: rich.console.Console
+) -> None:
+    peak, share = plan.bytes_per_device.peak, plan.bytes_per_device.peak / record.memory
+    say(
+        console,
+        f"{record.grown} = {record.value:,} fills {plan.chip}: planned peak "
+        f"{units.in_bytes(peak)} of {units.in_bytes(record.memory)} ({share:.0%}), "
+        f"{units.in_large(plan.parameters.total)} parameters.",
+    )
+    say(
+        console,
+        f"Planned: {units.in_seconds(plan.seconds_per_step)} for a step of "
+        f"{units.in_count(plan.tokens_per_step)} tokens, MFU {units.in_share(plan.mfu)} of the "
+        "published rate.",
+    )
+    say(console, f"Copy {folder} to the machine with the card and run gshard-bench card {folder}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +12,12 @@ from typing import Protocol
 
 import numpy as np
 import rich.console
-from absl import flags
 
 from lingvo_gshard.core import NestedMap, Params, Progress, TokenShape, UserError
-from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.data import TranslationInput
 from lingvo_gshard.tasks import TokenTask, TranslationTask
-from lingvo_gshard.tools.benchmarks.timing import seconds_of
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
@@ -260,13 +256,10 @@ def measure(
             decoders = {name: functools.partial(decode, engine) for name, engine in own.items()}
             if others:
                 decoders |= {name: functools.partial(others.decode, name) for name in precisions}
-            turns = []
-            for turn in range(repeats):
-                progress.begin(f"{case.name}: turn {turn + 1} of {repeats}")
-                seconds = [_seconds(decoder, case) for decoder in decoders.values()]
-                turns.append([*seconds, operations / seconds_of(product)])
-        *engines, rates = np.array(turns).T
-        flops, rate = case_flops(model.task, case), float(np.median(rates))
+            clocks = [functools.partial(_seconds, each, case) for each in decoders.values()]
+            clocks.append(functools.partial(seconds_of, product))
+            *engines, products = in_turns(clocks, repeats, progress, case.name)
+        flops, rate = case_flops(model.task, case), float(np.median(operations / products))
         times = dict(zip(decoders, engines, strict=True))
         ours = {precision: times[name] for name, precision in OURS.items()}
         for name, taken in times.items():
@@ -350,19 +343,6 @@ def case_flops(task: TokenTask, case: Case) -> int:
 _POSITIONS = 256
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> list[DecodingTiming]:
-    """Runs the benchmark, prints its table and returns the rows."""
-    threads, rows = values.threads or len(os.sched_getaffinity(0)), []
-    with transient_stages(console, "reading the test sentences") as progress:
-        models, found = make_cases(
-            registry.get(values.experiment), registry.get(values.language_model), values.sentences
-        )
-        for row in measure(models, found, None, threads, values.repeats, progress):
-            show_row(console, row)
-            rows.append(row)
-    return rows
-
-
 def show_row(console: rich.console.Console, row: DecodingTiming) -> None:
     """Prints a row as soon as it is measured."""
     console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
@@ -394,7 +374,7 @@ def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
 
 
 def print_table(console: rich.console.Console, rows: list[DecodingTiming]) -> None:
-    """Prints the rows of `gshard-bench decode`."""
+    """Prints the rows."""
     caption = (
         "ratio: our speed to this engine's, int8 to int8; limit: share of the rate of a float32 "
         "matrix product"

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import msgspec
 import rich.console
 
+from benchmarks.input import made_text
 from lingvo_gshard.api import tables
-from lingvo_gshard.core import Progress
-from lingvo_gshard.tools.benchmarks.input import reading
+from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.tools.console.units import in_bytes
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -64,9 +64,9 @@ def measure(rows: int, workers: int, folder: str, progress: Progress) -> Prepara
     """
     source = pathlib.Path(folder) / "made.tsv"
     progress.begin(f"making {rows:,} rows")
-    reading.write_tsv(source, rows)
+    made_text.write_tsv(source, rows)
     progress.begin(f"preparing {rows:,} rows")
-    module = "lingvo_gshard.tools.benchmarks.input.prepare_run"
+    module = "benchmarks.input.prepare_run"
     command = [sys.executable, "-m", module, source, f"{folder}/prepared", str(workers)]
     before = os.times()
     began = time.monotonic()
@@ -94,19 +94,18 @@ def measure(rows: int, workers: int, folder: str, progress: Progress) -> Prepara
     )
 
 
-def print_rows(console: rich.console.Console, rows: list[PreparationTiming]) -> None:
-    """Prints measurements."""
-    for row in rows:
-        facts = (
-            ("gshard-prepare", f"{row.rows:,} made rows, {row.workers} workers"),
-            ("kept", f"{row.kept:,} rows"),
-            ("whole run", f"{row.seconds:,.1f} s"),
-            *((stage, f"{seconds:,.1f} s") for stage, seconds in row.stage_seconds.items()),
-            ("without the vocabulary", f"{row.rows_per_second:,.0f} rows/s"),
-            ("processor time", f"{row.cpu_seconds:,.1f} s"),
-            ("memory", f"{in_bytes(row.peak_bytes)} at most, all processes together"),
-        )
-        tables.print_facts(console, facts)
+def print_row(console: rich.console.Console, row: PreparationTiming) -> None:
+    """Prints a measurement."""
+    facts = (
+        ("gshard-prepare", f"{row.rows:,} made rows, {row.workers} workers"),
+        ("kept", f"{row.kept:,} rows"),
+        ("whole run", f"{row.seconds:,.1f} s"),
+        *((stage, f"{seconds:,.1f} s") for stage, seconds in row.stage_seconds.items()),
+        ("without the vocabulary", f"{row.rows_per_second:,.0f} rows/s"),
+        ("processor time", f"{row.cpu_seconds:,.1f} s"),
+        ("memory", f"{in_bytes(row.peak_bytes)} at most, all processes together"),
+    )
+    tables.print_facts(console, facts)
 
 
 def _peak(process: subprocess.Popen) -> int:

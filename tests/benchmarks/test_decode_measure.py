@@ -1,10 +1,10 @@
-# tests: tools/benchmarks/decode/measure.py
-"""gshard-bench decode: its cases, their FLOPs, and measurements of tiny models."""
+# tests: /benchmarks/decode/measure.py
+"""python -m benchmarks decode: its cases, their FLOPs, and measurements of tiny models."""
 
 import pytest
 
+from benchmarks.decode import measure
 from lingvo_gshard.core.progress import SILENT
-from lingvo_gshard.tools.benchmarks.decode import measure
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from tests.inference import tiny_engine
 

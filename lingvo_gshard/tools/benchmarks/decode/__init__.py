@@ -1,1 +1,0 @@
-"""gshard-bench decode: compares our speed of decoding with other engines' speed."""

@@ -1,1 +1,0 @@
-"""gshard-bench input: how fast text becomes batches, and with how much memory."""
