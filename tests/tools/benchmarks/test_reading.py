@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks.input import made_text
+from benchmarks.input import made_text, training
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
-from tests.tools.test_bench import tiny_translation
+from tests.tools.test_bench import EXPERIMENT, tiny_translation
 
 ROWS = 600
 
@@ -50,7 +50,8 @@ def test_prepared_data_is_read_as_fast_as_it_is_made(capsys, tmp_path, monkeypat
         # A row of the data has as many tokens on average, whatever the batches are.
         mean = row["tokens_per_second"] / row["rows_per_second"]
         assert mean == pytest.approx(sum(tokens) / manifest.rows("train"), rel=0.1)
-    monkeypatch.setitem(registry._EXPERIMENTS._features, "translation.quickstart", tiny_translation)
+    monkeypatch.setitem(registry._EXPERIMENTS._features, EXPERIMENT, tiny_translation)
+    monkeypatch.setattr(training, "_OF_STEPS", EXPERIMENT)
     *read, trained = run(capsys, benchmarks, "input", f"--prepared={directory}")
     assert [row["measure"] for row in (*read, trained)] == ["read", "read", "train"]
     assert 0 < trained["wait_share"] < 1 and trained["tokens_per_cpu_second"] == 0
