@@ -18,6 +18,8 @@ from .moe.routers.scores import LinearScores as LinearScores
 from .moe.routers.top2 import Top2Router as Top2Router
 from .moe.routing import Choice as Choice
 from .moe.routing import TokenChoiceRouting as TokenChoiceRouting
+from .moe.routing import count_rows as count_rows
+from .moe.routing import sort_rows as sort_rows
 from .norm import RMSNorm as RMSNorm
 from .product_rules import RULES as RULES
 from .product_rules import Product as Product

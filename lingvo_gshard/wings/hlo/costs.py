@@ -200,7 +200,7 @@ def _attention_flops(instruction: Instruction) -> int:
     known = {(shape.dtype, tuple(sorted(shape.dimensions))) for shape in operands}
     results = [(shape.dtype, tuple(sorted(shape.dimensions))) for shape in instruction.shape.arrays]
     gradients = sum(result in known for result in results)
-    # One kernel for all gradients returns terms [B,terms,N,L,D] of that of the queries.
+    # One kernel for all gradients returns the terms [B,terms,N,L,D] of the queries' gradient.
     gradients += any(
         len(shape.dimensions) > len(query) and shape.dimensions[-3:] == query[-3:]
         for shape in instruction.shape.arrays
@@ -378,7 +378,7 @@ def _written(instruction: Instruction) -> int:
         unused = (1.0 - share) * sum(map(_array_bytes, rows))
         return round(sum(map(_array_bytes, shape.arrays)) - unused)
     if _is_cudnn(instruction):
-        # What cuDNN works in is mostly room for segments that rows do not have.
+        # The workspace of cuDNN is mostly room for segments that rows do not have.
         return round(sum(_array_bytes(array) for array in shape.arrays if array.dtype != "u8"))
     if instruction.opcode != "fusion":
         return _bytes(shape, min(written(instruction), shape.size))

@@ -133,8 +133,8 @@ def _calls(call: AttentionCall, query: Sequence[int], keys: Sequence[int]) -> tu
 def _workspace(call: AttentionCall, query: Sequence[int], keys: Sequence[int]) -> int:
     """Returns the bytes that cuDNN works in for the gradients of all rows and heads.
 
-    Each segment that a row may have takes as much as a whole row: the queries' gradient in float32,
-    and of keys and values, if heads share them, those of each head in 16 bits. Sizes are those of
+    Each segment that a row may have takes as much as a whole row. cuDNN adds the queries' gradient
+    in float32. If heads share keys and values, it keeps the gradients of each head in 16 bits; see
     https://github.com/NVIDIA/cudnn-frontend/blob/main/include/cudnn_frontend/node/scaled_dot_product_flash_attention.h
     """
     batch, heads, length, dim = query

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core import NestedMap, layer_method, shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.layers import Experts, TokenChoiceRouting
-from lingvo_gshard.layers.moe.routing import count_rows, sort_rows
+from lingvo_gshard.layers import Experts, TokenChoiceRouting, count_rows, sort_rows
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.inference.experts import stacked_experts

@@ -15,7 +15,7 @@ import numpy as np
 from lingvo_gshard.core import NestedMap, shapes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import loop_name
-from lingvo_gshard.layers.moe.routing import count_rows, sort_rows
+from lingvo_gshard.layers import count_rows, sort_rows
 
 LOCAL_LETTERS = {
     "k": "choices of a token",
