@@ -193,7 +193,8 @@ class StackTask(Task):
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the random vectors."""
-        return TokenShape(*known_sizes(batch["segments"].shape))
+        rows, length = known_sizes(batch["segments"].shape)
+        return TokenShape(rows, length)
 
 
 def experiment_cases(experiment: Params) -> list[StepCase]:

@@ -62,7 +62,9 @@ def _check_owner(
 ) -> None:
     """Raises UserError if an unknown flag is one of another subcommand."""
     unknown = re.match(r"Unknown command line flag '(\w+)'", problem)
-    for name, path in modules.items() if unknown else ():
+    if not unknown:
+        return
+    for name, path in modules.items():
         # Another subcommand may need libraries that are not there.
         with contextlib.suppress(ImportError):
             if unknown[1] in importlib.import_module(path).define_flags():
