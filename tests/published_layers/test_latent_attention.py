@@ -148,10 +148,11 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         self.assertEqual(flops(layer, TokenShape(rows=3, length=4)), 2 * 12 * weights + products)
 
     @parameterized.parameters(
-        ({"rotary_dim": 3}, "rotary_dim: 3; an even"), ({"rotary_pairs": "x"}, "rotary_pairs: 'x'")
+        ({"rotary_dim": 3}, "attention.rotary_dim: 3; an even"),
+        ({"rotary_pairs": "x"}, "rotary_pairs is 'x'; expected 'halves' or 'neighbors'"),
     )
     def test_rejects_invalid_options(self, values, message):
-        with self.assertRaisesRegex(ValueError, f"attention.{message}"):
+        with self.assertRaisesRegex(ValueError, message):
             make(**values)
 
 

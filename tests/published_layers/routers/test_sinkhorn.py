@@ -132,7 +132,7 @@ class SinkhornTest(testing.TestCase, parameterized.TestCase):
         self.assertLess(entropy, np.log(4))
 
     def test_rejects_an_unknown_gate(self):
-        message = r"router.gate: 'sigmoyd'. Did you mean 'sigmoid'\?"
+        message = "gate is 'sigmoyd'; expected 'softmax' or 'sigmoid'"
         with self.assertRaisesRegex(ValueError, message):
             loops.make(SinkhornRouter, 4, gate="sigmoyd")
 
