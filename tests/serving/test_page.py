@@ -58,7 +58,7 @@ def answer(opened, text):
 
 def until(opened, condition):
     # The first request compiles.
-    limit = time.monotonic() + PATIENT.seconds
+    limit = time.monotonic() + PATIENT.timeout
     while time.monotonic() < limit:
         if opened.run(condition):
             return

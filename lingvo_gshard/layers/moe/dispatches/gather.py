@@ -202,6 +202,7 @@ class _TokenChoiceBuffers(Buffers):
 
     def combine(self, y_GECM: tf.Tensor, row: str = "M") -> tf.Tensor:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
+        y_GECM = annotate(y_GECM, f"GEC{row}")
         y_rows = tf.reshape(y_GECM, (y_GECM.shape[0], self._slots, y_GECM.shape[-1]))
         return annotate(self._permutation.unpermute(y_rows, self._gates), f"GS{row}")
 
