@@ -4,12 +4,14 @@
 import importlib.util
 import json
 import math
+import sys
 
 import pytest
 
 from lingvo_gshard.tasks.evaluation import perplexity
 from lingvo_gshard.tools import evaluate, translate
 from lingvo_gshard.tools.console import startup
+from tests.tools.standard_input import StandardInput
 
 # One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
@@ -76,7 +78,8 @@ def test_user_errors_are_one_line(flag, words, logdir, capsys):
     assert words in err
 
 
-def test_translating_with_a_language_model_is_an_error(logdir, capsys):
+def test_translating_with_a_language_model_is_an_error(logdir, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", StandardInput(b""))
     code = startup.guarded("gshard-translate", translate.main)(
         ["gshard-translate", f"--logdir={logdir}"]
     )

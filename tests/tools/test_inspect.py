@@ -159,7 +159,7 @@ def test_kernels_are_listed_with_the_reasons_why_layers_have_none(capsys):
     short = "rows of fewer than 128 positions are faster without Splash attention"
     assert found["platform"] == "tpu"
     assert found["layers"] == [
-        {"path": path, "kernel": "attention", "obstacle": short}
+        {"path": path, "kernel": "attention", "obstacle": short, "advice": ""}
         for path in (*paths, "encoder.layers[0].self_attention")
     ]
     said = f"no kernel computes the attention of {paths[0]} and 2 more: {short}"

@@ -96,7 +96,7 @@ def test_sampling_is_bounded_and_follows_the_temperature():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "unigramm"}, "vocabulary.model_type .* Did you mean 'unigram'"),
+        ({"model_type": "unigramm"}, "model_type is 'unigramm'; expected .*'unigram'"),
         ({"target_size": 100}, "vocabulary.target_size needs vocabulary.joint = False"),
     ],
 )
