@@ -41,10 +41,11 @@ X = RNG.normal(size=(1, 24, M)).astype(np.float32)
 MASK = np.ones((1, 24), np.int32)
 
 
-def make_stack(execution, dispatch="dropless", group_size=5) -> TransformerStack:
+def make_stack(execution, dispatch="dropless", group_size=5, **options) -> TransformerStack:
     moe = MixtureOfExperts.params().set(
         num_experts=E, group_size=group_size, dispatch=dispatch_params(dispatch)
     )
+    moe.dispatch.set(**options)
     moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
     params = TransformerStack.params().set(
         model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,
@@ -323,7 +324,7 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
             "products": {"all-to-all": 8, "all-reduce": 4},
         }
         for policy, expected in counts.items():
-            stack = make_stack(loop(policy), group_size=4)
+            stack = make_stack(loop(policy), group_size=4, bound=0.0)
             theta = stack.variable_specs().transform(lambda s: tf.TensorSpec(s.shape, s.dtype))
             compiled = on_devices(stack, "data=4", "expert").compile(
                 theta, tf.TensorSpec((4, 8, M))
