@@ -37,7 +37,7 @@ SERVE = [
     "starlette>=0.47",
     "uvicorn>=0.30",
 ]
-# Extra `language_id`, which the tests need, too.
+# Extra `language-id`, which the tests need, too.
 LANGUAGE_ID = ["py3langid>=0.4"]
 # Extra `parquet`, which the tests need, too.
 PARQUET = ["pyarrow>=17"]
@@ -162,7 +162,7 @@ setup(
         # pyarrow than those in constraints.txt.
         "beam": ["apache-beam>=2.77"],
         "plan": ["libtpu==0.0.42.1"],
-        "plan_gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
+        "plan-gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],
         "serve": SERVE,
         "gcs": GCS,
@@ -170,7 +170,7 @@ setup(
         # Published tasks that gshard-evaluate --tasks asks.
         "tasks": ["lm-eval>=0.4.9"],
         # Identifies the languages of texts; see input.cleaning.max_other_language.
-        "language_id": LANGUAGE_ID,
+        "language-id": LANGUAGE_ID,
         # Services that gshard-train --writer sends metrics to.
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=3.1"],

@@ -72,7 +72,7 @@ def test_install_command_installs_the_tested_version():
     *_, first, second = shlex.split(cuda.INSTALL)
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     assert {first, second} <= set(constraints)
-    assert f'"plan_gpu": ["{second}", "{first}"]' in (ROOT / "setup.py").read_text()
+    assert f'"plan-gpu": ["{second}", "{first}"]' in (ROOT / "setup.py").read_text()
 
 
 def test_operations_that_are_computed_again_are_noted():

@@ -13,7 +13,7 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.planning.machines.chips import Chip
 from lingvo_gshard.wings.planning.machines.gpu_targets import description
 
-# The tested version of the packages, which the extra `plan_gpu` of this package installs.
+# The tested version of the packages, which the extra `plan-gpu` of this package installs.
 VERSION = "0.10.2"
 
 # The plugin and the compiler. Compiling needs neither a driver nor CUDA's libraries.

@@ -153,8 +153,8 @@ def _part(spec: tf.TensorSpec, micro_batches: int) -> tf.TensorSpec:
 def _forward_events(events: list[Event]) -> list[Event]:
     """Returns the events of the forward pass, with each loop body once.
 
-    Leaves out earlier traces of a loop's body, gradients, stacks of tensors that a loop saves, and
-    annotations of einsum results.
+    Leaves out earlier traces of a loop's body, gradients, stacks of tensors that a loop saves,
+    annotations of einsum results, and repeated annotations of a tensor.
     """
     events = [event for event in events if _GRADIENT not in event.result.op.name]
     by_graph: dict[int, list[Event]] = {}
@@ -164,12 +164,14 @@ def _forward_events(events: list[Event]) -> list[Event]:
         tuple((e.equation, e.path) for e in of_graph): graph for graph, of_graph in by_graph.items()
     }
     computed = {id(e.result) for e in events if not e.is_annotation}
+    first_with = {(id(e.result), e.equation): e for e in reversed(events)}
     return [
         e
         for e in events
         if id(e.result.graph) in last.values()
         and "R" not in e.equation
         and not (e.is_annotation and id(e.result) in computed)
+        and not (e.is_annotation and first_with[id(e.result), e.equation] is not e)
     ]
 
 

@@ -104,7 +104,7 @@ def define(p: Params, policies: Sequence[str]) -> None:
         "max_other_language",
         1.0,
         "Largest probability that a text is in another language than its row says; 1: languages "
-        "are not identified. Needs the extra 'language_id'.",
+        "are not identified. Needs the extra 'language-id'.",
         above=0,
         maximum=1,
     )
