@@ -3,6 +3,7 @@
 
 import collections
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.wings.dropless import exchanges
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.dropless.exchanges import default_exchange, exchange_class
 from lingvo_gshard.wings.functions.partition import partition
@@ -91,6 +93,10 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters("gathered", "ragged")
     def test_equals_one_device(self, exchange):
         self.check_mesh("data=8", "expert", dispatch__exchange=exchange)
+
+    def test_rows_that_arrive_by_sender_equal_one_device(self):
+        with mock.patch.object(exchanges, "platform_in_use", lambda: "tpu"):
+            self.check_mesh("data=4", "expert", dispatch__exchange="ragged", dispatch__bound=2)
 
     @parameterized.product(
         exchange=EXCHANGES,

@@ -34,7 +34,7 @@ from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import Experts
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.layers.moe.exchange import Codec, Exchange
-from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use
+from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use, platform_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless.sorted_rows import SortedRows, clip_loads
 from lingvo_gshard.wings.kernels.exchange import Route
@@ -56,6 +56,10 @@ _HOST = 8
 # XLA's ragged exchange reads past its table of peers in larger groups, on GPUs
 # (https://github.com/openxla/xla/issues/47283).
 _MOST_RAGGED = 32
+# XLA's kernel for GPUs starts one block for each update. Slices in 32 updates took 0.78 s where one
+# took 13.8 s (https://github.com/marin-community/marin/issues/8077). The rows of an expert are an
+# update, as in https://github.com/marin-community/marin/pull/8549.
+_LEAST_UPDATES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +382,13 @@ class FixedExchange(RowExchange):
         return _bounded(self.bound, rows / self.devices, rows)
 
     def by_rows(
-        self, permutation: Permutation, gate_kT: tf.Tensor, there: Move, back: Move, expert_C
+        self,
+        permutation: Permutation,
+        gate_kT: tf.Tensor,
+        there: Move,
+        back: Move,
+        expert_C: tf.Tensor,
+        is_sorted: bool = False,
     ) -> tuple[Move, Callable[[tf.Tensor, NestedMap], tf.Tensor], Move]:
         """Returns the way of rows, one for each choice of a token; see `Trip`.
 
@@ -389,10 +399,11 @@ class FixedExchange(RowExchange):
           back: the reverse.
           expert_C: int32, the number of the expert of each row that arrives; `local_experts` where
             there is none.
+          is_sorted: whether rows arrive in the order of their experts.
         """
         codec, sent = self.exchange.codec, gate_kT.shape.num_elements()
         returning = codec.returning or codec
-        rows = SortedRows(expert_C[tf.newaxis], self.local_experts)
+        rows = SortedRows(expert_C[tf.newaxis], self.local_experts, is_sorted)
         return (
             lambda x: _send(permutation.permute(x), there, back, codec, returning),
             lambda x, theta: rows.compute(x, None, self.experts, theta, sent),
@@ -418,19 +429,26 @@ class RaggedExchange(FixedExchange):
         )
         kept_sdE = clip_loads(load_sdE, bound)
         place = collectives.place_along(self.axes)
-        route = _route(load_sdE, kept_sdE, place)
+        to_device_sd, kept_sd = (tf.reduce_sum(x, -1) for x in (load_sdE, kept_sdE))
+        end_d = (tf.cumsum(to_device_sd, axis=1, exclusive=True) + kept_sd)[place]
         device_kT = tf.minimum(expert_kT // self.local_experts, devices - 1)
-        end_d = route.first_sent + route.sent
         is_sent_kT = expert_kT < self.num_experts
         is_sent_kT &= rows.position_kT < tf.gather(end_d, device_kT)
         slot_kT = tf.where(is_sent_kT, rows.position_kT, count)
         permutation = Permutation(slot_kT, count, zero_empty=False)
-        expert_C = _experts_of_sorted(tf.gather(kept_sdE, place, axis=1), slots)
+        by_expert = platform_in_use() != "tpu"
+        route = Route.for_loads(load_sdE, kept_sdE, place, by_expert)
+        if by_expert:
+            route = route.in_parts(-(-_LEAST_UPDATES // self.local_experts))
+        received_sE = tf.gather(kept_sdE, place, axis=1)
+        if by_expert:
+            received_sE = tf.reduce_sum(received_sE, 0, keepdims=True)
+        expert_C = _experts_of_sorted(received_sE, slots)
         there = lambda rows: exchange(self.axes, rows, slots, route)  # noqa: E731
         back = lambda rows: exchange(self.axes, rows, count, route.back())  # noqa: E731
         own = tf.gather(load_sdE - kept_sdE, place)
         return Trip(
-            *self.by_rows(permutation, gate_kT, there, back, expert_C),
+            *self.by_rows(permutation, gate_kT, there, back, expert_C, by_expert),
             lambda: is_sent_kT,
             tf.reduce_sum(own),
         )
@@ -528,28 +546,6 @@ def _parts(axes: Axes) -> int:
 def _bounded(bound: float, even_rows: float, rows: int) -> int:
     """Returns `bound` times the rows under balanced loads, and at most `rows`; 0: all `rows`."""
     return min(random_numbers.ceil(bound * even_rows), rows) if bound else rows
-
-
-def _route(load_sdE: tf.Tensor, kept_sdE: tf.Tensor, place: tf.Tensor) -> Route:
-    """Returns the route of one device's rows to the devices of their experts.
-
-    Args:
-      load_sdE: the rows of each sender for each expert of each device.
-      kept_sdE: those that it sends.
-      place: the place of this device among senders.
-    """
-    load_sd, kept_sd = (tf.reduce_sum(x, -1) for x in (load_sdE, kept_sdE))
-    # Unsent rows stay where they are: at the end of those for their device.
-    first_sd = tf.cumsum(load_sd, axis=1, exclusive=True)
-    target_sd = tf.cumsum(kept_sd, axis=0, exclusive=True)
-    return Route(
-        first_sent=first_sd[place],
-        sent=kept_sd[place],
-        first_there=target_sd[place],
-        first_received=target_sd[:, place],
-        received=kept_sd[:, place],
-        first_of_sender=first_sd[:, place],
-    )
 
 
 def _experts_of_sorted(received_sE: tf.Tensor, slots: int) -> tf.Tensor:

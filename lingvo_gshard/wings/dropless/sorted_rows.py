@@ -21,16 +21,20 @@ class SortedRows:
       load_E: int32, the number of rows of each expert.
     """
 
-    def __init__(self, expert_kT: tf.Tensor, num_experts: int):
+    def __init__(self, expert_kT: tf.Tensor, num_experts: int, is_sorted: bool = False):
         """Sorts the rows.
 
         Args:
           expert_kT: int32, the expert of each choice of each token; num_experts or more where there
             is none.
           num_experts: size of E.
+          is_sorted: whether the rows are in order.
         """
         expert_r = tf.reshape(expert_kT, [-1])
-        self._order_r, position_r = sort_rows(expert_r, num_experts)
+        self._is_sorted = is_sorted
+        self._order_r = position_r = tf.range(expert_r.shape[0])
+        if not is_sorted:
+            self._order_r, position_r = sort_rows(expert_r, num_experts)
         self.position_kT = tf.reshape(position_r, expert_kT.shape)
         self.load_E = count_rows(expert_kT, num_experts)
 
@@ -74,13 +78,18 @@ class SortedRows:
         order_r = tf.pad(self._order_r[:slots], [[0, max(slots - count, 0)]])
         entry_r = tf.where(tf.range(slots) < computed, order_r, count)
         permutation = Permutation(slot_kT, slots, not platform, entry_r, gate_kT is not None)
-        x_rows = permutation.permute(x_TM)
+        if self._is_sorted:
+            x_rows = tf.pad(x_TM[:slots], [[0, max(slots - count, 0)], [0, 0]])
+        else:
+            x_rows = permutation.permute(x_TM)
         if platform:
             y_rows = sorted_experts.compute_sorted(experts, theta, x_rows, load_E, even_rows)
         else:
             loads = ExpertRows.for_loads(load_E)
             blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
             y_rows = blocks.run(x_rows)
+        if self._is_sorted:
+            return tf.pad(y_rows[:count], [[0, max(count - slots, 0)], [0, 0]])
         return permutation.unpermute(y_rows, gate_kT)
 
 

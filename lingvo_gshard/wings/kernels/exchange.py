@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 import numpy as np
@@ -18,7 +18,15 @@ from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
 from lingvo_gshard.sharding import HARDWARE, collectives, mesh_in_use, platform_in_use
 from lingvo_gshard.wings.kernels.kernel import register
 
-LOCAL_LETTERS = {"d": "devices that exchange rows", "r": "rows, with room for more"}
+LOCAL_LETTERS = {
+    "d": "devices that exchange rows",
+    "s": "the same devices, as senders",
+    "e": "experts of all devices, or experts of a device by senders",
+    "u": "updates from a device to another",
+    "n": "numbers of an update, or updates",
+    "p": "ends of an update's parts",
+    "r": "rows, with room for more",
+}
 
 # Collectives of partitions have a channel. XLA's partitioner gives its own other numbers.
 _CHANNEL = 1
@@ -38,15 +46,15 @@ class ExchangeCall(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """The rows that a device sends and receives: int32 [d], an entry for each device of its group.
+    """The rows that a device sends and receives: int32 [d*u], u updates for each of d devices.
 
     Attributes:
-      first_sent: the first row for each device in this device's rows.
-      sent: the number of rows for each device.
-      first_there: the place in each device's result where this device's rows begin.
-      first_received: the place in this device's result where each device's rows begin.
-      received: the number of rows of each device.
-      first_of_sender: the first row for this device in each device's rows.
+      first_sent: the first row of each update in this device's rows.
+      sent: the number of its rows.
+      first_there: the place in the other device's result where it begins.
+      first_received: the place in this device's result where each update for it begins.
+      received: the number of its rows.
+      first_of_sender: its first row in the other device's rows.
     """
 
     first_sent: tf.Tensor
@@ -55,6 +63,64 @@ class Route:
     first_received: tf.Tensor
     received: tf.Tensor
     first_of_sender: tf.Tensor
+
+    @classmethod
+    def for_loads(
+        cls, load_sdE: tf.Tensor, kept_sdE: tf.Tensor, place: tf.Tensor, by_expert: bool
+    ) -> Self:
+        """Returns the route of one device's rows to the devices of their experts.
+
+        Args:
+          load_sdE: the rows of each sender for each expert of each device.
+          kept_sdE: those that it sends.
+          place: the place of this device among senders.
+          by_expert: whether rows arrive in the order of experts, by an update for each expert.
+            Otherwise they arrive in the order of their senders, by one update for a device.
+        """
+        if not by_expert:
+            load_sdE, kept_sdE = (tf.reduce_sum(x, -1, keepdims=True) for x in (load_sdE, kept_sdE))
+        devices, _, experts = load_sdE.shape.as_list()
+        # Unsent rows stay where they are: at the end of those for their device.
+        first_se = tf.cumsum(tf.reshape(load_sdE, [devices, -1]), axis=1, exclusive=True)
+        first_sdE = tf.reshape(first_se, load_sdE.shape)
+        arriving_de = tf.reshape(tf.transpose(kept_sdE, (1, 2, 0)), [devices, -1])
+        target_de = tf.cumsum(arriving_de, axis=1, exclusive=True)
+        target_dEs = tf.reshape(target_de, [devices, experts, devices])
+        target_sdE = tf.transpose(target_dEs, (2, 0, 1))
+
+        def of_place(x_sdE: tf.Tensor, axis: int) -> tf.Tensor:
+            return tf.reshape(tf.gather(x_sdE, place, axis=axis), [-1])
+
+        return cls(
+            first_sent=of_place(first_sdE, 0),
+            sent=of_place(kept_sdE, 0),
+            first_there=of_place(target_sdE, 0),
+            first_received=of_place(target_sdE, 1),
+            received=of_place(kept_sdE, 1),
+            first_of_sender=of_place(first_sdE, 1),
+        )
+
+    def in_parts(self, parts: int) -> Route:
+        """Returns the route with each update in equal parts."""
+
+        sent_np, received_np = (
+            x[:, tf.newaxis] * tf.range(parts + 1) // parts for x in (self.sent, self.received)
+        )
+
+        def firsts(first: tf.Tensor, ends_np: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(first[:, tf.newaxis] + ends_np[:, :-1], [-1])
+
+        def sizes(ends_np: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(ends_np[:, 1:] - ends_np[:, :-1], [-1])
+
+        return Route(
+            first_sent=firsts(self.first_sent, sent_np),
+            sent=sizes(sent_np),
+            first_there=firsts(self.first_there, sent_np),
+            first_received=firsts(self.first_received, received_np),
+            received=sizes(received_np),
+            first_of_sender=firsts(self.first_of_sender, received_np),
+        )
 
     def back(self) -> Route:
         """Returns the route of the rows of the result back to where they came from."""
@@ -110,18 +176,20 @@ def _groups(axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
 def _emulate(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route) -> tf.Tensor:
     """Computes an exchange from the rows of all devices."""
     place = collectives.place_along(axes)
+    every_RM = collectives.all_gather(rows_RM, axes, 0)
+    size = known_sizes(rows_RM.shape)[0]
+    devices = known_sizes(every_RM.shape)[0] // size
     numbers = tf.stack([route.first_sent, route.sent, route.first_there], 1)
-    every_dRM = collectives.all_gather(rows_RM[tf.newaxis], axes, 0)
-    of_senders_dn = collectives.all_gather(numbers[tf.newaxis], axes, 0)[:, place]
+    numbers = tf.reshape(numbers, [1, devices, -1, 3])
+    numbers_dun = collectives.all_gather(numbers, axes, 0)[:, place]
+    first_du, sent_du, target_du = tf.unstack(numbers_dun, axis=-1)
+    first_du += size * tf.range(devices)[:, tf.newaxis]
     index_r = tf.range(count)
-    result = tf.zeros([count, *rows_RM.shape[1:]], rows_RM.dtype)
-    for sender in range(known_sizes(every_dRM.shape)[0]):
-        first, size, target = tf.unstack(of_senders_dn[sender])
-        is_own_r = (index_r >= target) & (index_r < target + size)
-        source_r = tf.where(is_own_r, index_r - target + first, 0)
-        sent_rM = tf.gather(every_dRM[sender], source_r)
-        result = tf.where(is_own_r[:, tf.newaxis], sent_rM, result)
-    return result
+    after_rdu = index_r[:, tf.newaxis, tf.newaxis] - target_du
+    is_own_rdu = (after_rdu >= 0) & (after_rdu < sent_du)
+    source_r = tf.reduce_sum(tf.where(is_own_rdu, after_rdu + first_du, 0), [1, 2])
+    is_there_r = tf.reduce_any(is_own_rdu, [1, 2])
+    return tf.where(is_there_r[:, tf.newaxis], tf.gather(every_RM, source_r), 0)
 
 
 def _forward(call: ExchangeCall, rows: jax.Array, *numbers: jax.Array) -> tuple:
