@@ -94,7 +94,7 @@ class ExchangesTest(testing.TestCase, parameterized.TestCase):
     def test_equals_one_device(self, exchange):
         self.check_mesh("data=8", "expert", dispatch__exchange=exchange)
 
-    def test_rows_that_arrive_by_sender_equal_one_device(self):
+    def test_whole_updates_of_tpus_equal_one_device(self):
         with mock.patch.object(exchanges, "platform_in_use", lambda: "tpu"):
             self.check_mesh("data=4", "expert", dispatch__exchange="ragged", dispatch__bound=2)
 

@@ -436,19 +436,16 @@ class RaggedExchange(FixedExchange):
         is_sent_kT &= rows.position_kT < tf.gather(end_d, device_kT)
         slot_kT = tf.where(is_sent_kT, rows.position_kT, count)
         permutation = Permutation(slot_kT, count, zero_empty=False)
-        by_expert = platform_in_use() != "tpu"
-        route = Route.for_loads(load_sdE, kept_sdE, place, by_expert)
-        if by_expert:
+        route = Route.for_loads(load_sdE, kept_sdE, place)
+        if platform_in_use() != "tpu":
             route = route.in_parts(-(-_LEAST_UPDATES // self.local_experts))
-        received_sE = tf.gather(kept_sdE, place, axis=1)
-        if by_expert:
-            received_sE = tf.reduce_sum(received_sE, 0, keepdims=True)
-        expert_C = _experts_of_sorted(received_sE, slots)
+        received_E = tf.reduce_sum(tf.gather(kept_sdE, place, axis=1), 0)
+        expert_C = _experts_of_sorted(received_E, slots)
         there = lambda rows: exchange(self.axes, rows, slots, route)  # noqa: E731
         back = lambda rows: exchange(self.axes, rows, count, route.back())  # noqa: E731
         own = tf.gather(load_sdE - kept_sdE, place)
         return Trip(
-            *self.by_rows(permutation, gate_kT, there, back, expert_C, by_expert),
+            *self.by_rows(permutation, gate_kT, there, back, expert_C, is_sorted=True),
             lambda: is_sent_kT,
             tf.reduce_sum(own),
         )
@@ -548,20 +545,9 @@ def _bounded(bound: float, even_rows: float, rows: int) -> int:
     return min(random_numbers.ceil(bound * even_rows), rows) if bound else rows
 
 
-def _experts_of_sorted(received_sE: tf.Tensor, slots: int) -> tf.Tensor:
-    """Returns [C]: the expert of each received row; E where there is none.
-
-    Args:
-      received_sE: the rows of each sender for each expert. They are in this order.
-      slots: size of C.
-    """
-    senders, experts = received_sE.shape.as_list()
-    last_sE = tf.reshape(tf.cumsum(tf.reshape(received_sE, [-1])), [senders, experts])
-    index_C = tf.range(slots)
-    is_after_Cs = index_C[:, tf.newaxis] >= last_sE[:, -1]
-    sender_C = tf.reduce_sum(tf.cast(is_after_Cs, tf.int32), 1)
-    last_CE = tf.gather(last_sE, tf.minimum(sender_C, senders - 1))
-    is_after_CE = index_C[:, tf.newaxis] >= last_CE
+def _experts_of_sorted(load_E: tf.Tensor, slots: int) -> tf.Tensor:
+    """Returns [C]: the expert of each of the rows, which are sorted; E where there is none."""
+    is_after_CE = tf.range(slots)[:, tf.newaxis] >= tf.cumsum(load_E)
     return tf.reduce_sum(tf.cast(is_after_CE, tf.int32), 1)
 
 

@@ -65,20 +65,16 @@ class Route:
     first_of_sender: tf.Tensor
 
     @classmethod
-    def for_loads(
-        cls, load_sdE: tf.Tensor, kept_sdE: tf.Tensor, place: tf.Tensor, by_expert: bool
-    ) -> Self:
-        """Returns the route of one device's rows to the devices of their experts.
+    def for_loads(cls, load_sdE: tf.Tensor, kept_sdE: tf.Tensor, place: tf.Tensor) -> Self:
+        """Returns the route of one device's rows, which arrive in the order of their experts.
+
+        The rows of an expert are an update.
 
         Args:
           load_sdE: the rows of each sender for each expert of each device.
           kept_sdE: those that it sends.
           place: the place of this device among senders.
-          by_expert: whether rows arrive in the order of experts, by an update for each expert.
-            Otherwise they arrive in the order of their senders, by one update for a device.
         """
-        if not by_expert:
-            load_sdE, kept_sdE = (tf.reduce_sum(x, -1, keepdims=True) for x in (load_sdE, kept_sdE))
         devices, _, experts = load_sdE.shape.as_list()
         # Unsent rows stay where they are: at the end of those for their device.
         first_se = tf.cumsum(tf.reshape(load_sdE, [devices, -1]), axis=1, exclusive=True)
