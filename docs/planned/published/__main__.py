@@ -42,7 +42,8 @@ def main() -> None:
         is_chosen = given.training in (training.key, _ALL)
         if is_chosen and (given.again or training.key not in rows.load()):
             print(training.key)
-            row = rows.make(training)
+            found = rows.load()
+            row = rows.make(training, found.get(training.key))
             rows.save(rows.load() | {row.model: row})
     page.write(rows.load())
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import lingvo_gshard
+from docs.planned import models
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.training.experiments import batch_specs, make_trainer
+from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 
 LLAMA, GPT = "llama", "gpt"
 _GPT = "language_model.gpt3_175b"
 _BUFFERS = "task.decoder.moe.dispatch = @lingvo_gshard.layers.moe.dispatches.gather.GatherDispatch"
+_CONFIGS = pathlib.Path(__file__).parent / "configs"
 # The base of MaxText's scaled models, base.yml: layers, M, heads of 128, H.
 _MAXTEXT = (16, 2048, 16, 7168)
 
@@ -122,6 +128,45 @@ class Decoder:
         ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """A language model with experts that is described by its published config.json.
+
+    Attributes:
+      key: name of the file, without the suffix.
+      parameters: number of parameters in billions, as the publisher states it.
+      capacity: the capacity factor of buffers that drop tokens; 0 for experts that drop none.
+    """
+
+    key: str
+    parameters: float
+    capacity: float = 0.0
+
+    def experiment(self, length: int, settings: Sequence[str]) -> Params:
+        """Returns the experiment, as `Decoder.experiment` does."""
+        own = _CONFIGS / f"{self.key}.json"
+        path = own if own.exists() else models.CONFIGS / own.name
+        capacity = f"task.decoder.moe.router.capacity_factor = {self.capacity}"
+        settings = [*((_BUFFERS, capacity) if self.capacity else ()), *settings]
+        return lingvo_gshard.open_model(
+            path, length=length, precision="bfloat16", settings=settings
+        )
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def flops_per_token(self, length: int, recomputes: bool = False) -> int:
+        """Returns the FLOPs of a training step per token, as their publishers count them.
+
+        Attention counts the visible positions alone.
+
+        Args:
+          length: positions of a row.
+          recomputes: not supported.
+        """
+        assert not recomputes
+        params = self.experiment(length, ["input.batch_rows = 1"])
+        return step_flops(make_trainer(params).task, batch_specs(params)) // length
+
+
 def maxtext(scale: int) -> Decoder:
     """Returns MaxText's model of about `scale` billion weights (`global_parameter_scale`).
 
@@ -160,3 +205,13 @@ def megatron(layers: int, model_dim: int, heads: int, vocabulary: int, is_tied: 
 LLAMA_3_8B = Decoder(32, 4096, 32, 8, 128, 14_336, 128_256)
 LLAMA_3_70B = Decoder(80, 8192, 64, 8, 128, 28_672, 128_256)
 MIXTRAL_8X7B = Decoder(32, 4096, 32, 8, 128, 14_336, 32_000, experts=8, experts_per_token=2)
+MIXTRAL_8X7B_DROPPED = Mixture("mixtral-8x7b", 46.7, capacity=1.25)
+MIXTRAL_8X22B_DROPPED = Mixture("mixtral-8x22b", 141, capacity=1.25)
+QWEN_3_30B = Mixture("qwen3-30b-a3b", 30.5)
+QWEN_3_235B = Mixture("qwen3-235b-a22b", 235)
+GPT_OSS_120B = Mixture("gpt-oss-120b", 116.8)
+LLAMA_4_SCOUT = Mixture("llama-4-scout", 109)
+LLAMA_4_MAVERICK = Mixture("llama-4-maverick", 400)
+DEEPSEEK_V3 = Mixture("deepseek-v3", 671)
+# torchtitan's small variant, which has the sizes of DeepSeek-V2-Lite.
+DEEPSEEK_16B = Mixture("deepseek-16b", 15.7)

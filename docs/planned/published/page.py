@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from docs.planned.page import large, table
 from docs.planned.published.rows import PlannedTraining, PlannedTrainings
-from docs.planned.published.trainings import TRAININGS, Training
+from docs.planned.published.training import Training
+from docs.planned.published.trainings import TRAININGS
 from lingvo_gshard.wings.planning import operation_rows
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 

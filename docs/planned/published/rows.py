@@ -8,15 +8,18 @@ from collections.abc import Mapping
 
 from docs.planned import cells
 from docs.planned.cells import Cell
-from docs.planned.published.trainings import Training
+from docs.planned.published.training import Training
 from lingvo_gshard.wings.planning import operation_rows
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.wings.planning.machines import efficiencies, topologies
+from lingvo_gshard.wings.planning.plan.plan import Plan
 
 RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 # The work of a row, the third part of its key.
 _WORK = "published"
 _BILLION = 1e9
+# In the path of every layer that may have experts.
+_EXPERTS = "feed_forward"
 
 
 class PlannedTraining(Cell, frozen=True, kw_only=True):
@@ -28,6 +31,9 @@ class PlannedTraining(Cell, frozen=True, kw_only=True):
       kinds: estimated seconds of a step by kind of work; of communication, those that it waits for.
       hidden: estimated seconds of communication that computation hides.
       attention_products: those of the matrix products of attention alone.
+      exchanges: those of communication in layers with experts, exposed and hidden.
+      predicted: seconds of a step by the first plan, which was written before it was compared with
+        the measurement; 0 for rows that are older than this rule.
       versions: the compiler and what else decides the plan.
     """
 
@@ -37,6 +43,8 @@ class PlannedTraining(Cell, frozen=True, kw_only=True):
     hidden: float
     attention_products: float
     versions: Mapping[str, str]
+    exchanges: tuple[float, float] = (0.0, 0.0)
+    predicted: float = 0.0
 
     @property
     def tokens_per_second_of_chip(self) -> float:
@@ -57,8 +65,13 @@ def save(rows: PlannedTrainings) -> None:
     cells.save(rows.values(), RESULTS)
 
 
-def make(training: Training) -> PlannedTraining:
-    """Plans a training as it was measured, with nothing fitted."""
+def make(training: Training, before: PlannedTraining | None = None) -> PlannedTraining:
+    """Plans a training as it was measured, with nothing fitted.
+
+    Args:
+      training: the training.
+      before: its row so far, whose prediction is kept.
+    """
     started = time.monotonic()
     topology = topologies.get(training.topology)
     settings = [
@@ -66,6 +79,8 @@ def make(training: Training) -> PlannedTraining:
         f'task.decoder.execution.rematerialize = "{training.rematerialize}"',
         f'step.precision = "{training.precision}"',
         f"input.most_segments = {training.segments}",
+        f"step.micro_batches = {training.passes}",
+        *training.settings,
     ]
     params = training.decoder.experiment(training.length, settings)
     options = PlanOptions(
@@ -91,6 +106,14 @@ def make(training: Training) -> PlannedTraining:
         kinds={row.kind: row.seconds for row in plan.kinds},
         hidden=sum(row.hidden_seconds for row in plan.collectives),
         attention_products=attention.flops / rate,
+        exchanges=_exchanges(plan),
+        predicted=before.predicted if before else plan.seconds_per_step,
         versions=plan.versions,
         made_in=round(time.monotonic() - started, 1),
     )
+
+
+def _exchanges(plan: Plan) -> tuple[float, float]:
+    """Returns the seconds of communication in layers with experts, exposed and hidden."""
+    rows = [row for row in plan.collectives if _EXPERTS in row.layer]
+    return sum(row.seconds for row in rows), sum(row.hidden_seconds for row in rows)

@@ -6,10 +6,8 @@ does not say, or where this library has no such thing.
 
 from __future__ import annotations
 
-import dataclasses
-
-from docs.planned.published import decoders
-from docs.planned.published.decoders import Decoder
+from docs.planned.published import decoders, mixtures
+from docs.planned.published.training import Training
 
 _MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs/tpu"
 _TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks"
@@ -32,57 +30,6 @@ _BRIDGE = (
     "https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary.md"
     "#25-11-nemo-container"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """A published measurement.
-
-    Attributes:
-      key: name of the row.
-      name: the model, as the source calls it.
-      publisher: whose program was measured.
-      source: where the figure and its configuration are.
-      decoder: sizes of the model.
-      topology: the machine.
-      mesh: axes and sizes.
-      strategy: name of the strategy.
-      rows: rows of a batch, of all devices.
-      length: positions of a row.
-      rematerialize: policy.
-      compile_options: options of the compiler besides those that are on.
-      segments: the most texts of a row; 0 for as many as fit.
-      precision: value of `step.precision`.
-      teraflops: published TFLOP/s of a chip; 0 if `tokens` is published.
-      tokens: published tokens per second of a chip; 0 if `teraflops` is published.
-      recomputes: whether the published FLOPs count the second forward pass.
-      planned: how the plan differs from what was measured, and what was assumed.
-    """
-
-    key: str
-    name: str
-    publisher: str
-    source: str
-    decoder: Decoder
-    topology: str
-    mesh: str
-    strategy: str
-    rows: int
-    length: int
-    rematerialize: str
-    precision: str = "bfloat16"
-    teraflops: float = 0.0
-    tokens: float = 0.0
-    recomputes: bool = False
-    planned: str = ""
-    compile_options: tuple[str, ...] = ()
-    segments: int = 0
-
-    @property
-    def published(self) -> float:
-        """The published tokens per second of a chip."""
-        counted = self.decoder.flops_per_token(self.length, self.recomputes)
-        return self.tokens or 1e12 * self.teraflops / counted
 
 
 def _maxtext(
@@ -275,4 +222,5 @@ TRAININGS = (
     _megatron_h100("7.1B", (30, 4096, 32), 12, 2, 465.9),
     _megatron_h100("16B", (32, 6144, 48), 24, 4, 489.1),
     _megatron_h100("32B", (48, 7168, 56), 48, 8, 459.6),
+    *mixtures.TRAININGS,
 )

@@ -202,7 +202,8 @@ def _collective_efficiency(
         return efficiencies.ACROSS_SLICES
     hosts = interconnect.spanned_hosts(collective, topology, mesh)
     if chip.network_bandwidth and hosts > 1:
-        return efficiencies.network_efficiency(seconds_bound * chip.network_bandwidth, hosts)
+        size = seconds_bound * chip.network_bandwidth
+        return efficiencies.network_efficiency(collective.kind, size, hosts)
     return efficiencies.collective_efficiency(
         collective.kind, collective.bytes, collective.group_size, chip
     )

@@ -8,7 +8,13 @@ from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning import roofline
 from lingvo_gshard.wings.planning.machines import chips, efficiencies, interconnect, topologies
 
-MEASURED = (*efficiencies.FIGURE_9, *efficiencies.IRONWOOD, *efficiencies.H100)
+WITHIN_HOSTS = tuple(point for points in efficiencies.NCCL.values() for point in points)
+MEASURED = (
+    *efficiencies.FIGURE_9,
+    *efficiencies.IRONWOOD,
+    *WITHIN_HOSTS,
+    *efficiencies.PAIRS.values(),
+)
 NAMES = [f"{p.topology}-{p.kind}-{p.devices}-{p.bytes:.0f}" for p in MEASURED]
 
 
@@ -18,7 +24,7 @@ def operation(call: Collective) -> Operation:
 
 @pytest.mark.parametrize("point", MEASURED, ids=NAMES)
 def test_no_measurement_is_faster_than_the_bound(point):
-    assert 0.15 < point.efficiency < 1
+    assert 0.03 < point.efficiency < 1
     assert "http" in point.source
 
 
@@ -71,7 +77,7 @@ def test_every_chip_has_all_efficiencies(key):
     for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"):
         assert 0 < efficiencies.collective_efficiency(kind, 2**23, 64, chip).value <= 1
     assert 0 < efficiencies.memory_efficiency(chip).value < 1
-    assert 0.7 < efficiencies.matmul_efficiency(chip, 1e13).value < 1
+    assert 0.6 < efficiencies.matmul_efficiency(chip, 1e13).value < 1
     assert all(efficiencies.sources(chip))
 
 
@@ -82,14 +88,38 @@ def test_small_matmuls_are_less_efficient_on_tpu7x():
     assert shares == sorted(shares)
 
 
-def test_larger_buffers_are_more_efficient_on_gpus():
-    h100 = chips.get("h100")
-    small, large = (
-        efficiencies.collective_efficiency("all-gather", size, 8, h100).value
-        for size in (58e6, 1e10)
-    )
-    assert small == pytest.approx(150 / 450)
-    assert large == pytest.approx(370 / 450)
+@pytest.mark.parametrize(
+    ("chip", "kind", "devices", "mib", "microseconds"),
+    [("h100", "all-to-all", 8, 64, 221.3), ("b200", "all-gather", 4, 256, 367.3)],
+)
+def test_collectives_within_a_host_take_what_nccl_took(chip, kind, devices, mib, microseconds):
+    topology = topologies.get(f"gpu:{chip}:1x8")
+    mesh = Mesh((("rest", 8 // devices), ("group", devices)))
+    call = Collective(kind, ("group",), devices, "bfloat16", mib * 2**20)
+    (timed,) = roofline.time_operations([operation(call)], topology, mesh)
+    assert timed.seconds == pytest.approx(microseconds * 1e-6)
+
+
+def test_bus_bandwidths_are_those_that_nccls_authors_expect():
+    """360 GB/s on H100, https://github.com/NVIDIA/nccl-tests/issues/326; here of 256 MiB."""
+    points = [p for p in efficiencies.NCCL["h100"] if (p.kind, p.devices) == ("all-gather", 8)]
+    largest = max(points, key=lambda point: point.bytes)
+    assert 7 / 8 * largest.bytes / largest.seconds == pytest.approx(360e9, rel=0.15)
+
+
+@pytest.mark.parametrize("others", [2, 4])
+def test_ragged_exchanges_within_a_host_take_longer_in_small_groups(others):
+    """As steps did: 51.0, 27.3 and 15.6 s with groups of 2, 4 and 8, and 3.3 s without any."""
+    seconds = {point.devices: point.seconds for point in efficiencies.RAGGED}
+    steps = {2: 51.0, 4: 27.3, 8: 15.6}
+    assert seconds[others] / seconds[8] == pytest.approx((steps[others] - 3.3) / 12.3, rel=0.05)
+
+
+def test_all_to_alls_between_hosts_take_what_was_measured():
+    topology = topologies.get("gpu:h100:8x8")
+    call = Collective("all-to-all", ("all",), 64, "float32", 2**23)
+    (timed,) = roofline.time_operations([operation(call)], topology, Mesh((("all", 64),)))
+    assert timed.seconds == pytest.approx(337.8e-6)
 
 
 def test_collectives_between_hosts_are_as_fast_as_measured():
@@ -135,12 +165,17 @@ def test_the_latency_of_nccls_model_is_that_of_all_reduces_of_a_few_bytes(name, 
 def test_large_messages_between_hosts_are_more_efficient(hosts, points):
     shares = [point.efficiency for point in points]
     assert shares == sorted(shares) and shares[-1] == pytest.approx(381.8 * 3 / 31 / 50)
-    assert efficiencies.network_efficiency(1.0, hosts).value == pytest.approx(shares[0])
+    assert efficiencies.network_efficiency("all-reduce", 1.0, hosts).value == pytest.approx(
+        shares[0]
+    )
 
 
-def test_more_hosts_are_not_more_efficient():
+@pytest.mark.parametrize("kind", ["all-gather", "all-to-all"])
+def test_more_hosts_are_not_more_efficient(kind):
     for size in (1e4, 1e6, 1e8, 1e10):
-        shares = [efficiencies.network_efficiency(size, hosts).value for hosts in (2, 4, 8, 16, 64)]
+        shares = [
+            efficiencies.network_efficiency(kind, size, hosts).value for hosts in (2, 4, 8, 16, 64)
+        ]
         assert max(np.diff(shares)) < 1e-9
 
 
@@ -170,9 +205,18 @@ def test_an_operation_of_groups_takes_the_time_of_its_products():
 def test_products_in_fp8_have_their_own_rate_and_efficiency(dtype):
     chip = chips.get("h100")
     assert chip.peak(dtype) == 2 * chip.peak("bf16")
-    assert efficiencies.matmul_efficiency(chip, 1e12, dtype).value == 0.709
-    assert efficiencies.matmul_efficiency(chip, 1e12, "bf16").value == 0.803
+    assert efficiencies.matmul_efficiency(chip, 2e12, dtype).value == pytest.approx(0.648)
+    assert efficiencies.matmul_efficiency(chip, 1e12, "bf16").value == pytest.approx(0.796)
     assert chip.sources["fp8_efficiency"] in efficiencies.sources(chip)
+
+
+@pytest.mark.parametrize(("key", "teraflops"), [("a100", 175), ("h100", 646), ("b200", 1192)])
+def test_small_products_are_slower_on_gpus(key, teraflops):
+    """The medians of products of 1e10 FLOPs with at least 4,096 rows."""
+    chip = chips.get(key)
+    small, large = (efficiencies.matmul_efficiency(chip, flops).value for flops in (1e10, 1e12))
+    assert small * chip.peak("bf16") / 1e12 == pytest.approx(teraflops, rel=0.01)
+    assert small < 0.85 * large
 
 
 def test_without_a_measurement_in_fp8_that_in_bfloat16_holds():

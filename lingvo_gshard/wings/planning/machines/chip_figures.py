@@ -75,9 +75,10 @@ _LIBTPU_NAMES = "libtpu's names of configurations"
 _TARGETS = "the sources of wings/planning/machines/gpu_targets.py"
 _SIMILAR_LINKS = "the measured links that resemble the chip's most"
 _SIMILAR_CHIPS = "the measured chips that resemble the chip most"
-_MAMF = (
-    "Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS,"
-    " https://github.com/stas00/ml-engineering/tree/master/compute/accelerator"
+_MEDIANS = (
+    "the median over shapes with at least 4,096 rows: NVIDIA, AIConfigurator, gemm_perf, "
+    "https://github.com/ai-dynamo/aiconfigurator/tree/095f58a51c4ca8e61b66ec108d86f223f8d559ce/"
+    "aic-core/src/aiconfigurator_core/systems/data/{0}"
 )
 # The efficiency at one size stands for all sizes.
 _TPU_PRODUCTS = (
@@ -257,6 +258,12 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
 }
 
 
+def _medians(key: str, *shares: float) -> tuple[dict[float, float], str]:
+    """Returns the efficiency of products by size, from that of 1e10, 10**10.5, 1e11, ... FLOPs."""
+    sizes = [(10 ** (10 + step / 2) / 2) ** (1 / 3) for step in range(len(shares))]
+    return dict(zip(sizes, shares, strict=True)), _MEDIANS.format(key)
+
+
 def _gpu(
     name: str,
     part_of_name: str,
@@ -268,9 +275,10 @@ def _gpu(
     watts: float,
     price: tuple[dict | None, str],
     target: GpuTarget,
-    products: tuple[float, str],
+    products: tuple[dict[float, float], str],
     memory_source: str = _TOTAL,
     fp8_products: tuple[float | None, str] = (None, _AS_BFLOAT16),
+    links: str = "h100",
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -287,9 +295,10 @@ def _gpu(
       watts: thermal design power.
       price: the list price or None, with its source.
       target: how XLA's compiler sees the GPU.
-      products: share of the peak in bfloat16 that large products reach, with its source.
+      products: share of the peak in bfloat16 that products reach, by size, with its source.
       memory_source: the source of the memory's size.
-      fp8_products: the same share in FP8, with its source; None for that in bfloat16.
+      fp8_products: the share of large products in FP8, with its source; None for that in bfloat16.
+      links: the value of `Chip.measured_links`.
     """
     switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
@@ -310,9 +319,9 @@ def _gpu(
         "network_bandwidth": network,
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
-        "product_efficiency": ({4096: products[0]}, products[1]),
+        "product_efficiency": products,
         "fp8_efficiency": fp8_products,
-        "measured_links": ("h100", _SIMILAR_LINKS),
+        "measured_links": (links, _SIMILAR_LINKS),
         "failures": ("rsc1" if target.architecture is AMPERE else "llama3", _SIMILAR_CHIPS),
         "target": (target, _TARGETS),
         "chip_configuration": ("", _LIBTPU_NAMES),
@@ -334,6 +343,11 @@ _EC2_NETWORK = (
     "accelerated-computing/"
 )
 
+_A100_PRODUCTS = _medians("a100_sxm", 0.56, 0.737, 0.809, 0.84, 0.833, 0.838, 0.83)
+_H100_PRODUCTS = _medians("h100_sxm", 0.653, 0.71, 0.758, 0.787, 0.796, 0.782, 0.735, 0.745)
+_B200_PRODUCTS = _medians("b200_sxm", 0.53, 0.641, 0.631, 0.637, 0.67, 0.696, 0.681, 0.599)
+_H100_FP8 = (0.648, _MEDIANS.format("h100_sxm") + ": TensorRT-LLM 1.3.0rc20, 1e13 FLOPs")
+
 _GPUS = {
     "a100-40gb": _gpu(
         "NVIDIA A100 40GB SXM",
@@ -346,7 +360,8 @@ _GPUS = {
         400,
         (_price(32.7726 / 8, "us-east-1", "2024-01"), _EC2.format("p4d.24xlarge")),
         GpuTarget(AMPERE, "NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * MIB),
-        (0.869, _MAMF),
+        _A100_PRODUCTS,
+        links="a100",
     ),
     "a100": _gpu(
         "NVIDIA A100 80GB SXM",
@@ -359,7 +374,8 @@ _GPUS = {
         400,
         (_price(40.96 / 8, "us-east-1", "2024-01"), _EC2.format("p4de.24xlarge")),
         GpuTarget(AMPERE, "NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * MIB),
-        (0.869, _MAMF),
+        _A100_PRODUCTS,
+        links="a100",
     ),
     "h100": _gpu(
         "NVIDIA H100 SXM",
@@ -372,8 +388,8 @@ _GPUS = {
         700,
         (_price(98.32 / 8, "us-east-1", "2024-01"), _EC2.format("p5.48xlarge")),
         GpuTarget(HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * MIB),
-        (0.803, _MAMF),
-        fp8_products=(0.709, _MAMF),
+        _H100_PRODUCTS,
+        fp8_products=_H100_FP8,
     ),
     "h200": _gpu(
         "NVIDIA H200 SXM",
@@ -386,8 +402,8 @@ _GPUS = {
         700,
         (None, _NO_SOURCE),
         GpuTarget(HOPPER, "NVIDIA H200", 132, 1.98, 50 * MIB),
-        (0.803, _MAMF + ", measured on an H100"),
-        fp8_products=(0.734, _MAMF),
+        _H100_PRODUCTS,
+        fp8_products=_H100_FP8,
     ),
     "b200": _gpu(
         "NVIDIA B200 SXM",
@@ -400,8 +416,9 @@ _GPUS = {
         1000,
         (None, _NO_SOURCE),
         GpuTarget(BLACKWELL, "NVIDIA B200", 148, 1.965, 132_644_864),
-        (0.776, _MAMF),
-        fp8_products=(0.763, _MAMF),
+        _B200_PRODUCTS,
+        fp8_products=(0.613, _MEDIANS.format("b200_sxm") + ": TensorRT-LLM 1.3.0rc20, 1e13 FLOPs"),
+        links="b200",
     ),
     # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
     "h100-pcie": _gpu(
@@ -415,8 +432,8 @@ _GPUS = {
         350,
         (None, _NO_SOURCE),
         GpuTarget(HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * MIB),
-        (0.803, _MAMF + ", measured on an H100 SXM"),
-        fp8_products=(0.709, _MAMF + ", measured on an H100 SXM"),
+        _H100_PRODUCTS,
+        fp8_products=_H100_FP8,
     ),
     "l40s": _gpu(
         "NVIDIA L40S",
@@ -429,7 +446,7 @@ _GPUS = {
         350,
         (_price(30.13118 / 8, "us-east-1", "2024-12"), _EC2.format("g6e.48xlarge")),
         GpuTarget(ADA, "NVIDIA L40S", 142, 2.52, 96 * MIB),
-        (0.869, _MAMF + ", measured on an A100"),
+        _A100_PRODUCTS,
         _SMI.format("46,068"),
     ),
     "l4": _gpu(
@@ -443,7 +460,7 @@ _GPUS = {
         72,
         (_price(13.3504 / 8, "us-east-1", "2024-12"), _EC2.format("g6.48xlarge")),
         GpuTarget(ADA, "NVIDIA L4", 58, 2.04, 48 * MIB),
-        (0.869, _MAMF + ", measured on an A100"),
+        _A100_PRODUCTS,
         _SMI.format("23,034"),
     ),
 }

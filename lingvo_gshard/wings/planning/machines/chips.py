@@ -73,10 +73,10 @@ class Chip:
       price: list price of one chip; None if it is not published.
       example: name of a topology of such chips.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
-      fp8_efficiency: the same in FP8, for products of all sizes; None for that in bfloat16.
+      fp8_efficiency: the same in FP8, for large products; None for that in bfloat16.
       measured_links: the chip whose measured collectives stand for this chip's collectives: "v3",
-        "v5p" or "h100" (wings/planning/machines/efficiencies.py). Empty if the estimate is the
-        bound.
+        "v5p", "a100", "h100" or "b200" (wings/planning/machines/efficiencies.py). Empty if the
+        estimate is the bound.
       failures: name of the failure rate of similar chips (wings/planning/training/goodput.py).
       target: how XLA's compiler for GPUs sees the chip; None for other chips.
       chip_configuration: libtpu's name for combining a chip's two cores to one device, where that
@@ -104,7 +104,7 @@ class Chip:
     watts: float | None
     price: Price | None
     example: str
-    product_efficiency: Mapping[int, float]
+    product_efficiency: Mapping[float, float]
     fp8_efficiency: float | None
     measured_links: str
     failures: str

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective, FusedAttention
-from lingvo_gshard.wings.planning.machines import interconnect, topologies
+from lingvo_gshard.wings.planning.machines import interconnect, nccl_times, topologies
 from lingvo_gshard.wings.planning.machines.chips import FP8, Chip, rate_of
 
 _GSHARD = "Lepikhin et al., GShard, 2020, https://arxiv.org/abs/2006.16668, "
@@ -22,9 +22,6 @@ _FIGURE_9_SCALING = (
     _GSHARD + "section 5: the all-to-all takes 3.75 times as long on 2,048 as on 128"
 )
 _IRONWOOD = "https://github.com/AI-Hypercomputer/accelerator-microbenchmarks, Ironwood/"
-_SCALING_GPUS = (
-    "Austin et al., How to Scale Your Model, part 12, https://jax-ml.github.io/scaling-book/gpus"
-)
 _BETWEEN_HOSTS = (
     "Bekman, Machine Learning Engineering, Inter-node speed depends on intra-node speed (4 hosts of"
     " 8 B200, 400 Gbit/s for each GPU), https://github.com/stas00/ml-engineering/tree/master/network"
@@ -33,7 +30,16 @@ _BETWEEN_TWO_HOSTS = (
     "Mysore, Nebius H100 16-GPU multi-node benchmark, 2025-12-15 (2 hosts of 8 H100, InfiniBand), "
     "https://github.com/drmysore/nebius-h100-16gpu-benchmark"
 )
-_RAGGED_ON_B200 = "lax.ragged_all_to_all on 8 B200 of a host, 2025-10-30, https://github.com/openxla/xla/issues/33386"
+_RAGGED_ON_B200 = (
+    "lax.ragged_all_to_all on B200, 2025-10-30, https://github.com/openxla/xla/issues/33386"
+)
+_RAGGED_IN_SMALL_GROUPS = (
+    "; steps with groups of 2, 4 and 8 GPUs grow as the bytes for each peer, "
+    "https://github.com/marin-community/marin/issues/7012"
+)
+_PAIRS_OF_8_HOSTS = (
+    "NCCL's all-to-all on 8 hosts of 8 H800, 2024-12-05, https://github.com/NVIDIA/nccl/issues/1531"
+)
 _FLASH_3 = (
     "Shah et al., FlashAttention-3, 2024, https://arxiv.org/abs/2407.08608, figures 5 and 6: heads "
     "of 128 on an H100"
@@ -137,29 +143,46 @@ IRONWOOD = tuple(
     for rows, rate in _IRONWOOD_ALL_GATHER.items()
 )
 
-# Bus bandwidth of an all-reduce by its bytes. The other collectives are assumed to reach the same.
-_H100_BUS = {58e6: 150e9, 10e9: 370e9}
-# As in nccl-tests: each of n devices sends this factor times (n - 1) / n bytes per byte of buffer.
-_BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
-H100 = tuple(
-    MeasuredCollective(
-        "gpu:h100:1x8", kind, 8, size, factor * 7 / 8 * size / rate, _SCALING_GPUS + ", all-reduce"
+NCCL = {
+    chip: tuple(
+        MeasuredCollective(
+            f"gpu:{chip}:1x8", kind, devices, mib * _MIB, microseconds * 1e-6, nccl_times.SOURCE
+        )
+        for (kind, devices), times in found.items()
+        for mib, microseconds in zip(nccl_times.MIB, times, strict=True)
     )
-    for kind, factor in _BUS_FACTORS.items()
-    for size, rate in _H100_BUS.items()
+    for chip, found in nccl_times.MICROSECONDS.items()
+}
+
+# XLA's ragged exchange within a host: one block of threads copies the rows for each peer. With
+# 4,096 rows of 7,168 numbers, 8 GPUs send 16.42 GiB/s each.
+_RAGGED_BYTES = 4096 * 7168 * 2
+_RAGGED_RATE_OF_A_PEER = 16.42 * 2**30 / 7
+RAGGED = tuple(
+    MeasuredCollective(
+        "gpu:b200:1x8",
+        "ragged-all-to-all",
+        devices,
+        _RAGGED_BYTES,
+        _RAGGED_BYTES / devices / _RAGGED_RATE_OF_A_PEER,
+        _RAGGED_ON_B200 + ("" if devices == 8 else _RAGGED_IN_SMALL_GROUPS),
+    )
+    for devices in (2, 4, 8)
 )
 
-# XLA's ragged exchange within a host sends 16.42 GiB/s of a GPU, with 4,096 rows of 7,168 numbers:
-# one block of threads copies the rows for a peer.
-_RAGGED_BYTES = 4096 * 7168 * 2
-RAGGED = MeasuredCollective(
-    "gpu:b200:1x8",
-    "ragged-all-to-all",
-    8,
-    _RAGGED_BYTES,
-    7 / 8 * _RAGGED_BYTES / (16.42 * 2**30),
-    _RAGGED_ON_B200,
-)
+# All-to-alls between hosts send each pair of GPUs its rows. XLA's ragged exchange does the same
+# there: the same rows over two hosts took 50.06 GiB/s of each GPU.
+PAIRS = {
+    2: MeasuredCollective(
+        "gpu:b200:2x8",
+        "ragged-all-to-all",
+        16,
+        _RAGGED_BYTES,
+        15 / 16 * _RAGGED_BYTES / (50.06 * 2**30),
+        _RAGGED_ON_B200,
+    ),
+    8: MeasuredCollective("gpu:h100:8x8", "all-to-all", 64, 8 * _MIB, 337.8e-6, _PAIRS_OF_8_HOSTS),
+}
 
 # Bus bandwidth of all-reduces over four hosts: MiB of the buffer -> GB/s. The benchmark waits for
 # each call, which takes about 0.3 ms: an all-reduce of a few bytes over 16 hosts of H100 takes
@@ -193,7 +216,11 @@ FEW_HOSTS = (
 _BY_HOSTS = {4: FEW_HOSTS, 16: HOSTS}
 
 # Values of `Chip.measured_links` -> the measurements.
-_MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": (*H100, RAGGED)}
+_MEASURED = {
+    "v3": FIGURE_9 + _FIGURE_9_AT_2048,
+    "v5p": IRONWOOD,
+    **{chip: (*points, *RAGGED) for chip, points in NCCL.items()},
+}
 
 # Collectives between TPU slices.
 ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
@@ -226,9 +253,11 @@ def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficien
       flops: FLOPs of the product.
       dtype: type of the operands, by its name in HLO or NumPy.
     """
-    if rate_of(dtype) == FP8 and chip.fp8_efficiency is not None:
-        return Efficiency(chip.fp8_efficiency, chip.sources["fp8_efficiency"])
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
+    if rate_of(dtype) == FP8 and chip.fp8_efficiency is not None:
+        # A product that takes as long in bfloat16 has half as many FLOPs.
+        share = _interpolate(sizes, flops / 2) / max(chip.product_efficiency.values())
+        return Efficiency(share * chip.fp8_efficiency, chip.sources["fp8_efficiency"])
     return Efficiency(_interpolate(sizes, flops), chip.sources["product_efficiency"])
 
 
@@ -287,13 +316,17 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
     return Efficiency(_interpolate(levels, devices), points[0].source)
 
 
-def network_efficiency(size: float, hosts: int) -> Efficiency:
+def network_efficiency(kind: str, size: float, hosts: int) -> Efficiency:
     """Returns the efficiency of a collective between hosts of GPUs: its bound over its time.
 
     Args:
+      kind: HLO's opcode of the collective.
       size: bytes through the network adapter of one GPU, in one direction.
       hosts: number of hosts of a group.
     """
+    if kind in ("all-to-all", "ragged-all-to-all"):
+        pairs = [(n, point.efficiency) for n, point in PAIRS.items()]
+        return Efficiency(_interpolate(pairs, hosts), f"{_RAGGED_ON_B200}; {_PAIRS_OF_8_HOSTS}")
     levels = [(n, _interpolate(_hosts_points(n), size)) for n in _BY_HOSTS]
     return Efficiency(_interpolate(levels, hosts), f"{_BETWEEN_TWO_HOSTS}; {_BETWEEN_HOSTS}")
 
@@ -317,7 +350,7 @@ def sources(chip: Chip) -> tuple[str, ...]:
     for kind in ("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all"):
         found += [point.source for point in _points(kind, chip)]
     if chip.kind == "gpu":
-        found += [_BETWEEN_TWO_HOSTS, _BETWEEN_HOSTS]
+        found += [_BETWEEN_TWO_HOSTS, _BETWEEN_HOSTS, _RAGGED_ON_B200, _PAIRS_OF_8_HOSTS]
     return tuple(dict.fromkeys(found))
 
 
