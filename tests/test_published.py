@@ -3,6 +3,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from docs.planned.published import decoders, page, rows
@@ -13,13 +14,15 @@ from lingvo_gshard.wings.planning.machines.chips import CHIPS
 
 FOUND = rows.load()
 BY_KEY = {training.key: training for training in TRAININGS}
-# Billions of parameters, where the name of a model has them. Mixtral's is that of its publisher.
-NAMED = {
-    training.key: 46.7
-    if "Mixtral" in training.name
-    else float(training.name.removesuffix(" FP8").split()[-1][:-1])
-    for training in TRAININGS
-}
+
+
+def billions(training):
+    """Returns the parameters that the publisher states, or those in the name of a dense model."""
+    if isinstance(training.decoder, decoders.Mixture):
+        return training.decoder.parameters
+    if training.has_experts:
+        return 46.7
+    return float(training.name.removesuffix(" FP8").split()[-1][:-1])
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.key)
@@ -27,7 +30,7 @@ def test_models_have_the_parameters_of_their_names(training):
     params = training.decoder.experiment(training.length, ["input.batch_rows = 8"])
     specs = make_trainer(params).state_specs().theta.flatten()
     total = sum(math.prod(spec.shape) for spec in specs)
-    assert total / 1e9 == pytest.approx(NAMED[training.key], rel=0.05)
+    assert total / 1e9 == pytest.approx(billions(training), rel=0.05)
 
 
 def test_flops_are_those_of_the_papers_formula():
@@ -48,6 +51,37 @@ def test_published_shares_of_the_peak_follow():
     for key, share in (("maxtext 64b v5p", 0.7031), ("megatron 32B h100", 0.46)):
         training = BY_KEY[key]
         assert page.utilization(training, training.published) == pytest.approx(share, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "length", "tokens", "teraflops"),
+    [
+        (decoders.QWEN_3_30B, 4096, 9299, 214),
+        (decoders.QWEN_3_235B, 4096, 3269, 484),
+        (decoders.DEEPSEEK_V3, 4096, 3848, 961),
+        (decoders.DEEPSEEK_V3, 8192, 542.1, 152.415),
+        (decoders.LLAMA_4_SCOUT, 8192, 2070.487, 225.491),
+        (decoders.MIXTRAL_8X22B_DROPPED, 4096, 1326.307, 332.463),
+    ],
+)
+def test_flops_of_experts_are_those_that_publishers_count(decoder, length, tokens, teraflops):
+    """As they print both: Megatron Bridge 25.11, and the logs of MaxText's recipes."""
+    counted = decoder.flops_per_token(length)
+    assert counted == pytest.approx(1e12 * teraflops / tokens, rel=0.06)
+
+
+def test_predictions_are_kept():
+    row = next(iter(FOUND.values()))
+    before = msgspec.structs.replace(row, predicted=1.5)
+    assert rows.predicted(before, 2.0) == 1.5
+    assert rows.predicted(None, 2.0) == 2.0
+
+
+def test_groups_have_all_rows():
+    groups = page.groups([(BY_KEY[key], row) for key, row in FOUND.items()])
+    assert sum(int(count) for _, count, _, _ in groups) == len(FOUND)
+    names = [name for name, *_ in groups]
+    assert "MaxText, TPU, experts" in names and "Megatron-LM, A100, dense" in names
 
 
 def test_no_published_training_enters_a_plan():

@@ -32,7 +32,7 @@ def text(found: PlannedTrainings) -> str:
     tables = {
         "results": table(
             ("model", "program", "machine", "mesh", "published", "estimate", "bound", "ratio")
-            + ("published MFU", "planned MFU"),
+            + ("predicted", "published MFU", "planned MFU"),
             [_result(each, row) for each, row in planned],
         ),
         "times": table(
@@ -46,6 +46,13 @@ def text(found: PlannedTrainings) -> str:
             [_configuration(each, row) for each, row in planned],
         ),
         "ratios": _ratios(planned),
+        "groups": table(("trainings", "rows", "ratios", "geometric mean"), groups(planned)),
+        "experts": table(
+            ("model", "program", "machine", "ratio", "products", "attention")
+            + ("routing and dispatch", "exchanges and gathers of experts", "of it exposed")
+            + ("what separates the estimate from the measurement",),
+            [_experts(each, row) for each, row in planned if each.has_experts],
+        ),
         **_ranges(planned),
         "compiler_versions": ", ".join(sorted({_versions(row) for _, row in planned})),
     }
@@ -65,7 +72,8 @@ def _result(training: Training, row: PlannedTraining) -> tuple[str, ...]:
         large(training.published),
         large(estimate),
         large(row.tokens / row.bound / row.chips),
-        f"{estimate / training.published:.2f}",
+        f"{_ratio(training, row):.2f}",
+        f"{_ratio(training, row) * row.seconds / row.predicted:.2f}" if row.predicted else "-",
         f"{utilization(training, training.published):.0%}",
         f"{utilization(training, estimate):.0%}",
     )
@@ -119,9 +127,7 @@ def _ranges(planned: Iterable[tuple[Training, PlannedTraining]]) -> dict[str, st
     all_parts = [(each, row, _parts(each, row)) for each, row in planned]
     tpus = [parts for _, row, parts in all_parts if row.compiler == "tpu"]
     h100 = [parts for _, row, parts in all_parts if row.machine == "h100"]
-    ratios = {
-        each.key: row.tokens_per_second_of_chip / each.published for each, row, _ in all_parts
-    }
+    ratios = {each.key: _ratio(each, row) for each, row, _ in all_parts}
     titan = [ratios[each.key] for each, _, _ in all_parts if each.publisher == "torchtitan"]
     of_tpus = [ratios[each.key] for each, row, _ in all_parts if row.compiler == "tpu"]
     old = [
@@ -179,12 +185,49 @@ def utilization(training: Training, tokens: float) -> float:
     return tokens * training.decoder.flops_per_token(training.length) / chip.peak("bf16")
 
 
-def _ratios(planned: Iterable[tuple[Training, PlannedTraining]]) -> str:
+def _ratio(training: Training, row: PlannedTraining) -> float:
+    """Returns the estimated speed over the published one."""
+    return row.tokens_per_second_of_chip / training.published
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """Returns the geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _ratios(planned: Sequence[tuple[Training, PlannedTraining]]) -> str:
     """Returns a sentence on the ratios of estimates to measurements."""
-    ratios = {each.key: row.tokens_per_second_of_chip / each.published for each, row in planned}
-    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
-    low, high = min(ratios.values()), max(ratios.values())
+    ratios = [_ratio(each, row) for each, row in planned]
     return (
-        f"Over {len(ratios)} trainings, the estimate is {low:.2f} to {high:.2f} times the "
-        f"measurement, {mean:.2f} times in the geometric mean."
+        f"Over {len(ratios)} trainings, the estimate is {_range('{:.2f}', ratios)} times the "
+        f"measurement, {_mean(ratios):.2f} times in the geometric mean."
+    )
+
+
+def groups(planned: Iterable[tuple[Training, PlannedTraining]]) -> list[tuple[str, ...]]:
+    """Returns a row for each program, kind of machine and kind of model."""
+    ratios_by_group: dict[str, list[float]] = {}
+    for training, row in planned:
+        program, _, _ = training.publisher.partition(" 2")
+        machine = "TPU" if row.compiler == "tpu" else row.machine.upper()
+        model = "experts" if training.has_experts else "dense"
+        ratio = _ratio(training, row)
+        ratios_by_group.setdefault(f"{program}, {machine}, {model}", []).append(ratio)
+    return [
+        (name, str(len(ratios)), _range("{:.2f}", ratios), f"{_mean(ratios):.2f}")
+        for name, ratios in sorted(ratios_by_group.items())
+    ]
+
+
+def _experts(training: Training, row: PlannedTraining) -> tuple[str, ...]:
+    exposed, hidden = row.exchanges
+    kinds = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.ROUTING)
+    times = [row.kinds.get(kind, 0.0) for kind in kinds]
+    return (
+        training.name,
+        training.publisher,
+        _machine(training),
+        f"{_ratio(training, row):.2f}",
+        *(f"{seconds / row.seconds:.0%}" for seconds in (*times, exposed + hidden, exposed)),
+        training.term or "-",
     )

@@ -107,10 +107,20 @@ def make(training: Training, before: PlannedTraining | None = None) -> PlannedTr
         hidden=sum(row.hidden_seconds for row in plan.collectives),
         attention_products=attention.flops / rate,
         exchanges=_exchanges(plan),
-        predicted=before.predicted if before else plan.seconds_per_step,
+        predicted=predicted(before, plan.seconds_per_step),
         versions=plan.versions,
         made_in=round(time.monotonic() - started, 1),
     )
+
+
+def predicted(before: PlannedTraining | None, seconds: float) -> float:
+    """Returns the seconds of a step by the first plan of a training.
+
+    Args:
+      before: the row so far.
+      seconds: those of this plan.
+    """
+    return before.predicted if before else seconds
 
 
 def _exchanges(plan: Plan) -> tuple[float, float]:

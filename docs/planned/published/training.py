@@ -62,3 +62,8 @@ class Training:
         """The published tokens per second of a chip."""
         counted = self.decoder.flops_per_token(self.length, self.recomputes)
         return self.tokens or 1e12 * self.teraflops / counted
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has experts."""
+        return isinstance(self.decoder, Mixture) or bool(self.decoder.experts)
