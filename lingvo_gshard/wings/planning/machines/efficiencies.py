@@ -324,11 +324,15 @@ def network_efficiency(kind: str, size: float, hosts: int) -> Efficiency:
       size: bytes through the network adapter of one GPU, in one direction.
       hosts: number of hosts of a group.
     """
-    if kind in ("all-to-all", "ragged-all-to-all"):
-        pairs = [(n, point.efficiency) for n, point in PAIRS.items()]
-        return Efficiency(_interpolate(pairs, hosts), f"{_RAGGED_ON_B200}; {_PAIRS_OF_8_HOSTS}")
     levels = [(n, _interpolate(_hosts_points(n), size)) for n in _BY_HOSTS]
-    return Efficiency(_interpolate(levels, hosts), f"{_BETWEEN_TWO_HOSTS}; {_BETWEEN_HOSTS}")
+    found = Efficiency(_interpolate(levels, hosts), f"{_BETWEEN_TWO_HOSTS}; {_BETWEEN_HOSTS}")
+    if kind not in ("all-to-all", "ragged-all-to-all"):
+        return found
+    # The measured all-to-alls are small. Large ones reach the rate of large all-reduces.
+    pairs = _interpolate([(n, point.efficiency) for n, point in PAIRS.items()], hosts)
+    if pairs < found.value:
+        return found
+    return Efficiency(pairs, f"{_RAGGED_ON_B200}; {_PAIRS_OF_8_HOSTS}")
 
 
 @functools.cache
