@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.sharding import annotate, einsum, manual
 from lingvo_gshard.sharding.options import PARTITIONERS
 from lingvo_gshard.wings.functions.partition import partition
 
@@ -20,13 +20,27 @@ def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.standard_normal((count, B, L, H)).astype(np.float32)
 
 
-def products(x_pBLM, y_pBLH, kind="weights", stacked=True, used_within=False):
+def product(x_BLM, y_BLH):
+    return einsum("BLM,BLH->MH", x_BLM, y_BLH)
+
+
+def product_of_region(x_BLM, y_BLH):
+    """Returns the same product as the gradient of a weight that a manual region has copies of."""
+    weight = tf.zeros([M, H])
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+        region = manual(lambda x, w: tf.einsum("BLM,MH->BLH", x, w), ["BLM", "MH"], "BLH")
+        outputs = region(x_BLM, weight)
+    return tape.gradient(outputs, weight, output_gradients=y_BLH)
+
+
+def products(x_pBLM, y_pBLH, kind="weights", stacked=True, used_within=False, of_layer=product):
     """Returns the sum over parts of products that loops stack over layers, and a sum of squares."""
     layers = LAYERS if stacked else 1
 
     def of_layers(x_BLM, y_BLH):
         def body(r, stack):
-            layer = einsum("BLM,BLH->MH", tf.sin(x_BLM * tf.cast(r + 1, tf.float32)), y_BLH)
+            layer = of_layer(tf.sin(x_BLM * tf.cast(r + 1, tf.float32)), y_BLH)
             return r + 1, stack.write(r, annotate(tf.cast(layer, tf.bfloat16), "MH", kind))
 
         stack = tf.TensorArray(tf.bfloat16, layers, element_shape=[M, H])
@@ -78,6 +92,14 @@ def test_products_of_one_loop_are_reduced_once():
 
 def test_products_that_are_split_over_other_devices_are_reduced_once():
     assert reduced(products, "data=4,model=2", "data_tensor") == WEIGHT // 2
+
+
+def test_gradients_of_manual_regions_are_reduced_once():
+    def function(x, y):
+        return products(x, y, of_layer=product_of_region)
+
+    assert reduced(function, "data=8", "data") == WEIGHT
+    assert reduced(function, "data=4,model=2", "data_tensor") == WEIGHT // 2
 
 
 def test_sums_that_are_split_over_the_same_devices_are_reduced_in_each_iteration():

@@ -18,6 +18,11 @@ _GATHERED = (
     "weights split over all hosts and gathered for each layer, where the original has {} stages of "
     "a pipeline"
 )
+_RECOMPUTED = "what lies between products is recomputed, where the original recomputes nothing"
+_SOME = (
+    "what lies between products is recomputed, where the original recomputes norms and activations"
+)
+_EVERYTHING = "everything is recomputed, where the original recomputes nothing or little"
 _OFFLOADED = "everything recomputed, where the original keeps the inputs of layers on the host"
 
 
@@ -87,7 +92,7 @@ def _maxtext(
     )
 
 
-_SPLIT_HEADS = "FSDP over all chips, where the original splits heads and H over 4 of them"
+_SPLIT_EXPERTS = "experts split over 8 chips, where the original gathers all experts of a layer"
 _H800 = (
     "the mean over 14.8T tokens, failures included; H100 in place of H800, whose NVLink has 400 "
     "GB/s; batch of 16,384 rows in place of 15,360"
@@ -106,7 +111,7 @@ TRAININGS = (
         64,
         _PRODUCTS,
         9299,
-        "what lies between products is recomputed, where the original recomputes nothing",
+        _RECOMPUTED,
     ),
     _bridge(
         "Qwen3 30B-A3B",
@@ -117,10 +122,10 @@ TRAININGS = (
         "data=8",
         "expert_zero1",
         512,
-        16,
+        32,
         _PRODUCTS,
         26_695,
-        "what lies between products is recomputed, where the original recomputes nothing",
+        f"{_RECOMPUTED}; micro-batches of 2 rows for a GPU in place of 4",
     ),
     _bridge(
         "Qwen3 30B-A3B",
@@ -132,9 +137,9 @@ TRAININGS = (
         "expert_fsdp",
         512,
         16,
-        _PRODUCTS,
+        _FULL,
         5275,
-        _GATHERED.format(2),
+        f"{_GATHERED.format(2)}; {_EVERYTHING}",
     ),
     _bridge(
         "Qwen3 30B-A3B",
@@ -146,9 +151,9 @@ TRAININGS = (
         "expert_zero1",
         1024,
         64,
-        _PRODUCTS,
+        _FULL,
         8901,
-        "what lies between products is recomputed, where the original recomputes nothing",
+        _EVERYTHING,
     ),
     _bridge(
         "gpt-oss 120B",
@@ -159,11 +164,10 @@ TRAININGS = (
         "fsdp=8,data=8",
         "expert_zero1",
         512,
-        2,
+        4,
         _PRODUCTS,
         8213,
-        "what lies between products is recomputed, where the original recomputes norms and "
-        "activations",
+        f"{_SOME}; micro-batches of 2 rows for a GPU in place of 4",
     ),
     _bridge(
         "gpt-oss 120B",
@@ -174,11 +178,10 @@ TRAININGS = (
         "fsdp=8,data=8",
         "expert_zero1",
         1280,
-        5,
+        10,
         _PRODUCTS,
         13_722,
-        "what lies between products is recomputed, where the original recomputes norms and "
-        "activations",
+        f"{_SOME}; micro-batches of 2 rows for a GPU in place of 4",
     ),
     _bridge(
         "gpt-oss 120B",
@@ -192,7 +195,7 @@ TRAININGS = (
         2,
         _FULL,
         5630,
-        _GATHERED.format(4),
+        f"{_GATHERED.format(4)}; {_EVERYTHING}",
     ),
     _bridge(
         "Qwen3 235B-A22B",
@@ -311,7 +314,7 @@ TRAININGS = (
         rematerialize=_PRODUCTS,
         # A utilization of 20% of its peak for B200 of 2,250 TFLOP/s.
         teraflops=0.20 * 2250,
-        planned="what lies between products is recomputed, where the original recomputes nothing",
+        planned=_RECOMPUTED,
         segments=16,
     ),
     _maxtext(
@@ -319,11 +322,11 @@ TRAININGS = (
         decoders.DEEPSEEK_V3,
         "v5p:8x8x8",
         "v5p/DeepSeek3-671B-MaxText",
-        "data=512",
+        "fsdp=64,data=8",
         6 * 512,
         8192,
         542.1,
-        "",
+        _SPLIT_EXPERTS,
     ),
     _maxtext(
         "Llama 4 Scout",
@@ -341,11 +344,11 @@ TRAININGS = (
         decoders.LLAMA_4_MAVERICK,
         "v5p:4x4x8",
         "v5p/Llama4-Maverick-17B-128E-Maxtext",
-        "data=128",
+        "fsdp=16,data=8",
         4 * 128,
         8192,
         1321.7,
-        _SPLIT_HEADS,
+        f"{_SPLIT_EXPERTS}; heads and H whole, where the original splits them over 4 chips",
     ),
     _maxtext(
         "Mixtral 8x7B",

@@ -25,6 +25,7 @@ from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.sharding import (
+    annotate_weights,
     collectives,
     current_partitioning,
     manual,
@@ -108,9 +109,12 @@ class ExpertRegion:
             expert_kGS, [[0, 0], [0, padding], [0, 0]], constant_values=padded_experts
         )
         gate_kGS = tf.pad(gate_kGS, [[0, 0], [0, padding], [0, 0]])
-        weights = [
-            _pad_experts(tf.cast(w, x_GSM.dtype), padded_experts) for w in tf.nest.flatten(theta)
-        ]
+        # Weights are split after the cast, too, so that they are gathered in 16 bits.
+        cast = annotate_weights(
+            theta.transform(lambda weight: tf.cast(weight, x_GSM.dtype)),
+            self.experts.variable_specs(),
+        )
+        weights = [_pad_experts(weight, padded_experts) for weight in tf.nest.flatten(cast)]
         outer = context.current()
         exchange = self._exchange(expert_kGS.shape[0], padded_experts)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of
-from lingvo_gshard.runtime.lowering.operations import shape_of
+from lingvo_gshard.runtime.lowering.operations import LEAVES_REGION, SHARDING, call_target, shape_of
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 
@@ -55,7 +55,7 @@ class ValueSplits:
         if operation is None:
             kept = _kept_by_loop(value)
             return [] if kept is None else [kept]
-        if annotation_of(operation):
+        if _stated(operation):
             return []
         if operation.name in _OF_ALL_OPERANDS:
             return list(operation.operands)
@@ -75,7 +75,7 @@ class ValueSplits:
         if operation is None:
             return next((self._found[each] for each in self._needed(value)), None)
         rank = len(shape_of(value))
-        if text := annotation_of(operation):
+        if text := _stated(operation):
             return _read(text, rank, self._mesh)
         known = [self._found[operand] for operand in self._needed(value)]
         if operation.name == "stablehlo.dot_general":
@@ -104,6 +104,13 @@ class ValueSplits:
             or (maker.name == "stablehlo.broadcast_in_dim" and not shape_of(maker.operands[0]))
         )
         return is_number or self._found[value] is not None
+
+
+def _stated(operation: ir.Operation) -> str:
+    """Returns the text of an annotation, or of what a manual region returns; "" for others."""
+    if call_target(operation) == LEAVES_REGION:
+        return ir.StringAttr(operation.attributes[SHARDING]).value
+    return annotation_of(operation)
 
 
 def _kept_by_loop(value: ir.Value) -> ir.Value | None:
