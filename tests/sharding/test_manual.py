@@ -135,6 +135,25 @@ class ManualTest(testing.TestCase, parameterized.TestCase):
         (found,) = partition(_gradients(region), MESH)(x)
         self.assertAllClose(found, 4 * x**3, rtol=1e-5, atol=1e-6)
 
+    @parameterized.parameters((tf.float32, "f32"), (tf.bfloat16, "bf16"))
+    def test_gradients_of_copies_are_added_in_their_own_type(self, dtype, name):
+        """Eight devices send gradients of 16 bits as they are."""
+        rows = (("data", "model"), ())
+
+        def gradient(x, w):
+            x, w = tf.cast(x, dtype), tf.cast(w, dtype)
+            with tf.GradientTape() as tape:
+                tape.watch(w)
+                y = manual(tf.matmul, [rows, WHOLE], rows)(x, w)
+            return tf.cast(tape.gradient(y, w), tf.float32)
+
+        x, w = _array(16, 6), _array(6, 4, seed=1)
+        found = partition(gradient, MESH)
+        expected = np.tile(x.sum(0)[:, np.newaxis], 4)
+        self.assertAllClose(found(x, w), expected, rtol=2e-2, atol=5e-2)
+        text = found.lower(x, w).exported().mlir_module()
+        self.assertIn(f"(tensor<8x6x4x{name}>, tensor<{name}>) -> tensor<6x4x{name}>", text)
+
     def test_regions_and_loops_can_be_nested(self):
         def step(x):
             return x + 0.1 * collectives.psum(tf.tanh(x), "data")
