@@ -259,7 +259,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
 
 
 def _medians(key: str, *shares: float) -> tuple[dict[float, float], str]:
-    """Returns the efficiency of products by size, from that of 1e10, 10**10.5, 1e11, ... FLOPs."""
+    """Returns efficiencies by size, of products of 1e10, 10**10.5, 1e11 FLOPs and so on."""
     sizes = [(10 ** (10 + step / 2) / 2) ** (1 / 3) for step in range(len(shares))]
     return dict(zip(sizes, shares, strict=True)), _MEDIANS.format(key)
 
@@ -286,12 +286,10 @@ def _gpu(
       name: the product name.
       part_of_name: what jax's name of the GPU contains, in lower case.
       datasheet: the source of most figures.
-      tera: peak TFLOP/s in bf16, TF32, int8, fp8 (None if there is no such unit), and in float32
-        without tensor cores.
+      tera: peak TFLOP/s in bf16, TF32, int8, fp8 (None if there is none), and plain float32.
       memory: bytes, and bytes per second.
       network: bytes per second to other hosts in one direction, with its source.
-      link: bytes per second to the other GPUs of a host in both directions together, with the
-        kind of link.
+      link: bytes per second to GPUs of the host, both directions together, with the kind of link.
       watts: thermal design power.
       price: the list price or None, with its source.
       target: how XLA's compiler sees the GPU.
