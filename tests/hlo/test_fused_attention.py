@@ -59,7 +59,7 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
         ):
             text = packed.strip().replace("RESULTS", results).replace("NAME", name)
             call = parse_module(text).entry.root
-            self.assertEqual(costs.fused_attention(call), FusedAttention(512, bool(name), True))
+            self.assertEqual(costs.fused_attention(call), FusedAttention(512, bool(name), True, 64))
             self.assertEqual(costs.matmul_flops(call), products * 2 * 2 * 4 * 512 * 512 * 64 / 2)
             # What cuDNN works in is mostly not written: it has room for each possible segment.
             self.assertLess(costs.memory_bytes(call), 3 * 2**20)
@@ -103,7 +103,7 @@ class FusedAttentionTest(testing.TestCase, parameterized.TestCase):
     def test_the_kernel_is_described(self):
         scope = "gradient_tape/x/fused_attention_gradient_share_0.5625"
         call = instruction(f"({QUERY}, {KEYS}, {KEYS})", "__cudnn$fmhaSoftmaxBackward", scope)
-        self.assertEqual(costs.fused_attention(call), FusedAttention(K, True, True))
+        self.assertEqual(costs.fused_attention(call), FusedAttention(K, True, True, D))
 
     def test_the_share_counts_blocks_with_a_visible_key(self):
         causal, window = AttentionCall(is_causal=True), AttentionCall(window=100)

@@ -79,6 +79,7 @@ def fused_attention(instruction: Instruction) -> FusedAttention | None:
         keys=_number_of_keys(instruction),
         is_gradient=_call(instruction).kernel.endswith("gradient"),
         is_cudnn=_is_cudnn(instruction),
+        head_dim=_attention_operands(instruction)[0].dimensions[-1],
     )
 
 

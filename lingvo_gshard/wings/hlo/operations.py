@@ -69,11 +69,13 @@ class FusedAttention:
       keys: number of keys of a row.
       is_gradient: whether it is a part of the backward pass.
       is_cudnn: whether cuDNN computes it.
+      head_dim: size of a head of queries.
     """
 
     keys: int
     is_gradient: bool
     is_cudnn: bool
+    head_dim: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.wings.hlo.operations import Collective, Operation
+from lingvo_gshard.wings.hlo.operations import Collective, FusedAttention, Operation
 from lingvo_gshard.wings.planning import roofline
 from lingvo_gshard.wings.planning.machines import chips, efficiencies, interconnect, topologies
 
@@ -223,3 +223,16 @@ def test_without_a_measurement_in_fp8_that_in_bfloat16_holds():
     chip = chips.get("tpu7x")
     found = (efficiencies.matmul_efficiency(chip, 1e12, dtype) for dtype in ("f8e4m3fn", "bf16"))
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    "chip, head_dim, filled",
+    [("v6e", 128, 0.5), ("v6e", 256, 1), ("v6e", 192, 0.75), ("v5p", 128, 1), ("v5p", 64, 0.5)],
+)
+def test_heads_that_fill_a_part_of_the_matrix_unit_are_slower(chip, head_dim, filled):
+    figures = chips.get(chip)
+    products = efficiencies.matmul_efficiency(figures, 1e12)
+    attention = FusedAttention(4096, False, False, head_dim)
+    found = efficiencies.attention_efficiency(figures, attention, 1e12)
+    assert found.value == pytest.approx(filled * products.value)
+    assert "custom_model.md" in found.source

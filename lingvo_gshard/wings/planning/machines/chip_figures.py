@@ -69,7 +69,12 @@ _NO_SOURCE = "not published"
 _TYPICAL = ": about 15 GB/s of PCI Express for each chip"
 _OF_POD = ": data-center network bandwidth per pod, divided by 256 chips"
 GIB = 2**30
-_NO_GPU = "it is no GPU"
+_NO_GPU, _NO_TPU = "it is no GPU", "it is no TPU"
+_MATRIX_UNITS = (
+    "https://github.com/AI-Hypercomputer/maxtext, docs/guides/optimization/custom_model.md: 256 x"
+    " 256 for v6e and TPU7x, 128 x 128 before; products of 128 on the larger unit have half the"
+    " rate"
+)
 _AS_BFLOAT16 = "not published: as in bfloat16"
 _LIBTPU_NAMES = "libtpu's names of configurations"
 _TARGETS = "the sources of wings/planning/machines/gpu_targets.py"
@@ -135,6 +140,7 @@ def _tpu(
         "watts": (None, _NO_SOURCE),
         "price": (None, _NO_SOURCE),
         "example": (example, "a slice that exists"),
+        "matrix_unit": (128, _MATRIX_UNITS),
         "product_efficiency": _TPU_PRODUCTS,
         "fp8_efficiency": (None, _AS_BFLOAT16),
         "measured_links": ("v5p", _SIMILAR_LINKS),
@@ -238,6 +244,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "host_chips": (4, _SCALING),
         "network_bandwidth": (25.6e12 / 256 / 8, _V6E + _OF_POD),
         "host_bandwidth": (32e9, _SCALING + ": PCI Express"),
+        "matrix_unit": (256, _MATRIX_UNITS),
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
     },
     "tpu7x": _tpu("TPU7x", _V7X, (16, 24, 24), "tpu7x:8x8x8", 94.75)
@@ -253,6 +260,7 @@ FIGURES: dict[str, Mapping[str, tuple]] = {
         "link_bandwidth": (100e9, _V7X + ": 1200 GB/s over 6 links, both directions"),
         "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
         "network_bandwidth": (100e9 / 8 / 2, _V7X),
+        "matrix_unit": (256, _MATRIX_UNITS),
         "product_efficiency": _TPU7X_PRODUCTS,
     },
 }
@@ -317,6 +325,7 @@ def _gpu(
         "network_bandwidth": network,
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
+        "matrix_unit": (0, _NO_TPU),
         "product_efficiency": products,
         "fp8_efficiency": fp8_products,
         "measured_links": (links, _SIMILAR_LINKS),
@@ -512,6 +521,7 @@ FIGURES |= {
         "watts": (360 / 96, _EPYC + ": default TDP of a socket, divided by 96 cores"),
         "price": (None, "single cores are not for rent"),
         "example": ("cpu:8", "eight cores"),
+        "matrix_unit": (0, _NO_TPU),
         "product_efficiency": (
             {2048: 195 / (2 * 113.6)},
             "our measurement: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores"

@@ -72,6 +72,8 @@ class Chip:
       watts: power of one chip; None if it is not published.
       price: list price of one chip; None if it is not published.
       example: name of a topology of such chips.
+      matrix_unit: rows and columns of a TPU's matrix unit, of which a product fills as many as its
+        smallest dimension has; 0 for other chips.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
       fp8_efficiency: the same in FP8, for large products; None for that in bfloat16.
       measured_links: the chip whose measured collectives stand for this chip's collectives: "v3",
@@ -104,6 +106,7 @@ class Chip:
     watts: float | None
     price: Price | None
     example: str
+    matrix_unit: int
     product_efficiency: Mapping[float, float]
     fp8_efficiency: float | None
     measured_links: str

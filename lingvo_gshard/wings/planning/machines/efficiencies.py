@@ -266,7 +266,12 @@ def attention_efficiency(chip: Chip, attention: FusedAttention, flops: float) ->
     if chip.kind != "gpu":
         products = matmul_efficiency(chip, flops)
         source = f"nothing is published for fused attention: products, {products.source}"
-        return Efficiency(products.value, source)
+        if not chip.matrix_unit:
+            return Efficiency(products.value, source)
+        # Each product of an attention has the size of a head as a dimension.
+        filled = attention.head_dim / math.ceil(attention.head_dim / chip.matrix_unit)
+        source += f"; heads fill a part of the matrix unit, {chip.sources['matrix_unit']}"
+        return Efficiency(products.value * filled / chip.matrix_unit, source)
     rates = _ATTENTION_RATES[attention.is_gradient, attention.is_cudnn]
     shares = [
         (length, rate / _ATTENTION_PEAK)
