@@ -202,6 +202,8 @@ def megatron(layers: int, model_dim: int, heads: int, vocabulary: int, is_tied: 
     )
 
 
+MISTRAL_7B = Decoder(32, 4096, 32, 8, 128, 14_336, 32_000)
+LLAMA_2_70B = Decoder(80, 8192, 64, 8, 128, 28_672, 32_000)
 LLAMA_3_8B = Decoder(32, 4096, 32, 8, 128, 14_336, 128_256)
 LLAMA_3_70B = Decoder(80, 8192, 64, 8, 128, 28_672, 128_256)
 MIXTRAL_8X7B = Decoder(32, 4096, 32, 8, 128, 14_336, 32_000, experts=8, experts_per_token=2)
