@@ -1,0 +1,230 @@
+"""Counts the products of kernels that other libraries wrote: calls of Pallas, Triton and cuDNN.
+
+The kernels of this package name the share of their products (core/scopes.py); costs.py counts them.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core import UserError
+from lingvo_gshard.core.lazy import ir, mlir
+from lingvo_gshard.core.scopes import FusedCall
+from lingvo_gshard.wings.hlo.kernel_body import KernelBody, Products
+from lingvo_gshard.wings.hlo.loops import Values
+from lingvo_gshard.wings.hlo.module import Instruction
+from lingvo_gshard.wings.hlo.operations import FusedAttention
+
+MOSAIC, TRITON = "tpu_custom_call", "__gpu$xla.gpu.triton"
+_CUDNN_ATTENTION = "__cudnn$fmha"
+# Calls of code that only a library or the user knows, by target or by the name of jax's operation.
+_OPAQUE = re.compile(r"mosaic_gpu|triton_kernel_call")
+_OPAQUE_OPERATION = re.compile(r"/(ffi_call|pallas_call|triton_kernel_call)$")
+# MLIR's names of types of integers begin with another letter than HLO's.
+_INTEGER = re.compile(r"^i(?=\d)")
+# A softmax has a product before and after it.
+_PRODUCTS_OF_ATTENTION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelWork:
+    """The products of one call of a kernel on one device.
+
+    Attributes:
+      name: the kernel's name.
+      flops: FLOPs of its products; None if they are unknown.
+      dtype: HLO's type of the factors of its largest product; "" without products.
+      attention: the attention that it computes, if it is one.
+      note: what a plan must say about the count; empty if it is exact.
+    """
+
+    name: str
+    flops: int | None
+    dtype: str = ""
+    attention: FusedAttention | None = None
+    note: str = ""
+
+
+class Kernels:
+    """The kernels of other libraries in a program, and notes about their counts.
+
+    Args:
+      estimates: regular expression for kernels' names -> FLOPs of one call on one device, which a
+        user gives.
+    """
+
+    def __init__(self, estimates: Mapping[str, float] | None = None):
+        self._estimates = dict(estimates or {})
+        self._used: set[str] = set()
+        self._calls: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._names: dict[str, None] = {}
+
+    def work(self, instruction: Instruction, values: Values, times: int) -> KernelWork | None:
+        """Returns the work of a call of a kernel; None for all other instructions."""
+        if instruction.opcode != "custom-call" or FusedCall.of(instruction.op_name):
+            return None
+        found = _work(instruction, [values.of(each) for each in instruction.operands])
+        if found is None:
+            return None
+        self._names[found.name] = None
+        for pattern, flops in self._estimates.items():
+            if re.search(pattern, found.name):
+                self._used.add(pattern)
+                note = f"counts {flops:.4g} FLOPs a call, as `kernel_flops` says"
+                found = dataclasses.replace(found, flops=round(flops), note=note)
+                break
+        if found.note:
+            self._calls[found.name, found.note] += times
+        return found
+
+    def notes(self) -> list[str]:
+        """Returns notes on kernels that are not counted exactly.
+
+        Raises:
+          UserError: an estimate is for a kernel that the program does not have.
+        """
+        for pattern in self._estimates:
+            if pattern not in self._used:
+                names = ", ".join(self._names) or "none"
+                raise UserError(
+                    f"`kernel_flops={pattern}` matches no kernel of the compiled program; its "
+                    f"kernels are: {names}"
+                )
+        return [
+            f"kernel {name} ({calls:,} call{'s'[: calls != 1]} a step): {note}"
+            for (name, note), calls in self._calls.items()
+        ]
+
+
+def _work(instruction: Instruction, values: Sequence) -> KernelWork | None:
+    target, config = instruction.proto.custom_call_target, instruction.proto.backend_config
+    arrays = [value if isinstance(value, np.ndarray) else None for value in values]
+    if target == MOSAIC:
+        return _named(_of_mosaic(config, _hashable(arrays)), instruction)
+    if target == TRITON:
+        return _named(_of_triton(config), instruction)
+    if target.startswith(_CUDNN_ATTENTION):
+        return _of_cudnn(instruction)
+    if _OPAQUE.search(target) or _OPAQUE_OPERATION.search(instruction.op_name):
+        return KernelWork(target, None, note=_not_counted(target))
+    return None
+
+
+def _not_counted(name: str) -> str:
+    return (
+        "its products are not counted, so the step takes longer than planned. Give the FLOPs of "
+        f"one call on one device as `kernel_flops={name}=...`"
+    )
+
+
+def _named(found: tuple[str, Products | None, int | None], instruction: Instruction) -> KernelWork:
+    """Returns the work of a kernel of Pallas, from its name, its products and what it declares."""
+    name, products, declared = found
+    if products is None or not products.is_exact or not products.is_whole:
+        if declared:
+            dtype = _INTEGER.sub("s", products.dtype.lower()) if products else ""
+            note = f"counts the {declared:.4g} FLOPs that it declares as its cost"
+            return KernelWork(name, declared, dtype or _widest(instruction), note=note)
+        if products is None or not products.is_whole:
+            return KernelWork(name, None, note=_not_counted(name))
+    flops, dtype = products.flops, _INTEGER.sub("s", products.dtype.lower())
+    attention = None
+    if products.has_exponentials and products.count >= _PRODUCTS_OF_ATTENTION:
+        sizes = [max(o.shape.dimensions, default=1) for o in instruction.operands]
+        is_gradient = products.count > _PRODUCTS_OF_ATTENTION
+        attention = FusedAttention(max(sizes), is_gradient, is_cudnn=False)
+    exact = "" if products.is_exact else "which blocks it computes depends on data; all count"
+    return KernelWork(name, flops, dtype, attention, exact)
+
+
+def _widest(instruction: Instruction) -> str:
+    """Returns the type of the largest operand."""
+    return max((o.shape for o in instruction.operands), key=lambda shape: shape.size).dtype
+
+
+Arrays = tuple[tuple[bytes, tuple[int, ...], str] | None, ...]
+
+
+def _hashable(arrays: Iterable[np.ndarray | None]) -> Arrays:
+    return tuple(None if a is None else (a.tobytes(), a.shape, a.dtype.str) for a in arrays)
+
+
+# Layers call the same kernels.
+@functools.lru_cache(maxsize=256)
+def _of_mosaic(config: bytes, arrays: Arrays) -> tuple[str, Products | None, int | None]:
+    """Returns the name, the products and the declared FLOPs of a kernel for TPUs."""
+    stated = msgspec.json.decode(config).get("custom_call_config", {})
+    declared = stated.get("cost_estimate", {}).get("flops")
+    body = _body(base64.b64decode(stated.get("body", "")))
+    if body is None:
+        return MOSAIC, None, declared
+    # Sizes of the grid come first, then arrays of scalars.
+    known = [
+        None if a is None else np.frombuffer(a[0], a[2]).reshape(a[1]).astype(np.int64)
+        for a in arrays
+    ]
+    sizes = iter(known)
+    grid = [next(sizes, None) if size is None else size for size in body.grid]
+    if any(size is None for size in grid):
+        return body.name, None, declared
+    first = len(grid)
+    prefetched = dict(enumerate(list(sizes)[: body.prefetched], first))
+    whole = {at: array for at, array in prefetched.items() if array is not None}
+    return body.name, body.count([int(size) for size in grid], whole), declared
+
+
+@functools.lru_cache(maxsize=256)
+def _of_triton(config: bytes) -> tuple[str, Products | None, int | None]:
+    """Returns the name, the products and no declared FLOPs of a kernel of Triton."""
+    with mlir.make_ir_context():
+        stated = ir.DictAttr(ir.Attribute.parse(config.decode()))
+        name = ir.StringAttr(stated["name"]).value
+        content = ir.StringAttr(stated["ir"]).value_bytes
+        grid = [ir.IntegerAttr(stated[f"grid_{axis}"]).value for axis in "xyz"]
+    body = _body(content)
+    return name, None if body is None else body.count(grid, {}), None
+
+
+def _body(content: bytes) -> KernelBody | None:
+    """Returns a kernel's body; None if this jax cannot read it."""
+    try:
+        return KernelBody(content)
+    except (ir.MLIRError, ValueError, StopIteration, KeyError):
+        return None
+
+
+def _of_cudnn(instruction: Instruction) -> KernelWork:
+    """Returns the work of cuDNN's fused attention, as jax.nn.dot_product_attention calls it."""
+    name = instruction.proto.custom_call_target
+    config = msgspec.json.decode(instruction.proto.backend_config)
+    stated = config.get("cudnn_fmha_backend_config", {})
+    sizes = [int(size) for size in stated["intermediate_tensor_shape"]["dimensions"]]
+    batch, heads, queries, keys = sizes
+    is_gradient = name.endswith("Backward")
+    rows = np.arange(1, queries + 1)
+    visible = np.full(queries, keys)
+    if "CAUSAL" in stated.get("mask_type", ""):
+        visible = np.minimum(rows, keys)
+    window = int(stated.get("sliding_window_length", 0))
+    if window > 0:
+        visible = np.minimum(visible, window)
+    pairs = batch * heads * int(visible.sum())
+    query, _, values = (operand.shape for operand in instruction.operands[:3])
+    # With D of the keys, and with D of the values.
+    products = (3, 2) if is_gradient else (1, 1)
+    flops = sum(
+        2 * pairs * count * shape.dimensions[-1]
+        for count, shape in zip(products, (query, values), strict=True)
+    )
+    attention = FusedAttention(keys, is_gradient, is_cudnn=True)
+    is_packed = "PADDING" in stated.get("mask_type", "")
+    note = "the lengths of its rows depend on data; whole rows count" if is_packed else ""
+    return KernelWork(name, flops, query.dtype, attention, note)
