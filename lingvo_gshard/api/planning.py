@@ -69,6 +69,7 @@ def plan(
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
+    kernel_flops: Mapping[str, float] | None = None,
     tokens: float | None = None,
 ) -> Plan: ...
 
@@ -94,6 +95,8 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
       weights: for a jax program, a regular expression that finds weights by the names of arguments.
       moments: for a jax program, the same for optimizer state.
       step_tokens: for a file or a jax function, the tokens of a batch.
+      kernel_flops: for a file or a jax function, the FLOPs of kernels whose products are not in the
+        program: regular expression for their names -> FLOPs of one call on one device.
       calibration: for an experiment, the file of a calibration (docs/profiling.md).
       loads: for an experiment, the file of the loads that routers had (docs/planning.md). The
         plan's `loads` then say what the step takes with them.
@@ -224,11 +227,13 @@ def _facts(
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
+    kernel_flops: Mapping[str, float] | None = None,
     **others: Any,
 ) -> ProgramFacts:
     for name, value in others.items():
         raise UserError(
             f"`{name}={value}` does not apply to a jax program or a file, which has its own "
-            "shardings; expected mesh, weights, moments, step_tokens or tokens"
+            "shardings; expected mesh, weights, moments, step_tokens, kernel_flops or tokens"
         )
-    return ProgramFacts(mesh, MemoryPatterns(weights, moments), step_tokens)
+    patterns = MemoryPatterns(weights, moments)
+    return ProgramFacts(mesh, patterns, step_tokens, kernel_flops or {})

@@ -274,7 +274,7 @@ def _convolution_flops(instruction: Instruction, roles: tuple[int, ...]) -> int:
     )
     taps = 1
     for left_at, right_at, out_at, window in spatial:
-        taps *= _taps(
+        taps *= taps_with_data(
             left[left_at],
             right[right_at],
             out[out_at],
@@ -290,7 +290,7 @@ def _convolution_flops(instruction: Instruction, roles: tuple[int, ...]) -> int:
 
 
 @functools.lru_cache(maxsize=2**12)
-def _taps(
+def taps_with_data(
     base: int, window: int, out: int, stride: int, low: int, left_dilation: int, right_dilation: int
 ) -> int:
     """Returns the pairs of an output position and a tap that meets data, along one dimension."""

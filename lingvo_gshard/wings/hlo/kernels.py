@@ -20,7 +20,7 @@ from lingvo_gshard.core.lazy import ir, mlir
 from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.wings.hlo.kernel_body import KernelBody, Products
 from lingvo_gshard.wings.hlo.loops import Values
-from lingvo_gshard.wings.hlo.module import Instruction
+from lingvo_gshard.wings.hlo.module import Instruction, Shape
 from lingvo_gshard.wings.hlo.operations import FusedAttention
 
 MOSAIC, TRITON = "tpu_custom_call", "__gpu$xla.gpu.triton"
@@ -53,6 +53,25 @@ class KernelWork:
     note: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelCall:
+    """A call of a kernel in a program.
+
+    Attributes:
+      target: the target of XLA's custom call.
+      config: its configuration.
+      operation: the name of the operation; may be empty.
+      operands: shapes of the operands.
+      values: the operands' values where they are known.
+    """
+
+    target: str
+    config: bytes
+    operation: str
+    operands: Sequence[Shape]
+    values: Sequence[np.ndarray | None]
+
+
 class Kernels:
     """The kernels of other libraries in a program, and notes about their counts.
 
@@ -67,11 +86,30 @@ class Kernels:
         self._calls: collections.Counter[tuple[str, str]] = collections.Counter()
         self._names: dict[str, None] = {}
 
-    def work(self, instruction: Instruction, values: Values, times: int) -> KernelWork | None:
-        """Returns the work of a call of a kernel; None for all other instructions."""
+    def of_instruction(
+        self, instruction: Instruction, values: Values, times: int
+    ) -> KernelWork | None:
+        """Returns the work of a call of a kernel; None for all other instructions.
+
+        Args:
+          values: the values of the computation that has the instruction.
+          times: number of calls per step.
+        """
         if instruction.opcode != "custom-call" or FusedCall.of(instruction.op_name):
             return None
-        found = _work(instruction, [values.of(each) for each in instruction.operands])
+        known = [values.of(operand) for operand in instruction.operands]
+        call = KernelCall(
+            target=instruction.proto.custom_call_target,
+            config=instruction.proto.backend_config,
+            operation=instruction.op_name,
+            operands=[operand.shape for operand in instruction.operands],
+            values=[value if isinstance(value, np.ndarray) else None for value in known],
+        )
+        return self.work(call, times)
+
+    def work(self, call: KernelCall, times: int = 1) -> KernelWork | None:
+        """Returns the work of a call of a kernel; None for other custom calls."""
+        found = _work(call)
         if found is None:
             return None
         self._names[found.name] = None
@@ -104,17 +142,15 @@ class Kernels:
         ]
 
 
-def _work(instruction: Instruction, values: Sequence) -> KernelWork | None:
-    target, config = instruction.proto.custom_call_target, instruction.proto.backend_config
-    arrays = [value if isinstance(value, np.ndarray) else None for value in values]
-    if target == MOSAIC:
-        return _named(_of_mosaic(config, _hashable(arrays)), instruction)
-    if target == TRITON:
-        return _named(_of_triton(config), instruction)
-    if target.startswith(_CUDNN_ATTENTION):
-        return _of_cudnn(instruction)
-    if _OPAQUE.search(target) or _OPAQUE_OPERATION.search(instruction.op_name):
-        return KernelWork(target, None, note=_not_counted(target))
+def _work(call: KernelCall) -> KernelWork | None:
+    if call.target == MOSAIC:
+        return _named(_of_mosaic(call.config, _hashable(call.values)), call)
+    if call.target == TRITON:
+        return _named(_of_triton(call.config), call)
+    if call.target.startswith(_CUDNN_ATTENTION):
+        return _of_cudnn(call)
+    if _OPAQUE.search(call.target) or _OPAQUE_OPERATION.search(call.operation):
+        return KernelWork(call.target, None, note=_not_counted(call.target))
     return None
 
 
@@ -125,29 +161,29 @@ def _not_counted(name: str) -> str:
     )
 
 
-def _named(found: tuple[str, Products | None, int | None], instruction: Instruction) -> KernelWork:
+def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> KernelWork:
     """Returns the work of a kernel of Pallas, from its name, its products and what it declares."""
     name, products, declared = found
     if products is None or not products.is_exact or not products.is_whole:
         if declared:
             dtype = _INTEGER.sub("s", products.dtype.lower()) if products else ""
             note = f"counts the {declared:.4g} FLOPs that it declares as its cost"
-            return KernelWork(name, declared, dtype or _widest(instruction), note=note)
+            return KernelWork(name, declared, dtype or _widest(call), note=note)
         if products is None or not products.is_whole:
             return KernelWork(name, None, note=_not_counted(name))
     flops, dtype = products.flops, _INTEGER.sub("s", products.dtype.lower())
     attention = None
     if products.has_exponentials and products.count >= _PRODUCTS_OF_ATTENTION:
-        sizes = [max(o.shape.dimensions, default=1) for o in instruction.operands]
+        sizes = [max(shape.dimensions, default=1) for shape in call.operands]
         is_gradient = products.count > _PRODUCTS_OF_ATTENTION
         attention = FusedAttention(max(sizes), is_gradient, is_cudnn=False)
     exact = "" if products.is_exact else "which blocks it computes depends on data; all count"
     return KernelWork(name, flops, dtype, attention, exact)
 
 
-def _widest(instruction: Instruction) -> str:
+def _widest(call: KernelCall) -> str:
     """Returns the type of the largest operand."""
-    return max((o.shape for o in instruction.operands), key=lambda shape: shape.size).dtype
+    return max(call.operands, key=lambda shape: shape.size).dtype
 
 
 Arrays = tuple[tuple[bytes, tuple[int, ...], str] | None, ...]
@@ -201,14 +237,12 @@ def _body(content: bytes) -> KernelBody | None:
         return None
 
 
-def _of_cudnn(instruction: Instruction) -> KernelWork:
+def _of_cudnn(call: KernelCall) -> KernelWork:
     """Returns the work of cuDNN's fused attention, as jax.nn.dot_product_attention calls it."""
-    name = instruction.proto.custom_call_target
-    config = msgspec.json.decode(instruction.proto.backend_config)
-    stated = config.get("cudnn_fmha_backend_config", {})
+    stated = msgspec.json.decode(call.config)["cudnn_fmha_backend_config"]
     sizes = [int(size) for size in stated["intermediate_tensor_shape"]["dimensions"]]
     batch, heads, queries, keys = sizes
-    is_gradient = name.endswith("Backward")
+    is_gradient = call.target.endswith("Backward")
     rows = np.arange(1, queries + 1)
     visible = np.full(queries, keys)
     if "CAUSAL" in stated.get("mask_type", ""):
@@ -217,7 +251,7 @@ def _of_cudnn(instruction: Instruction) -> KernelWork:
     if window > 0:
         visible = np.minimum(visible, window)
     pairs = batch * heads * int(visible.sum())
-    query, _, values = (operand.shape for operand in instruction.operands[:3])
+    query, _, values = call.operands[:3]
     # With D of the keys, and with D of the values.
     products = (3, 2) if is_gradient else (1, 1)
     flops = sum(
@@ -227,4 +261,4 @@ def _of_cudnn(instruction: Instruction) -> KernelWork:
     attention = FusedAttention(keys, is_gradient, is_cudnn=True)
     is_packed = "PADDING" in stated.get("mask_type", "")
     note = "the lengths of its rows depend on data; whole rows count" if is_packed else ""
-    return KernelWork(name, flops, query.dtype, attention, note)
+    return KernelWork(call.target, flops, query.dtype, attention, note)

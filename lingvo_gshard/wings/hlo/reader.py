@@ -148,7 +148,7 @@ class _Reader:
         self, instruction: Instruction, values: Values, times: int, in_flight: tuple[str, ...]
     ) -> Iterator[Operation]:
         parts = _parts(instruction)
-        kernel = self._kernels.work(instruction, values, times)
+        kernel = self._kernels.of_instruction(instruction, values, times)
         matmuls = sorted(
             (part for part, _ in parts if costs.is_matmul(part)),
             key=costs.matmul_flops,

@@ -198,11 +198,17 @@ def plan_program(
     compiled = compiled or compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
     slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
-    found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
+    found = hlo.read_operations(
+        *(compiled.module, program.mesh, planned.layers, slices),
+        kernel_flops=planned.kernel_flops,
+    )
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
-    flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_operation_notes(timed, flops, topology, calibration, options or {})]
+    flops = operation_rows.flop_counts(
+        timed, planned.useful_flops, topology.devices, planned.stated_flops
+    )
+    notes = [*planned.notes, *_notes_on_repetition(flops, planned)]
+    notes += _operation_notes(timed, flops, topology, calibration, options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -287,6 +293,21 @@ def _notes_on_count(flops: FlopCounts) -> list[str]:
         f"the program's products are {counted / 1e12:.4g}e12 operations where the model needs "
         f"{flops.useful / 1e12:.4g}e12: some are not counted, and the step takes longer than "
         "planned. This is an error of the planner unless a note says why; please report it"
+    ]
+
+
+# A program whose products pad and repeat less needs no advice.
+_MOST_REPEATED = 0.02
+
+
+def _notes_on_repetition(flops: FlopCounts, planned: PlannedProgram) -> list[str]:
+    """Returns a note if devices compute more than their share of what the program states."""
+    if planned.stated_flops is None or flops.padding <= _MOST_REPEATED * flops.executed:
+        return []
+    return [
+        f"{flops.padding / flops.executed:.0%} of the operations of products are computed by "
+        "several devices alike, or pad shapes, and do not count as useful: no sharding splits "
+        "these products over all axes of the mesh"
     ]
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import LOSS_SCOPE, SILENT, Progress, UserError, explained, scope_name
@@ -26,6 +26,7 @@ from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, TensorRow
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
+from lingvo_gshard.wings.planning.programs.stated import stated_flops
 
 # Parts of names, between dots and brackets. The first of them in a name decides.
 _NAMES = {
@@ -153,11 +154,13 @@ class ProgramFacts:
         program only numbers its devices, this mesh names the axes.
       patterns: which arguments are weights and moments.
       step_tokens: tokens of a batch; None if unknown.
+      kernel_flops: regular expression for the names of kernels -> FLOPs of one call on one device.
     """
 
     mesh: str | None = None
     patterns: MemoryPatterns = MemoryPatterns()
     step_tokens: int | None = None
+    kernel_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
@@ -188,6 +191,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
         parameters=parameters_of(tensors),
         useful_flops=program.work.flops if program.work else None,
         tokens=facts.step_tokens or tokens,
+        kernel_flops=facts.kernel_flops,
         notes=(_ACTIVE_NOTE, *([_TOKENS_NOTE] if tokens and not facts.step_tokens else [])),
     )
 
@@ -221,8 +225,10 @@ def jax_program(
         layers=None,
         tensors=tensors,
         parameters=parameters_of(tensors),
+        stated_flops=stated_flops(program, facts.kernel_flops),
         tokens=facts.step_tokens,
         notes=tuple(notes),
+        kernel_flops=facts.kernel_flops,
     )
 
 
