@@ -27,6 +27,7 @@ from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, Tensor
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
 from lingvo_gshard.wings.planning.programs.stated import stated_flops
+from lingvo_gshard.wings.planning.programs.tracing import export
 
 # Parts of names, between dots and brackets. The first of them in a name decides.
 _NAMES = {
@@ -379,8 +380,7 @@ def plan_function(
       UserError: the function cannot be planned, or has another number of devices.
     """
     topology.compile_devices()
-    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
-    exported = jax_export.export(jitted, platforms=[PLATFORMS[topology.compiler]])(*specs)
+    exported = export(function, specs, PLATFORMS[topology.compiler])
     planned = jax_program(exported, exported.fun_name, topology, facts)
     return _plan(planned, exported.fun_name, topology, tokens, SILENT)
 
