@@ -27,7 +27,7 @@ from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, Tensor
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
 from lingvo_gshard.wings.planning.programs.stated import stated_flops
-from lingvo_gshard.wings.planning.programs.tracing import export
+from lingvo_gshard.wings.planning.programs.tracing import export, narrowing_notes
 
 # Parts of names, between dots and brackets. The first of them in a name decides.
 _NAMES = {
@@ -382,6 +382,8 @@ def plan_function(
     topology.compile_devices()
     exported = export(function, specs, PLATFORMS[topology.compiler])
     planned = jax_program(exported, exported.fun_name, topology, facts)
+    notes = (*planned.notes, *narrowing_notes(specs, exported))
+    planned = dataclasses.replace(planned, notes=notes)
     return _plan(planned, exported.fun_name, topology, tokens, SILENT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import traceback
@@ -57,6 +58,7 @@ _ADVICE = {
     "shape|dimension|broadcast|rank": "check the shapes in `specs`",
     "Expected a callable": "give a function of jax, jitted or not",
 }
+_WIDE = ("float64", "int64", "uint64")
 _FAILS = "the function fails while jax traces it"
 _MOST_CHARACTERS = 300
 
@@ -85,6 +87,21 @@ def export(function: Callable[..., Any], specs: Any, platform: str) -> jax_expor
         return exporting(*specs)
     except Exception as error:  # Code of users raises whatever it likes.
         raise UserError(f"{name} cannot be planned: {_in_words(error)}") from error
+
+
+def narrowing_notes(specs: Sequence[Any], exported: jax_export.Exported) -> list[str]:
+    """Returns a note on arguments of 64 bits that jax reads as 32 bits."""
+    given = [getattr(leaf, "dtype", None) for leaf in jax.tree_util.tree_leaves(specs)]
+    wide = collections.Counter(
+        str(dtype)
+        for dtype, aval in zip(given, exported.in_avals, strict=False)
+        if str(dtype) in _WIDE and str(dtype) != str(aval.dtype)
+    )
+    return [
+        f"arguments: {count} of {dtype} count as 32 bits, as jax computes unless jax_enable_x64 is "
+        "set"
+        for dtype, count in wide.items()
+    ]
 
 
 def _in_words(error: Exception) -> str:
