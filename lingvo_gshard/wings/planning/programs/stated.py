@@ -7,6 +7,7 @@ product once, so its count is what all devices together have to compute.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from lingvo_gshard.runtime import Program
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo import KernelCall, Kernels, Shape, taps_with_data
 
+_NAMED = re.compile(r'loc\("([^"]*)"')
 # Part of jax's names of operations that are computed again for the backward pass.
 _RECOMPUTED = "rematted_computation"
 # GSPMD's beginning of a region whose shapes are those of one device.
@@ -84,7 +86,7 @@ class _Counter:
 
     def _flops(self, operation: ir.Operation, is_again: bool) -> int:
         name = operation.name
-        is_again = is_again or _RECOMPUTED in str(operation.location).partition("(callsite")[0]
+        is_again = is_again or _RECOMPUTED in _name(operation)
         if name == "func.call":
             callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
             return self.function(callee, [*map(self._array, operation.operands)], is_again)
@@ -121,7 +123,7 @@ class _Counter:
         call = KernelCall(
             target=target,
             config=config.value_bytes if is_text else str(config).encode(),
-            operation=str(operation.location),
+            operation=_name(operation),
             operands=[_shape(operand) for operand in operation.operands],
             values=[self._array(operand) for operand in operation.operands],
         )
@@ -130,11 +132,14 @@ class _Counter:
 
     def _array(self, value: ir.Value) -> np.ndarray | None:
         """Returns a small constant, maybe one that was passed to the function; else None."""
-        if isinstance(value.owner, ir.Block):
-            at = ir.BlockArgument(value).arg_number
-            is_passed = value.owner.owner.operation.name == "func.func" and at < len(self._arguments)
-            return self._arguments[at] if is_passed else None
-        return _constant(value)
+        if not isinstance(value.owner, ir.Block):
+            return _constant(value)
+        around, at = value.owner.owner.operation, ir.BlockArgument(value).arg_number
+        if around.name == "func.func" and at < len(self._arguments):
+            return self._arguments[at]
+        if around.name == "sdy.manual_computation" and around.operands[at].type == value.type:
+            return self._array(around.operands[at])
+        return None
 
     def _shares(self, operation: ir.Operation) -> int:
         """Returns how many devices compute different parts of a region for one device each."""
@@ -147,6 +152,12 @@ class _Counter:
                     found = sdy.DimensionShardingAttr(dimension).axes
                     used |= {sdy.AxisRefAttr(axis).name for axis in found}
         return math.prod(self._mesh.axis_size(axis) for axis in axes & used)
+
+
+def _name(operation: ir.Operation) -> str:
+    """Returns jax's name of an operation; "" if it has none."""
+    found = _NAMED.match(str(operation.location))
+    return found[1] if found else ""
 
 
 def _trips(operation: ir.Operation) -> int:
