@@ -198,7 +198,8 @@ def _hashable(arrays: Iterable[np.ndarray | None]) -> Arrays:
 def _of_mosaic(config: bytes, arrays: Arrays) -> tuple[str, Products | None, int | None]:
     """Returns the name, the products and the declared FLOPs of a kernel for TPUs."""
     stated = msgspec.json.decode(config).get("custom_call_config", {})
-    declared = stated.get("cost_estimate", {}).get("flops")
+    # XLA writes integers of 64 bits as texts.
+    declared = int(stated.get("cost_estimate", {}).get("flops", 0)) or None
     body = _body(base64.b64decode(stated.get("body", "")))
     if body is None:
         return MOSAIC, None, declared

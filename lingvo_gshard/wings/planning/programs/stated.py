@@ -22,6 +22,8 @@ _NAMED = re.compile(r'loc\("([^"]*)"')
 _RECOMPUTED = "rematted_computation"
 # GSPMD's beginning of a region whose shapes are those of one device.
 _MANUAL = "SPMDFullToShardShape"
+# The same of Shardy.
+_REGION = "sdy.manual_computation"
 # Larger constants are no positions of blocks.
 _LARGEST_ARRAY = 2**12
 
@@ -95,7 +97,7 @@ class _Counter:
             return body * _trips(operation) if body else 0
         if name in ("stablehlo.case", "stablehlo.if"):
             return max(self._regions(operation, is_again))
-        if name == "sdy.manual_computation":
+        if name == _REGION:
             return self._regions(operation, is_again)[0] * self._shares(operation)
         if len(operation.regions):
             return sum(self._regions(operation, is_again))
@@ -131,15 +133,20 @@ class _Counter:
         return (work.flops or 0) if work else 0
 
     def _array(self, value: ir.Value) -> np.ndarray | None:
-        """Returns a small constant, maybe one that was passed to the function; else None."""
+        """Returns a small constant that may have passed through functions and regions, or None."""
         if not isinstance(value.owner, ir.Block):
             return _constant(value)
         around, at = value.owner.owner.operation, ir.BlockArgument(value).arg_number
         if around.name == "func.func" and at < len(self._arguments):
             return self._arguments[at]
-        if around.name == "sdy.manual_computation" and around.operands[at].type == value.type:
-            return self._array(around.operands[at])
-        return None
+        if around.name != _REGION:
+            return None
+        given = around.operands[at]
+        if not isinstance(given.owner, ir.Block) and given.owner.name == _REGION:
+            # A part that each device made and passes on.
+            (block,) = given.owner.regions[0].blocks
+            given = list(block)[-1].operands[ir.OpResult(given).result_number]
+        return self._array(given) if given.type == value.type else None
 
     def _shares(self, operation: ir.Operation) -> int:
         """Returns how many devices compute different parts of a region for one device each."""

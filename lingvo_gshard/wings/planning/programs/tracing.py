@@ -52,6 +52,7 @@ _ADVICE = {
     ),
     "OverflowError|overflow": "a number is too large for its type; use smaller ones",
     "RecursionError": "the function calls itself without end",
+    "cannot be automatically partitioned": "call the kernel inside jax.shard_map",
     "interpret mode|lowering.*not .*for platform|Cannot lower": (
         "a kernel was written for another kind of chip; plan it for its own"
     ),
