@@ -114,7 +114,7 @@ class Kernels:
             return None
         self._names[found.name] = None
         for pattern, flops in self._estimates.items():
-            if re.search(pattern, found.name):
+            if re.search(pattern, found.name) or re.search(pattern, call.operation):
                 self._used.add(pattern)
                 note = f"counts {flops:.4g} FLOPs a call, as `kernel_flops` says"
                 found = dataclasses.replace(found, flops=round(flops), note=note)

@@ -73,7 +73,7 @@ class Model:
     """Is no function."""
 
 
-HOST = "it calls the host, as jax.debug.print, io_callback and pure_callback do; remove these calls"
+HOST = "it calls the host, as "
 RETURNS = "it returns no arrays, so that a compiler would remove all that it computes; return the"
 NAMES = "shardings must name axes of the mesh that `specs` have"
 WRONG = {

@@ -47,6 +47,15 @@ _A100 = "NVIDIA A100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/dat
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h100/"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h200/"
 _B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
+_GRACE = (
+    "NVIDIA Blackwell datasheet, figures of one GPU of GB200 NVL72 and HGX B200, as in"
+    " https://zdszero.github.io/Computer/Artificial_Intelligence/Hardware.html"
+)
+_ULTRA = "Verda, figures of one GPU, https://verda.com/blog/gb300-nvl72-architecture"
+_H20 = (
+    "https://willitrunai.com/es/gpus/h20-96gb, for TF32 and multiprocessors"
+    " https://zangshuxian.com/new/674733024499207168; float32 of 78 multiprocessors at 1.98 GHz"
+)
 _L4 = "NVIDIA L4 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "NVIDIA L40S GPU datasheet, https://www.nvidia.com/en-us/data-center/l40s/"
 _HALF = "{0}: {1}, half of the rate of both directions"
@@ -271,6 +280,7 @@ def _gpu(
     products: tuple[float, str],
     memory_source: str = _TOTAL,
     fp8_products: tuple[float | None, str] = (None, _AS_BFLOAT16),
+    rack: int = 0,
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -290,8 +300,9 @@ def _gpu(
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
       fp8_products: the same share in FP8, with its source; None for that in bfloat16.
+      rack: GPUs that one domain of NVLink connects, which counts as a host; 0 for hosts of 8.
     """
-    switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
+    switch = f"a switch of {link[1]} connects the GPUs of a {'rack' if rack else 'host'}: no torus"
     return {
         "name": (name, datasheet),
         "kind": ("gpu", datasheet),
@@ -305,14 +316,14 @@ def _gpu(
         "links": (1, switch),
         "link_bandwidth": (link[0] / 2, _HALF.format(datasheet, link[1])),
         "torus_dimensions": (0, switch),
-        "host_chips": (8, datasheet),
+        "host_chips": (rack or 8, _RACK if rack else datasheet),
         "pod_shape": ((), switch),
         "network_bandwidth": network,
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
         "product_efficiency": ({4096: products[0]}, products[1]),
         "fp8_efficiency": fp8_products,
-        "measured_links": ("h100", _SIMILAR_LINKS),
+        "measured_links": ("gb200" if rack else "h100", _SIMILAR_LINKS),
         "failures": ("rsc1" if target.architecture is AMPERE else "llama3", _SIMILAR_CHIPS),
         "target": (target, _TARGETS),
         "chip_configuration": ("", _LIBTPU_NAMES),
@@ -333,6 +344,17 @@ _EC2_NETWORK = (
     "Amazon EC2 {0}: {1} Gbit/s for 8 GPUs, https://aws.amazon.com/ec2/instance-types/"
     "accelerated-computing/"
 )
+
+_RACK = (
+    "NVIDIA DGX GB200 user guide: racks of 72 GPUs in one domain of NVLink, with one adapter of 400"
+    " Gbit/s (ConnectX-7) per GPU, https://docs.nvidia.com/dgx/dgxgb200-user-guide/hardware.html"
+)
+_CONNECTX_8 = (
+    "one adapter of 800 Gbit/s (ConnectX-8) per GPU,"
+    " https://vendordeep.com/report/nvidia-launches-blackwell-ultra-gb300 and"
+    " https://docs.nvidia.com/enterprise-reference-architectures/nvl72-ai-factory/latest/components.html"
+)
+_AS_B200 = ", measured on a B200"
 
 _GPUS = {
     "a100-40gb": _gpu(
@@ -403,6 +425,72 @@ _GPUS = {
         (0.776, _MAMF),
         fp8_products=(0.763, _MAMF),
     ),
+    # The compiler that makes plans knows capability 10.0, not 10.3 of a GB300 and a B300. The
+    # published float32 rate is that of 148 multiprocessors; XLA's description has 158.
+    "b300": _gpu(
+        "NVIDIA B300 SXM",
+        "b300",
+        _ULTRA,
+        (2250, 1100, 150, 4500, 75),
+        (297_021_865_984, 7700e9),
+        (800e9 / 8, _CONNECTX_8),
+        (1800e9, "NVLink"),
+        1100,
+        (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA B300", 148, 1.965, 135_528_448),
+        (0.776, _MAMF + _AS_B200),
+        fp8_products=(0.763, _MAMF + _AS_B200),
+    ),
+    "gb200": _gpu(
+        "NVIDIA GB200 NVL72",
+        "gb200",
+        _GRACE,
+        (2500, 1250, 5000, 5000, 80),
+        (197_897_748_480, 8000e9),
+        (400e9 / 8, _RACK),
+        (1800e9, "NVLink"),
+        1200,
+        (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA GB200", 152, 2.062, 135_528_448),
+        (0.776, _MAMF + _AS_B200),
+        fp8_products=(0.763, _MAMF + _AS_B200),
+        rack=72,
+    ),
+    "gb300": _gpu(
+        "NVIDIA GB300 NVL72",
+        "gb300",
+        _ULTRA,
+        (2500, 1250, 165, 5000, 80),
+        (297_021_079_552, 8000e9),
+        (800e9 / 8, _CONNECTX_8),
+        (1800e9, "NVLink"),
+        1400,
+        (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA GB300", 152, 2.07, 135_528_448),
+        (0.776, _MAMF + _AS_B200),
+        fp8_products=(0.763, _MAMF + _AS_B200),
+        rack=72,
+    ),
+    "h20": _gpu(
+        "NVIDIA H20",
+        "h20",
+        _H20,
+        (148, 74, 296, 296, 39.5),
+        (97_871 * 2**20, 4000e9),
+        (
+            400e9 / 8,
+            "two hosts of eight H20 with an adapter of 400 Gbit/s per GPU,"
+            " https://github.com/NVIDIA/nccl/issues/1244",
+        ),
+        (900e9, "NVLink"),
+        400,
+        (None, _NO_SOURCE),
+        # The clock is an H100's; the cache is of https://ke60.top/article/1471031.html.
+        GpuTarget(HOPPER, "NVIDIA H20", 78, 1.98, 60 * MIB),
+        (0.803, _MAMF + ", measured on an H100"),
+        _SMI.format("97,871") + ", https://github.com/NVIDIA/nvtrust/issues/128",
+        fp8_products=(0.709, _MAMF + ", measured on an H100"),
+    ),
     # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
     "h100-pcie": _gpu(
         "NVIDIA H100 PCIe",
@@ -465,7 +553,7 @@ FIGURES |= {
     key: {
         **figures,
         "host_bandwidth": _of_host(key, figures["name"][1]),
-        "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs"),
+        "example": (f"gpu:{key}:8x{figures['host_chips'][0]}", "8 hosts, or 8 racks"),
     }
     for key, figures in _GPUS.items()
 }

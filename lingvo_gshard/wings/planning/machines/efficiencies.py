@@ -33,6 +33,7 @@ _BETWEEN_TWO_HOSTS = (
     "Mysore, Nebius H100 16-GPU multi-node benchmark, 2025-12-15 (2 hosts of 8 H100, InfiniBand), "
     "https://github.com/drmysore/nebius-h100-16gpu-benchmark"
 )
+_RACK = "72 GB200 of a rack, 2025-02-20, https://github.com/coreweave/nccl-tests/pull/43"
 _RAGGED_ON_B200 = "lax.ragged_all_to_all on 8 B200 of a host, 2025-10-30, https://github.com/openxla/xla/issues/33386"
 _FLASH_3 = (
     "Shah et al., FlashAttention-3, 2024, https://arxiv.org/abs/2407.08608, figures 5 and 6: heads "
@@ -149,6 +150,16 @@ H100 = tuple(
     for size, rate in _H100_BUS.items()
 )
 
+# Bus bandwidth of all-reduces over the 72 GPUs of a rack, by their bytes.
+_GB200_BUS = {2**29: 586.06e9, 2**30: 681.17e9, 2**31: 757.78e9, 2**32: 839.16e9}
+GB200 = tuple(
+    MeasuredCollective(
+        "gpu:gb200:1x72", kind, 72, size, factor * 71 / 72 * size / rate, _RACK + ", all-reduce"
+    )
+    for kind, factor in _BUS_FACTORS.items()
+    for size, rate in _GB200_BUS.items()
+)
+
 # XLA's ragged exchange within a host sends 16.42 GiB/s of a GPU, with 4,096 rows of 7,168 numbers:
 # one block of threads copies the rows for a peer.
 _RAGGED_BYTES = 4096 * 7168 * 2
@@ -193,7 +204,12 @@ FEW_HOSTS = (
 _BY_HOSTS = {4: FEW_HOSTS, 16: HOSTS}
 
 # Values of `Chip.measured_links` -> the measurements.
-_MEASURED = {"v3": FIGURE_9 + _FIGURE_9_AT_2048, "v5p": IRONWOOD, "h100": (*H100, RAGGED)}
+_MEASURED = {
+    "v3": FIGURE_9 + _FIGURE_9_AT_2048,
+    "v5p": IRONWOOD,
+    "h100": (*H100, RAGGED),
+    "gb200": (*H100, *GB200, RAGGED),
+}
 
 # Collectives between TPU slices.
 ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")

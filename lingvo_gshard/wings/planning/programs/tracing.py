@@ -16,9 +16,12 @@ from lingvo_gshard.core.lazy import jax, jax_export
 _ALL_CALLS = "ALL"
 # Patterns of "type of the error: message" -> what to change. The first that is found counts.
 _ADVICE = {
-    "host_callbacks|require devices to be present|effects are not supported": (
-        "it calls the host, as jax.debug.print, io_callback and pure_callback do; remove these "
-        "calls from the step that is planned"
+    "host_callbacks|effects are not supported": (
+        "it calls the host, as jax.debug.print does; remove such calls from the planned step"
+    ),
+    "require devices to be present": (
+        "it calls the host, as io_callback and pure_callback do, or partitions a kernel by rules "
+        "of its own, as cuDNN's attention; remove such calls from the planned step"
     ),
     "(?i)cudnn": (
         "cuDNN's attention asks for the GPU of this machine; take `implementation='xla'`, or "
