@@ -144,9 +144,7 @@ class _Run:
             *(self._is_exact, self._is_whole),
         )
 
-    def block(
-        self, block: ir.Block, scope: _Scope, weights: np.ndarray
-    ) -> list[np.ndarray | None]:
+    def block(self, block: ir.Block, scope: _Scope, weights: np.ndarray) -> list[np.ndarray | None]:
         """Runs a block, and returns the values that it yields.
 
         Args:

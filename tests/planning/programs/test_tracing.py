@@ -127,7 +127,11 @@ WRONG = {
         *(lambda x: (jnp.zeros((2**40, 2**30)) + x[0, 0]).sum(), (X,)),
         "which no machine can hold",
     ),
-    "overflowing number": (lambda x: x.sum() + 2**40, (spec((8,), dtype=jnp.int32),), "use smaller"),
+    "overflowing number": (
+        lambda x: x.sum() + 2**40,
+        (spec((8,), dtype=jnp.int32),),
+        "use smaller",
+    ),
     "cuDNN": (attention, (X,), "take `implementation='xla'`, or export the step"),
     "kernel": (copies, (X,), "a kernel was written for another kind of chip"),
     "axis of a constraint": (

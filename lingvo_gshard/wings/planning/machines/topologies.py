@@ -16,7 +16,7 @@ _FORMS = (
     "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts "
     "x GPUs of one host)"
 )
-_SIZES = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*")
+_SIZES = re.compile(r"[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})*")
 # A larger number is a slip of the pen: the largest clusters that train one model have fewer.
 _MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096

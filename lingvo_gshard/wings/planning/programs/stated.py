@@ -65,9 +65,7 @@ class _Counter:
         self._mesh, self._kernels = mesh, kernels
         self._arguments: Sequence[np.ndarray | None] = ()
 
-    def function(
-        self, name: str, arguments: Sequence[np.ndarray | None], is_again: bool
-    ) -> int:
+    def function(self, name: str, arguments: Sequence[np.ndarray | None], is_again: bool) -> int:
         """Returns the FLOPs of a function.
 
         Args:

@@ -121,9 +121,9 @@ def _in_words(error: Exception) -> str:
 
 def _line(error: Exception) -> str:
     """Returns the innermost line of code that is the user's; "" if there is none."""
-    ours = tuple(
-        os.path.dirname(module.__file__ or "") + os.sep for module in (jax, os)
-    ) + (os.path.abspath(__file__),)
+    ours = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, os)) + (
+        os.path.abspath(__file__),
+    )
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
