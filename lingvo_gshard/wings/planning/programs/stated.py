@@ -28,7 +28,7 @@ _REGION = "sdy.manual_computation"
 _LARGEST_ARRAY = 2**12
 
 
-class _Unknown(Exception):
+class _UnknownCountError(Exception):
     """The program does not tell how often a product is computed."""
 
 
@@ -48,7 +48,7 @@ def stated_flops(program: Program, kernel_flops: Mapping[str, float]) -> int | N
         counter = _Counter(module, program.mesh, Kernels(kernel_flops))
         try:
             return counter.function("main", (), False)
-        except _Unknown:
+        except _UnknownCountError:
             return None
 
 
@@ -117,7 +117,7 @@ class _Counter:
         attributes = dict(operation.attributes)
         target = ir.StringAttr(attributes["call_target_name"]).value
         if target == _MANUAL:
-            raise _Unknown
+            raise _UnknownCountError
         config = attributes.get("mhlo.backend_config", attributes.get("backend_config"))
         is_text = isinstance(config, ir.StringAttr)
         call = KernelCall(
@@ -171,13 +171,13 @@ def _trips(operation: ir.Operation) -> int:
     returned = list(condition)[-1].operation.operands[0].owner
     compare = getattr(returned, "operation", returned)
     if isinstance(compare, ir.Block) or compare.name != "stablehlo.compare":
-        raise _Unknown
+        raise _UnknownCountError
     if "LT" not in str(compare.attributes["comparison_direction"]):
-        raise _Unknown
+        raise _UnknownCountError
     counter, limit = (_initial(value, operation) for value in compare.operands)
     starts, ends = _constant(counter), _constant(limit)
     if starts is None or ends is None or starts.size != 1 or ends.size != 1:
-        raise _Unknown
+        raise _UnknownCountError
     return max(int(ends.flat[0]) - int(starts.flat[0]), 0)
 
 

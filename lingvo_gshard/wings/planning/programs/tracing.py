@@ -45,7 +45,9 @@ _ADVICE = {
         "bind all other arguments with functools.partial"
     ),
     "Non-hashable static": "bind static arguments with functools.partial, or pass tuples",
-    "positional argument|keyword argument|takes no arguments": "`specs` must have one entry for each argument",
+    "positional argument|keyword argument|takes no arguments": (
+        "`specs` must have one entry for each argument"
+    ),
     "IndivisibleError|evenly divide|divisible by": (
         "choose shapes or a mesh so that the sizes of axes divide the dimensions they split"
     ),
