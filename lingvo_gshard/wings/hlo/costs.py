@@ -52,7 +52,7 @@ _ATTENTION_DTYPES = frozenset("bf16 f16 f32".split())
 _GROUPED_DTYPES = _ATTENTION_DTYPES | frozenset("f8e4m3fn f8e5m2 s8".split())
 # cuDNN reads two arrays each, lengths and offsets, for the segments of queries and of keys.
 _PACKED_OPERANDS = 4
-# cuDNN's convolutions, by the beginning of their targets -> which of (first operand, second operand,
+# cuDNN's convolutions, by the beginning of their targets -> which of (first operand, second,
 # result) are the input, the kernel and the output of the convolution.
 _CUDNN_CONVOLUTIONS = {
     "__cudnn$convBackwardInput": (2, 1, 0),

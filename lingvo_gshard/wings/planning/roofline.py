@@ -169,6 +169,7 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
         if topology.kind == "gpu":
             # The measured efficiencies, of large collectives, include the latency.
             estimates.append(max(formula / share.value, formula + latency))
+            estimates.append(_seconds_within_hosts(collective, topology, mesh))
         else:
             estimates.append(formula / share.value + latency)
     host = _host_transfer_seconds(operation, chip)
@@ -191,6 +192,24 @@ def _host_transfer_seconds(operation: Operation, chip: Chip) -> float:
     if operation.host is None or chip.host_bandwidth is None:
         return 0.0
     return operation.host.bytes / chip.host_bandwidth
+
+
+# Collectives between hosts were measured on hosts of so many GPUs, and include their links.
+_MEASURED_HOST = 8
+
+
+def _seconds_within_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> float:
+    """Returns the time of a collective between racks through the links of each; else 0."""
+    hosts = interconnect.spanned_hosts(collective, topology, mesh)
+    members = collective.group_size // hosts
+    pairs = collective.kind in ("all-to-all", "ragged-all-to-all", "collective-permute")
+    if hosts == 1 or members <= _MEASURED_HOST or pairs:
+        return 0.0
+    bound = interconnect.seconds_within_hosts(collective, topology.chip)
+    share = efficiencies.collective_efficiency(
+        collective.kind, collective.bytes, members, topology.chip
+    )
+    return bound / share.value
 
 
 def _collective_efficiency(

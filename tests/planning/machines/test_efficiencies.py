@@ -179,3 +179,17 @@ def test_without_a_measurement_in_fp8_that_in_bfloat16_holds():
     chip = chips.get("tpu7x")
     found = (efficiencies.matmul_efficiency(chip, 1e12, dtype) for dtype in ("f8e4m3fn", "bf16"))
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("mib, microseconds", [(512, 1806.7), (1024, 3108.8), (4096, 10094)])
+def test_reductions_over_a_rack_take_what_was_measured(mib, microseconds):
+    """https://github.com/coreweave/nccl-tests/pull/43; two racks take no less time than one."""
+    seconds = []
+    for racks in (1, 2):
+        topology = topologies.get(f"gpu:gb200:{racks}x72")
+        reduction = Collective("all-reduce", ("all",), 72 * racks, "float32", mib * 2**20)
+        mesh = Mesh((("all", 72 * racks),))
+        (timed,) = roofline.time_operations([operation(reduction)], topology, mesh)
+        seconds.append(timed.seconds)
+    assert seconds[0] == pytest.approx(microseconds * 1e-6, rel=0.01)
+    assert seconds[0] <= seconds[1] < 1.5 * seconds[0]
