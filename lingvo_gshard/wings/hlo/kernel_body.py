@@ -1,7 +1,7 @@
 """Counts the matrix products in the body of a kernel that Pallas wrote.
 
-The body is a module of MLIR. It says what one cell of the kernel's grid computes: for TPUs in the
-dialects of Mosaic, for GPUs in those of Triton. Integers are evaluated for all cells at once. Which
+The body is a module of MLIR, in Mosaic's dialects for TPUs and in Triton's for GPUs. It says what
+one cell of the kernel's grid computes. Integers are evaluated for all cells at once. Which
 blocks are skipped is therefore known where it depends on the position in the grid, or on small
 arrays that the program states, such as the blocks of a mask.
 """
@@ -49,7 +49,7 @@ class Products(NamedTuple):
 
 
 class KernelBody:
-    """What one cell of a kernel's grid computes.
+    """The program of one cell of a kernel's grid.
 
     Attributes:
       name: the name of the kernel.

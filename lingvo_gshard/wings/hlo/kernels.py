@@ -162,7 +162,12 @@ def _not_counted(name: str) -> str:
 
 
 def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> KernelWork:
-    """Returns the work of a kernel of Pallas, from its name, its products and what it declares."""
+    """Returns the work of a kernel of Pallas.
+
+    Args:
+      found: the name, the products, and the FLOPs that the kernel declares.
+      call: the call of the kernel.
+    """
     name, products, declared = found
     if products is None or not products.is_exact or not products.is_whole:
         if declared:

@@ -197,16 +197,10 @@ def plan_program(
     program = planned.program
     compiled = compiled or compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
-    slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
-    found = hlo.read_operations(
-        *(compiled.module, program.mesh, planned.layers, slices),
-        kernel_flops=planned.kernel_flops,
-    )
+    found = _operations(compiled, planned, topology)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
-    flops = operation_rows.flop_counts(
-        timed, planned.useful_flops, topology.devices, planned.stated_flops
-    )
+    flops = _flops(timed, planned, topology)
     notes = [*planned.notes, *_notes_on_repetition(flops, planned)]
     notes += _operation_notes(timed, flops, topology, calibration, options or {})
     return Plan(
@@ -235,6 +229,25 @@ def plan_program(
         remedies=[],
         **_compilation(compiled, topology),
         notes=[*notes, *_notes(compiled, found, program, partitioning, topology)],
+    )
+
+
+def _operations(
+    compiled: OptimizedHlo, planned: PlannedProgram, topology: Topology
+) -> hlo.OperationList:
+    """Returns what a device executes in a step."""
+    slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
+    return hlo.read_operations(
+        *(compiled.module, planned.program.mesh, planned.layers, slices),
+        kernel_flops=planned.kernel_flops,
+    )
+
+
+def _flops(
+    timed: Sequence[TimedOperation], planned: PlannedProgram, topology: Topology
+) -> FlopCounts:
+    return operation_rows.flop_counts(
+        timed, planned.useful_flops, topology.devices, planned.stated_flops
     )
 
 

@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import lingvo_gshard
+from lingvo_gshard.wings.planning.programs.exported_function import export
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
 from lingvo_gshard.wings.planning.programs.stated import stated_flops
-from lingvo_gshard.wings.planning.programs.tracing import export
 from tests.planning.programs import kernels_of_jax as kernels
 
 MESH = AbstractMesh((4, 2), ("data", "model"))

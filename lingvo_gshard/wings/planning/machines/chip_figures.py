@@ -280,7 +280,6 @@ def _gpu(
     products: tuple[float, str],
     memory_source: str = _TOTAL,
     fp8_products: tuple[float | None, str] = (None, _AS_BFLOAT16),
-    rack: int = 0,
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -300,9 +299,8 @@ def _gpu(
       products: share of the peak in bfloat16 that large products reach, with its source.
       memory_source: the source of the memory's size.
       fp8_products: the same share in FP8, with its source; None for that in bfloat16.
-      rack: GPUs that one domain of NVLink connects, which counts as a host; 0 for hosts of 8.
     """
-    switch = f"a switch of {link[1]} connects the GPUs of a {'rack' if rack else 'host'}: no torus"
+    switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     return {
         "name": (name, datasheet),
         "kind": ("gpu", datasheet),
@@ -316,14 +314,14 @@ def _gpu(
         "links": (1, switch),
         "link_bandwidth": (link[0] / 2, _HALF.format(datasheet, link[1])),
         "torus_dimensions": (0, switch),
-        "host_chips": (rack or 8, _RACK if rack else datasheet),
+        "host_chips": (8, datasheet),
         "pod_shape": ((), switch),
         "network_bandwidth": network,
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
         "product_efficiency": ({4096: products[0]}, products[1]),
         "fp8_efficiency": fp8_products,
-        "measured_links": ("gb200" if rack else "h100", _SIMILAR_LINKS),
+        "measured_links": ("h100", _SIMILAR_LINKS),
         "failures": ("rsc1" if target.architecture is AMPERE else "llama3", _SIMILAR_CHIPS),
         "target": (target, _TARGETS),
         "chip_configuration": ("", _LIBTPU_NAMES),
@@ -354,6 +352,8 @@ _CONNECTX_8 = (
     " https://vendordeep.com/report/nvidia-launches-blackwell-ultra-gb300 and"
     " https://docs.nvidia.com/enterprise-reference-architectures/nvl72-ai-factory/latest/components.html"
 )
+# A rack counts as a host: NVLink connects all of its GPUs.
+_NVL72 = {"host_chips": (72, _RACK), "measured_links": ("gb200", _SIMILAR_LINKS)}
 _AS_B200 = ", measured on a B200"
 
 _GPUS = {
@@ -426,7 +426,7 @@ _GPUS = {
         fp8_products=(0.763, _MAMF),
     ),
     # The compiler that makes plans knows capability 10.0, not 10.3 of a GB300 and a B300. The
-    # published float32 rate is that of 148 multiprocessors; XLA's description has 158.
+    # published float32 rate needs 148 multiprocessors; XLA's description has 158.
     "b300": _gpu(
         "NVIDIA B300 SXM",
         "b300",
@@ -454,8 +454,8 @@ _GPUS = {
         GpuTarget(BLACKWELL, "NVIDIA GB200", 152, 2.062, 135_528_448),
         (0.776, _MAMF + _AS_B200),
         fp8_products=(0.763, _MAMF + _AS_B200),
-        rack=72,
-    ),
+    )
+    | _NVL72,
     "gb300": _gpu(
         "NVIDIA GB300 NVL72",
         "gb300",
@@ -469,8 +469,8 @@ _GPUS = {
         GpuTarget(BLACKWELL, "NVIDIA GB300", 152, 2.07, 135_528_448),
         (0.776, _MAMF + _AS_B200),
         fp8_products=(0.763, _MAMF + _AS_B200),
-        rack=72,
-    ),
+    )
+    | _NVL72,
     "h20": _gpu(
         "NVIDIA H20",
         "h20",

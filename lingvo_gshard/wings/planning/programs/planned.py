@@ -25,9 +25,9 @@ from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, TensorRow
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class
+from lingvo_gshard.wings.planning.programs.exported_function import export, narrowing_notes
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
 from lingvo_gshard.wings.planning.programs.stated import stated_flops
-from lingvo_gshard.wings.planning.programs.tracing import export, narrowing_notes
 
 # Parts of names, between dots and brackets. The first of them in a name decides.
 _NAMES = {

@@ -20,7 +20,7 @@ from lingvo_gshard.wings.hlo import KernelCall, Kernels, Shape, taps_with_data
 _NAMED = re.compile(r'loc\("([^"]*)"')
 # Part of jax's names of operations that are computed again for the backward pass.
 _RECOMPUTED = "rematted_computation"
-# GSPMD's beginning of a region whose shapes are those of one device.
+# GSPMD begins a region for one device with this call.
 _MANUAL = "SPMDFullToShardShape"
 # The same of Shardy.
 _REGION = "sdy.manual_computation"

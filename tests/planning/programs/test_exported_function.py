@@ -1,4 +1,4 @@
-# tests: wings/planning/programs/tracing.py, wings/planning/programs/jax_program.py
+# tests: wings/planning/programs/exported_function.py, wings/planning/programs/jax_program.py
 """Plans wrong jax programs: each is refused in one sentence that says what to change."""
 
 import functools
