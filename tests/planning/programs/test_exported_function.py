@@ -2,6 +2,7 @@
 """Plans wrong jax programs: each is refused in one sentence that says what to change."""
 
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +151,10 @@ def test_wrong_programs_are_refused_in_a_sentence(name):
     with pytest.raises(UserError) as raised:
         lingvo_gshard.plan(function, specs, "cpu:8")
     message = str(raised.value)
+    if name == "async":
+        # What the function returned warns when it is freed.
+        del raised
+        gc.collect()
     assert words in message and "\n" not in message and len(message) < 700
 
 

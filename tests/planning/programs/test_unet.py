@@ -38,11 +38,13 @@ def test_a_unet_is_planned_for_tpus(monkeypatch):
     plan, seconds = planned("v5e:2x2")
     assert seconds < 120 and plan.compiler == "tpu" and plan.fits
     assert plan.flops.useful == pytest.approx(planned("cpu:4")[0].flops.useful, rel=0.02)
-    # Images that fill the memory: the code of such convolutions takes minutes, and is given up.
-    monkeypatch.setattr(tpu_process, "_MOST_CODE_SECONDS", 5.0)
-    plan, seconds = planned("v5e:2x2", rows=32, size=512)
+    # Of a step that nearly fills the memory, the code is generated. That takes minutes, and is
+    # given up.
+    monkeypatch.setattr(tpu_process, "_SHARE_FOR_CODE", 1.0)
+    monkeypatch.setattr(tpu_process, "_MOST_CODE_SECONDS", 1.0)
+    plan, seconds = planned("v5e:2x2", size=256)
     assert seconds < 120 and not plan.has_code
-    assert any("had not generated the code after 5 s" in note for note in plan.notes)
+    assert any("had not generated the code after 1 s" in note for note in plan.notes)
 
 
 @pytest.mark.slow
