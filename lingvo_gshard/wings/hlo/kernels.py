@@ -19,7 +19,7 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.core.lazy import ir, mlir
 from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.wings.hlo.kernel_body import KernelBody, Products
-from lingvo_gshard.wings.hlo.loops import Values
+from lingvo_gshard.wings.hlo.loops import Values, constant_of
 from lingvo_gshard.wings.hlo.module import Instruction, Shape
 from lingvo_gshard.wings.hlo.operations import FusedAttention
 
@@ -95,11 +95,18 @@ class Kernels:
           values: the values of the computation that has the instruction.
           times: number of calls per step.
         """
-        if instruction.opcode != "custom-call" or FusedCall.of(instruction.op_name):
+        target = instruction.proto.custom_call_target
+        is_kernel = instruction.opcode == "custom-call" and _is_kernel(target, instruction.op_name)
+        if not is_kernel or FusedCall.of(instruction.op_name):
             return None
-        known = [values.of(operand) for operand in instruction.operands]
+        # Blocks of a mask for long rows are a large constant.
+        known = [
+            values.of(operand) if constant is None else constant
+            for operand in instruction.operands
+            for constant in [constant_of(operand)]
+        ]
         call = KernelCall(
-            target=instruction.proto.custom_call_target,
+            target=target,
             config=instruction.proto.backend_config,
             operation=instruction.op_name,
             operands=[operand.shape for operand in instruction.operands],
@@ -109,9 +116,9 @@ class Kernels:
 
     def work(self, call: KernelCall, times: int = 1) -> KernelWork | None:
         """Returns the work of a call of a kernel; None for other custom calls."""
-        found = _work(call)
-        if found is None:
+        if not _is_kernel(call.target, call.operation):
             return None
+        found = _work(call)
         self._names[found.name] = None
         for pattern, flops in self._estimates.items():
             if re.search(pattern, found.name) or re.search(pattern, call.operation):
@@ -142,16 +149,20 @@ class Kernels:
         ]
 
 
-def _work(call: KernelCall) -> KernelWork | None:
+def _is_kernel(target: str, operation: str) -> bool:
+    """Returns whether a custom call is one of another library's kernels."""
+    is_known = target in (MOSAIC, TRITON) or target.startswith(_CUDNN_ATTENTION)
+    return is_known or bool(_OPAQUE.search(target) or _OPAQUE_OPERATION.search(operation))
+
+
+def _work(call: KernelCall) -> KernelWork:
     if call.target == MOSAIC:
         return _named(_of_mosaic(call.config, _hashable(call.values)), call)
     if call.target == TRITON:
         return _named(_of_triton(call.config), call)
     if call.target.startswith(_CUDNN_ATTENTION):
         return _of_cudnn(call)
-    if _OPAQUE.search(call.target) or _OPAQUE_OPERATION.search(call.operation):
-        return KernelWork(call.target, None, note=_not_counted(call.target))
-    return None
+    return KernelWork(call.target, None, note=_not_counted(call.target))
 
 
 def _not_counted(name: str) -> str:
@@ -220,7 +231,7 @@ def _of_mosaic(config: bytes, arrays: Arrays) -> tuple[str, Products | None, int
     first = len(grid)
     prefetched = dict(enumerate(list(sizes)[: body.prefetched], first))
     whole = {at: array for at, array in prefetched.items() if array is not None}
-    return body.name, body.count([int(size) for size in grid], whole), declared
+    return body.name, _count(body, [int(size) for size in grid], whole), declared
 
 
 @functools.lru_cache(maxsize=256)
@@ -232,7 +243,17 @@ def _of_triton(config: bytes) -> tuple[str, Products | None, int | None]:
         content = ir.StringAttr(stated["ir"]).value_bytes
         grid = [ir.IntegerAttr(stated[f"grid_{axis}"]).value for axis in "xyz"]
     body = _body(content)
-    return name, None if body is None else body.count(grid, {}), None
+    return name, None if body is None else _count(body, grid, {}), None
+
+
+def _count(
+    body: KernelBody, grid: Sequence[int], arrays: Mapping[int, np.ndarray]
+) -> Products | None:
+    """Returns the products of a kernel; None if it is written in a way that is not known."""
+    try:
+        return body.count(grid, arrays)
+    except (ir.MLIRError, ArithmeticError, LookupError, TypeError, ValueError):
+        return None
 
 
 def _body(content: bytes) -> KernelBody | None:

@@ -25,7 +25,7 @@ _MANUAL = "SPMDFullToShardShape"
 # The same of Shardy.
 _REGION = "sdy.manual_computation"
 # Larger constants are no positions of blocks.
-_LARGEST_ARRAY = 2**12
+_LARGEST_ARRAY = 2**16
 
 
 class _UnknownCountError(Exception):
