@@ -314,13 +314,13 @@ _MOST_REPEATED = 0.02
 
 
 def _notes_on_repetition(flops: FlopCounts, planned: PlannedProgram) -> list[str]:
-    """Returns a note if devices compute more than their share of what the program states."""
+    """Returns a note if devices compute more than a share of what the program states."""
     if planned.stated_flops is None or flops.padding <= _MOST_REPEATED * flops.executed:
         return []
     return [
         f"{flops.padding / flops.executed:.0%} of the operations of products are computed by "
-        "several devices alike, or pad shapes, and do not count as useful: no sharding splits "
-        "these products over all axes of the mesh"
+        "several devices alike, pad shapes or multiply by zeros, and do not count as useful: the "
+        f"program states {planned.stated_flops / 1e12:.4g}e12 operations for all devices"
     ]
 
 

@@ -106,6 +106,17 @@ def test_grouped_products_count_as_they_declare():
     assert stated(kernels.grouped_step, kernels.grouped_specs()) == 2 * product
 
 
+def test_grouped_products_of_jax_count_once_for_each_row():
+    def step(rows, weights, sizes):
+        def loss(rows, weights):
+            return jax.lax.ragged_dot(rows, weights, sizes).astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1))(rows, weights)
+
+    product = 2 * kernels.ROWS * kernels.INNER * kernels.OUTER
+    assert stated(step, kernels.grouped_specs()) == 2 * product
+
+
 def test_attention_of_triton_counts_the_keys_that_queries_see():
     found = stated(kernels.triton_step, kernels.triton_specs(), "cuda")
     assert found == 2 * kernels.BATCH * kernels.causal_product()

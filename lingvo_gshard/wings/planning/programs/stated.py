@@ -24,6 +24,8 @@ _RECOMPUTED = "rematted_computation"
 _MANUAL = "SPMDFullToShardShape"
 # The same of Shardy.
 _REGION = "sdy.manual_computation"
+# jax.lax.ragged_dot.
+_GROUPED = "chlo.ragged_dot"
 # Larger constants are no positions of blocks.
 _LARGEST_ARRAY = 2**16
 
@@ -90,6 +92,8 @@ class _Counter:
         if name == "func.call":
             callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
             return self.function(callee, [*map(self._array, operation.operands)], is_again)
+        if name == "stablehlo.composite":
+            return self._composite(operation, is_again)
         if name == "stablehlo.while":
             _, body = self._regions(operation, is_again)
             return body * _trips(operation) if body else 0
@@ -100,6 +104,18 @@ class _Counter:
         if len(operation.regions):
             return sum(self._regions(operation, is_again))
         return 0 if is_again else self._product(operation)
+
+    def _composite(self, operation: ir.Operation, is_again: bool) -> int:
+        """Returns the FLOPs of an operation that is written as a function of others.
+
+        That of grouped products multiplies all rows by the weights of every group.
+        """
+        attributes = operation.attributes
+        callee = ir.FlatSymbolRefAttr(attributes["decomposition"]).value
+        flops = self.function(callee, [*map(self._array, operation.operands)], is_again)
+        if ir.StringAttr(attributes["name"]).value != _GROUPED:
+            return flops
+        return flops // math.prod(ir.ShapedType(operation.operands[2].type).shape)
 
     def _product(self, operation: ir.Operation) -> int:
         if operation.name == "stablehlo.dot_general":
