@@ -107,6 +107,10 @@ WRONG = {
         *(lambda p: p["weight"], ({"w": X},)),
         f"the function fails while jax traces it, at {__file__}",
     ),
+    "wrong call": (
+        *(lambda x: prints(), (X,)),
+        f"the function fails while jax traces it, at {__file__}",
+    ),
     "recursion": (repeats, (X,), "the function calls itself without end"),
     "unbound axis": (lambda x: jax.lax.psum(x, "data"), (X,), "axes of the mesh inside jax.shard"),
     "two meshes": (

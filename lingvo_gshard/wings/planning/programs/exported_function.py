@@ -45,9 +45,6 @@ _ADVICE = {
         "bind all other arguments with functools.partial"
     ),
     "Non-hashable static": "bind static arguments with functools.partial, or pass tuples",
-    "positional argument|keyword argument|takes no arguments": (
-        "`specs` must have one entry for each argument"
-    ),
     "IndivisibleError|evenly divide|divisible by": (
         "choose shapes or a mesh so that the sizes of axes divide the dimensions they split"
     ),
@@ -65,6 +62,8 @@ _ADVICE = {
     "Expected a callable": "give a function of jax, jitted or not",
 }
 _WIDE = ("float64", "int64", "uint64")
+# Of the call of the function itself, not of a call in it.
+_WRONG_CALL = re.compile("positional argument|keyword argument|takes no arguments")
 _FAILS = "the function fails while jax traces it"
 _MOST_CHARACTERS = 300
 
@@ -113,11 +112,14 @@ def narrowing_notes(specs: Sequence[Any], exported: jax_export.Exported) -> list
 def _in_words(error: Exception) -> str:
     """Returns what to change, where, and what jax says."""
     found = f"{type(error).__name__}: {error}"
-    advice = next((words for sign, words in _ADVICE.items() if re.search(sign, found)), _FAILS)
+    line = _line(error)
+    if _WRONG_CALL.search(found):
+        advice = _FAILS if line else "`specs` must have one entry for each argument"
+    else:
+        advice = next((words for sign, words in _ADVICE.items() if re.search(sign, found)), _FAILS)
     reason = " ".join(found.split("\n\n")[0].split()).partition(" See https://")[0]
     if len(reason) > _MOST_CHARACTERS:
         reason = f"{reason[:_MOST_CHARACTERS]}..."
-    line = _line(error)
     return f"{advice}{f', at {line}' if line else ''} ({reason})"
 
 
