@@ -16,6 +16,7 @@ from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_larges
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.programs.exported_function import check_specs, name_of
 from lingvo_gshard.wings.planning.programs.planned import (
     MemoryPatterns,
     ProgramFacts,
@@ -121,7 +122,7 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
         return _plan_file(subject, *args, **options)
     if is_jax_function(subject, args[0] if args else ()):
         return _plan_jax(subject, *args, **options)
-    return planner.plan(subject, *args, **options)
+    return _plan_tensorflow(subject, *args, **options)
 
 
 _LARGEST = "largest"
@@ -209,6 +210,25 @@ def _plan_file(
     path: str | os.PathLike, topology: str, tokens: float | None = None, **facts: Any
 ) -> Plan:
     return plan_file(path, topologies.get(topology), _facts(**facts), tokens)
+
+
+# jax says so of tensors of TensorFlow.
+_NO_JAX_ARRAY = "as an abstract array"
+
+
+def _plan_tensorflow(
+    function: Callable[..., Any], /, specs: Sequence[Any], topology: str, **options: Any
+) -> Plan:
+    check_specs(function, specs)
+    try:
+        return planner.plan(function, specs, topology, **options)
+    except TypeError as error:
+        if _NO_JAX_ARRAY not in str(error):
+            raise
+        raise UserError(
+            f"{name_of(function)} is a function of jax; give its arguments as jax.ShapeDtypeStruct "
+            "with shardings over a jax.sharding.AbstractMesh"
+        ) from error
 
 
 def _plan_jax(

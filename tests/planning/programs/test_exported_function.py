@@ -103,6 +103,15 @@ WRONG = {
     "object": (Model(), (X,), "give a function of jax, jitted or not"),
     "class": (Model, (X,), "`specs` must have one entry for each argument"),
     "one spec": (lambda x: x, X, "expected a tuple or a list with one entry for each argument"),
+    "no specs": (lambda x: x, None, "`specs` is a NoneType; expected a tuple or a list"),
+    "specs of TensorFlow": (
+        *(lambda x: jnp.tanh(x), (tf.TensorSpec((8, 16)),)),
+        "is a function of jax; give its arguments as jax.ShapeDtypeStruct with shardings",
+    ),
+    "arrays of one device": (
+        *(lambda x: jnp.tanh(x), (jnp.ones((8, 16)),)),
+        "was made for 1 device, data=1, but `topology=cpu:8` has 8",
+    ),
     "missing weight": (
         *(lambda p: p["weight"], ({"w": X},)),
         f"the function fails while jax traces it, at {__file__}",

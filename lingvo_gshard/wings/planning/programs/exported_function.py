@@ -79,19 +79,28 @@ def export(function: Callable[..., Any], specs: Any, platform: str) -> jax_expor
     Raises:
       UserError: jax cannot trace or lower the function; says where, and what to change.
     """
-    name = getattr(function, "__name__", type(function).__name__)
-    if not isinstance(specs, Sequence) or isinstance(specs, str):
-        raise UserError(
-            f"{name}: `specs` is a {type(specs).__name__}; expected a tuple or a list with one "
-            "entry for each argument, such as (state, batch)"
-        )
+    check_specs(function, specs)
     checks = [jax_export.DisabledSafetyCheck.custom_call(_ALL_CALLS)]
     try:
         jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
         exporting = jax_export.export(jitted, platforms=[platform], disabled_checks=checks)
         return exporting(*specs)
     except Exception as error:  # Code of users raises whatever it likes.
-        raise UserError(f"{name} cannot be planned: {_in_words(error)}") from error
+        raise UserError(f"{name_of(function)} cannot be planned: {_in_words(error)}") from error
+
+
+def name_of(function: Any) -> str:
+    """Returns the name of a function, or of its class if it has none."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def check_specs(function: Any, specs: Any) -> None:
+    """Raises UserError if the arguments of a function are no sequence."""
+    if not isinstance(specs, Sequence) or isinstance(specs, str):
+        raise UserError(
+            f"{name_of(function)}: `specs` is a {type(specs).__name__}; expected a tuple or a list "
+            "with one entry for each argument, such as (state, batch)"
+        )
 
 
 def narrowing_notes(specs: Sequence[Any], exported: jax_export.Exported) -> list[str]:

@@ -234,10 +234,11 @@ def jax_program(
 
 
 def is_jax_function(function: Any, specs: Any) -> bool:
-    """Returns whether a function is jitted by jax, or has jax's specs as arguments."""
+    """Returns whether a function is jitted by jax, or has arrays or specs of jax as arguments."""
     if isinstance(function, jax.stages.Wrapped):
         return True
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree_util.tree_leaves(specs))
+    kinds = (jax.ShapeDtypeStruct, jax.Array)
+    return any(isinstance(leaf, kinds) for leaf in jax.tree_util.tree_leaves(specs))
 
 
 def _layers(program: Program, tensors: Sequence[TensorRow]) -> frozenset[str] | None:
