@@ -9,7 +9,7 @@ arrays that the program states, such as the blocks of a mask.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +125,12 @@ class _Scope:
         found = self._outer[value]
         return found if found is None or not found.ndim else found[self._rows]
 
+    def all(self, values: Iterable[ir.Value]) -> list[np.ndarray] | None:
+        """Returns several values; None if one of them is unknown."""
+        found = [self[value] for value in values]
+        known = [value for value in found if value is not None]
+        return known if len(known) == len(found) else None
+
 
 class _Run:
     """Runs a body on integers, and adds up its products."""
@@ -200,8 +206,8 @@ class _Run:
                 scope[result] = np.where(condition, *values)
 
     def _loop(self, operation: ir.Operation, scope: _Scope, weights: np.ndarray) -> None:
-        bounds = [scope[operand] for operand in operation.operands[:3]]
-        if any(bound is None for bound in bounds):
+        bounds = scope.all(list(operation.operands)[:3])
+        if bounds is None:
             self._unknown_loop(operation, scope, weights)
             return
         low, high, step = (np.broadcast_to(bound, weights.shape) for bound in bounds)
@@ -232,14 +238,15 @@ class _Run:
         if name == "tt.get_program_id":
             axis = ir.IntegerAttr(operation.attributes["axis"]).value
             return self._indices[axis] if axis < len(self._indices) else np.asarray(0)
-        operands = [scope[operand] for operand in operation.operands]
         if name == "memref.load":
-            array = scope.arrays.get(hash(operation.operands[0]))
-            if array is None or any(index is None for index in operands[1:]):
+            source, *positions = operation.operands
+            array, indices = scope.arrays.get(hash(source)), scope.all(positions)
+            if array is None or indices is None:
                 return None
-            sizes = zip(operands[1:], array.shape, strict=True)
+            sizes = zip(indices, array.shape, strict=True)
             return array[tuple(np.clip(index, 0, size - 1) for index, size in sizes)]
-        if any(operand is None for operand in operands):
+        operands = scope.all(operation.operands)
+        if operands is None:
             return None
         if name == "arith.cmpi":
             return _COMPARE[ir.IntegerAttr(operation.attributes["predicate"]).value](*operands) * 1

@@ -225,13 +225,13 @@ def _of_mosaic(config: bytes, arrays: Arrays) -> tuple[str, Products | None, int
         for a in arrays
     ]
     sizes = iter(known)
-    grid = [next(sizes, None) if size is None else size for size in body.grid]
-    if any(size is None for size in grid):
+    found = [next(sizes, None) if size is None else size for size in body.grid]
+    grid = [int(size) for size in found if size is not None]
+    if len(grid) < len(found):
         return body.name, None, declared
-    first = len(grid)
-    prefetched = dict(enumerate(list(sizes)[: body.prefetched], first))
+    prefetched = dict(enumerate(list(sizes)[: body.prefetched], len(grid)))
     whole = {at: array for at, array in prefetched.items() if array is not None}
-    return body.name, _count(body, [int(size) for size in grid], whole), declared
+    return body.name, _count(body, grid, whole), declared
 
 
 @functools.lru_cache(maxsize=256)

@@ -59,7 +59,8 @@ def constant_of(instruction: Instruction) -> np.ndarray | None:
         (instruction,) = instruction.operands
     if instruction.opcode != "constant" or instruction.shape.dtype not in _TYPES:
         return None
-    return _constant(instruction.proto.literal, instruction.shape)
+    value = _constant(instruction.proto.literal, instruction.shape)
+    return value if isinstance(value, np.ndarray) else None
 
 
 def is_small(shape: Shape) -> bool:

@@ -117,6 +117,7 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
 
     def _answers_soon(self) -> bool:
         """Returns whether the process answers, or ends, while a plan waits for the code."""
+        assert self._process.stdout
         ready, _, _ = select.select([self._process.stdout], [], [], _MOST_CODE_SECONDS)
         return bool(ready)
 

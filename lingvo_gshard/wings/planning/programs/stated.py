@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ class _Counter:
 
     def _shares(self, operation: ir.Operation) -> int:
         """Returns how many devices compute different parts of a region for one device each."""
-        manual = sdy.ManualAxesAttr(operation.attributes["manual_axes"])
+        manual: Any = sdy.ManualAxesAttr(operation.attributes["manual_axes"])
         axes = set(manual)
         used = set()
         for side in ("in_shardings", "out_shardings"):
