@@ -16,6 +16,7 @@ from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_larges
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.programs.exported_function import check_specs, name_of
 from lingvo_gshard.wings.planning.programs.planned import (
     MemoryPatterns,
     ProgramFacts,
@@ -69,6 +70,7 @@ def plan(
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
+    kernel_flops: Mapping[str, float] | None = None,
     tokens: float | None = None,
 ) -> Plan: ...
 
@@ -94,6 +96,8 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
       weights: for a jax program, a regular expression that finds weights by the names of arguments.
       moments: for a jax program, the same for optimizer state.
       step_tokens: for a file or a jax function, the tokens of a batch.
+      kernel_flops: for a file or a jax function, the FLOPs of kernels whose products are not in the
+        program: regular expression for their names -> FLOPs of one call on one device.
       calibration: for an experiment, the file of a calibration (docs/profiling.md).
       loads: for an experiment, the file of the loads that routers had (docs/planning.md). The
         plan's `loads` then say what the step takes with them.
@@ -118,7 +122,7 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
         return _plan_file(subject, *args, **options)
     if is_jax_function(subject, args[0] if args else ()):
         return _plan_jax(subject, *args, **options)
-    return planner.plan(subject, *args, **options)
+    return _plan_tensorflow(subject, *args, **options)
 
 
 _LARGEST = "largest"
@@ -208,6 +212,25 @@ def _plan_file(
     return plan_file(path, topologies.get(topology), _facts(**facts), tokens)
 
 
+# jax says so of tensors of TensorFlow.
+_NO_JAX_ARRAY = "as an abstract array"
+
+
+def _plan_tensorflow(
+    function: Callable[..., Any], /, specs: Sequence[Any], topology: str, **options: Any
+) -> Plan:
+    check_specs(function, specs)
+    try:
+        return planner.plan(function, specs, topology, **options)
+    except TypeError as error:
+        if _NO_JAX_ARRAY not in str(error):
+            raise
+        raise UserError(
+            f"{name_of(function)} is a function of jax; give its arguments as jax.ShapeDtypeStruct "
+            "with shardings over a jax.sharding.AbstractMesh"
+        ) from error
+
+
 def _plan_jax(
     function: Callable[..., Any],
     /,
@@ -224,11 +247,13 @@ def _facts(
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
+    kernel_flops: Mapping[str, float] | None = None,
     **others: Any,
 ) -> ProgramFacts:
     for name, value in others.items():
         raise UserError(
             f"`{name}={value}` does not apply to a jax program or a file, which has its own "
-            "shardings; expected mesh, weights, moments, step_tokens or tokens"
+            "shardings; expected mesh, weights, moments, step_tokens, kernel_flops or tokens"
         )
-    return ProgramFacts(mesh, MemoryPatterns(weights, moments), step_tokens)
+    patterns = MemoryPatterns(weights, moments)
+    return ProgramFacts(mesh, patterns, step_tokens, kernel_flops or {})

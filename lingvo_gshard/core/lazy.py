@@ -136,6 +136,8 @@ if TYPE_CHECKING:
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import func, sdy, stablehlo
+    from jaxlib.mosaic.python import tpu as mosaic
+    from jaxlib.triton import dialect as triton
     from sacrebleu.metrics import bleu, chrf
     from scipy import optimize, sparse
     from scipy.sparse import csgraph
@@ -173,6 +175,8 @@ else:
     func = LazyModule("jaxlib.mlir.dialects.func")
     sdy = LazyModule("jaxlib.mlir.dialects.sdy")
     stablehlo = LazyModule("jaxlib.mlir.dialects.stablehlo")
+    mosaic = LazyModule("jaxlib.mosaic.python.tpu")
+    triton = LazyModule("jaxlib.triton.dialect")
 
     pallas = LazyModule("jax.experimental.pallas")
     pallas_tpu = LazyModule("jax.experimental.pallas.tpu")

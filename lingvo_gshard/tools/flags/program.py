@@ -70,7 +70,7 @@ def check_loads_flags(values: flags.FlagValues) -> None:
     refuse(values, _NOT_WITH_LOADS, why)
 
 
-_ONLY_HERE = ("weights", "moments", "step_tokens")
+_ONLY_HERE = ("weights", "moments", "step_tokens", "kernel_flops")
 # Other flags that also apply to a program in a file.
 _ALSO_HERE = ("topology", "mesh", "tokens", "json", "html", "goodput")
 _WITH_GOODPUT = tuple(declared(JobOptions))
@@ -84,7 +84,11 @@ def program_flags() -> Flags:
         for flag, what in (("weights", "weights"), ("moments", "optimizer state"))
     }
     tokens = integer("Of a program in a file: tokens of a batch.", least=1)
-    return dict(**matched, step_tokens=tokens)
+    kernel_flops = (
+        "Of a program in a file: FLOPs of one call on one device of kernels whose products are not "
+        "in the program, such as 'my_kernel=1.5e12,other=3e9'. The names are regular expressions."
+    )
+    return dict(**matched, step_tokens=tokens, kernel_flops=kernel_flops)
 
 
 def program_path(argv: list[str], subcommands: Sequence[str]) -> tuple[str, list[str]]:
@@ -122,7 +126,25 @@ def program_facts(values: flags.FlagValues) -> ProgramFacts:
         mesh=values.mesh,
         patterns=MemoryPatterns(values.weights, values.moments),
         step_tokens=values.step_tokens,
+        kernel_flops=kernel_flops(values.kernel_flops),
     )
+
+
+def kernel_flops(text: str | None) -> dict[str, float]:
+    """Returns what --kernel_flops says. Raises UserError if it is not understood."""
+    found = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, number = part.rpartition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = 0.0
+        if not name or not 0 < found[name] < float("inf"):
+            raise UserError(
+                f"--kernel_flops={text}: {part!r} was given; expected a kernel's name and the "
+                "FLOPs of one call, such as my_kernel=1.5e12"
+            )
+    return found
 
 
 def compiling_flags() -> Flags:

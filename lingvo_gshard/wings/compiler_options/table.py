@@ -125,7 +125,7 @@ _GPU_COLLECTIVES = (
 # Parts of jax's names of devices. The collectives of TPU7x are asynchronous by default.
 _CORES = r"v[2-6]"
 _V5E = r"v5 lite"
-_HOPPER_AND_LATER = r"h[12]00|b200"
+_HOPPER_AND_LATER = r"h[12]00|h20\b|b[23]00"
 
 OPTIONS = (
     *(

@@ -1,6 +1,8 @@
 """The one reader of compiled programs: operations, loops, FLOPs, memory traffic, collectives."""
 
-from lingvo_gshard.wings.hlo.module import Module, read_module, read_proto
+from lingvo_gshard.wings.hlo.costs import taps_with_data
+from lingvo_gshard.wings.hlo.kernels import KernelCall, Kernels
+from lingvo_gshard.wings.hlo.module import Module, Shape, read_module, read_proto
 from lingvo_gshard.wings.hlo.names import FullReplication
 from lingvo_gshard.wings.hlo.operations import (
     PHASES,
@@ -19,9 +21,12 @@ __all__ = [
     "Collective",
     "CollectiveCall",
     "FullReplication",
+    "KernelCall",
+    "Kernels",
     "Module",
     "Operation",
     "OperationList",
+    "Shape",
     "Slices",
     "collective_calls",
     "count_by_kind",
@@ -29,4 +34,5 @@ __all__ = [
     "read_module",
     "read_operations",
     "read_proto",
+    "taps_with_data",
 ]

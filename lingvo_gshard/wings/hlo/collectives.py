@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -91,7 +92,12 @@ def _collective(instruction: Instruction, kind: str, mesh: Mesh, slices: Slices)
     if kind == "ragged-all-to-all":
         # Rows, and a result with room for the most rows. The smaller one is nearer to what moves.
         size = min(array.bytes for array in arrays[:2])
-    return _make(kind, slices.positions(ids, mesh), arrays, size, mesh, slices)
+    found = _make(kind, slices.positions(ids, mesh), arrays, size, mesh, slices)
+    if kind == "ragged-all-to-all" and len(arrays) > 2:
+        # Operands after rows and result are numbers, one for each update.
+        updates = arrays[2].dimensions[0] // max(found.group_size, 1)
+        return dataclasses.replace(found, updates=updates)
+    return found
 
 
 def _across_slices(send: Instruction, mesh: Mesh, slices: Slices) -> Collective:

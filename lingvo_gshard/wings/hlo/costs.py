@@ -52,6 +52,13 @@ _ATTENTION_DTYPES = frozenset("bf16 f16 f32".split())
 _GROUPED_DTYPES = _ATTENTION_DTYPES | frozenset("f8e4m3fn f8e5m2 s8".split())
 # cuDNN reads two arrays each, lengths and offsets, for the segments of queries and of keys.
 _PACKED_OPERANDS = 4
+# cuDNN's convolutions, by the beginning of their targets -> which of (first operand, second,
+# result) are the input, the kernel and the output of the convolution.
+_CUDNN_CONVOLUTIONS = {
+    "__cudnn$convBackwardInput": (2, 1, 0),
+    "__cudnn$convBackwardFilter": (0, 2, 1),
+    "__cudnn$conv": (0, 1, 2),
+}
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
@@ -59,6 +66,7 @@ _LARGEST_TABLE = 2**22
 def is_matmul(instruction: Instruction) -> bool:
     """Returns whether an instruction is a matrix product or a convolution."""
     is_product = instruction.opcode in ("dot", "convolution") or _is_library_matmul(instruction)
+    is_product = is_product or bool(_convolution_roles(instruction))
     return is_product or is_fused_attention(instruction) or is_grouped_products(instruction)
 
 
@@ -115,8 +123,8 @@ def matmul_flops(instruction: Instruction) -> int:
         left = instruction.operands[0].shape.dimensions
         contracted = instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions
         return 2 * instruction.shape.size * math.prod(left[index] for index in contracted)
-    if instruction.opcode == "convolution":
-        return _convolution_flops(instruction)
+    if roles := _convolution_roles(instruction):
+        return _convolution_flops(instruction, roles)
     if _is_library_matmul(instruction):
         return _library_flops(instruction)
     if is_fused_attention(instruction):
@@ -243,9 +251,19 @@ def other_flops(instruction: Instruction, count: int) -> int:
     return 0
 
 
-def _convolution_flops(instruction: Instruction) -> int:
-    left, right = (operand.shape.dimensions for operand in instruction.operands[:2])
-    out = instruction.shape.dimensions
+def _convolution_roles(instruction: Instruction) -> tuple[int, ...]:
+    """Returns which of a convolution's arrays are its input, kernel and output; () for others."""
+    if instruction.opcode == "convolution":
+        return _CUDNN_CONVOLUTIONS["__cudnn$conv"]
+    target = instruction.proto.custom_call_target
+    found = (roles for name, roles in _CUDNN_CONVOLUTIONS.items() if target.startswith(name))
+    return next(found, ())
+
+
+def _convolution_flops(instruction: Instruction, roles: tuple[int, ...]) -> int:
+    # cuDNN also returns the memory that it worked in.
+    arrays = [*(operand.shape for operand in instruction.operands[:2]), instruction.shape.arrays[0]]
+    left, right, out = (arrays[at].dimensions for at in roles)
     proto = instruction.proto
     numbers = proto.convolution_dimension_numbers
     spatial = zip(
@@ -257,7 +275,7 @@ def _convolution_flops(instruction: Instruction) -> int:
     )
     taps = 1
     for left_at, right_at, out_at, window in spatial:
-        taps *= _taps(
+        taps *= taps_with_data(
             left[left_at],
             right[right_at],
             out[out_at],
@@ -273,7 +291,7 @@ def _convolution_flops(instruction: Instruction) -> int:
 
 
 @functools.lru_cache(maxsize=2**12)
-def _taps(
+def taps_with_data(
     base: int, window: int, out: int, stride: int, low: int, left_dilation: int, right_dilation: int
 ) -> int:
     """Returns the pairs of an output position and a tap that meets data, along one dimension."""

@@ -53,6 +53,16 @@ _IDENTITY = ("bitcast", "reshape", "copy", "copy-start", "copy-done", "optimizat
 Value = np.ndarray | Callable[[int], "Value"] | None
 
 
+def constant_of(instruction: Instruction) -> np.ndarray | None:
+    """Returns the integers of a constant of any size, or of a copy of one; None for all others."""
+    while instruction.opcode in _IDENTITY and len(instruction.operands) == 1:
+        (instruction,) = instruction.operands
+    if instruction.opcode != "constant" or instruction.shape.dtype not in _TYPES:
+        return None
+    value = _constant(instruction.proto.literal, instruction.shape)
+    return value if isinstance(value, np.ndarray) else None
+
+
 def is_small(shape: Shape) -> bool:
     """Returns whether an array of this shape is small enough to be evaluated."""
     return shape.dtype in _TYPES and shape.size <= LARGEST_ARRAY

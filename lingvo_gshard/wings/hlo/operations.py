@@ -21,6 +21,7 @@ class Collective:
       bytes: size of one device's operands or of its results, whichever is larger.
       slices: number of TPU slices that a group spans. A group of several slices communicates over
         the data-center network.
+      updates: updates of a ragged exchange to each device of a group.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Collective:
     dtype: str
     bytes: int
     slices: int = dataclasses.field(default=1, kw_only=True)
+    updates: int = dataclasses.field(default=1, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

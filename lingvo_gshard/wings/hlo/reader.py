@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from lingvo_gshard.core.scopes import trips_of
 from lingvo_gshard.sharding import Mesh
@@ -12,6 +12,7 @@ from lingvo_gshard.wings.hlo import costs, demand
 from lingvo_gshard.wings.hlo import names as hlo_names
 from lingvo_gshard.wings.hlo.asynchronous import CollectivesInFlight
 from lingvo_gshard.wings.hlo.host_transfers import host_transfer
+from lingvo_gshard.wings.hlo.kernels import Kernels
 from lingvo_gshard.wings.hlo.loops import Loop, Values, values_of_entry
 from lingvo_gshard.wings.hlo.module import Computation, Instruction, Module, numpy_name
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
@@ -39,6 +40,7 @@ def read_operations(
     layers: Iterable[str] | None = None,
     slices: Slices = ONE_SLICE,
     with_unused: bool = False,
+    kernel_flops: Mapping[str, float] | None = None,
 ) -> OperationList:
     """Returns the operations of one device's program.
 
@@ -54,19 +56,32 @@ def read_operations(
       slices: the TPU slices that the program runs on.
       with_unused: whether to list the operations of loops that usually have no iterations, with 0
         executions.
+      kernel_flops: regular expression for the names of kernels of other libraries -> FLOPs of one
+        call on one device.
+
+    Raises:
+      UserError: `kernel_flops` is for a kernel that the program does not have.
     """
     known = None if layers is None else frozenset(filter(None, layers))
-    reader = _Reader(mesh, known, slices, with_unused)
+    kernels = Kernels(kernel_flops)
+    reader = _Reader(mesh, known, slices, with_unused, kernels)
     operations = list(reader.operations(module.entry, values_of_entry(module.entry), 1))
-    return OperationList(operations, [*reader.notes, *_notes_on_unused(reader.unused)])
+    notes = [*reader.notes, *kernels.notes(), *_notes_on_unused(reader.unused)]
+    return OperationList(operations, notes)
 
 
 class _Reader:
     """Reads the operations of one program, and notes what it does not tell."""
 
     def __init__(
-        self, mesh: Mesh, layers: frozenset[str] | None, slices: Slices, with_unused: bool
+        self,
+        mesh: Mesh,
+        layers: frozenset[str] | None,
+        slices: Slices,
+        with_unused: bool,
+        kernels: Kernels,
     ):
+        self._kernels = kernels
         self._mesh = mesh
         self._with_unused = with_unused
         self._slices = slices
@@ -98,7 +113,7 @@ class _Reader:
                 within = values.within(called, *instruction.operands)
                 yield from self.operations(called, within, times, in_flight)
             elif not (costs.is_free(instruction) or _is_scalar(instruction)):
-                found = list(self._instruction(instruction, times, in_flight))
+                found = list(self._instruction(instruction, values, times, in_flight))
                 started = [each.name for each in found if each.collective or each.host]
                 flight.start(instruction, started)
                 yield from found
@@ -130,9 +145,10 @@ class _Reader:
         yield from max(found, key=_work)
 
     def _instruction(
-        self, instruction: Instruction, times: int, in_flight: tuple[str, ...]
+        self, instruction: Instruction, values: Values, times: int, in_flight: tuple[str, ...]
     ) -> Iterator[Operation]:
         parts = _parts(instruction)
+        kernel = self._kernels.of_instruction(instruction, values, times)
         matmuls = sorted(
             (part for part, _ in parts if costs.is_matmul(part)),
             key=costs.matmul_flops,
@@ -141,21 +157,23 @@ class _Reader:
         collectives = hlo_collectives.collectives(instruction, self._mesh, self._slices)
         name = self._origins.name(instruction, parts, matmuls)
         layer, phase = hlo_names.layer_and_phase(name, self._layers)
+        dtype = costs.product_dtype(matmuls[0]) if matmuls else kernel.dtype if kernel else ""
+        flops = sum(costs.matmul_flops(part) for part in matmuls)
         yield Operation(
             name=instruction.name,
             opcode=instruction.base_opcode,
             layer=layer,
             phase=phase,
             times=times,
-            matmul_flops=sum(costs.matmul_flops(part) for part in matmuls),
+            matmul_flops=flops + ((kernel.flops or 0) if kernel else 0),
             other_flops=sum(costs.other_flops(part, count) for part, count in parts),
-            dtype=numpy_name(costs.product_dtype(matmuls[0])) if matmuls else "",
+            dtype=numpy_name(dtype),
             passes=costs.passes(matmuls[0]) if matmuls else 1,
             bytes=costs.memory_bytes(instruction),
             collective=collectives[0][1] if collectives else None,
             dispatch=self._origins.is_dispatch(instruction, name, matmuls),
             op_name=name,
-            attention=costs.fused_attention(instruction),
+            attention=kernel.attention if kernel else costs.fused_attention(instruction),
             is_grouped=costs.is_grouped_products(instruction),
             host=host_transfer(instruction),
             in_flight=in_flight,

@@ -78,7 +78,10 @@ def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
 
 
 def flop_counts(
-    timed: Sequence[TimedOperation], useful_flops: int | None, devices: int
+    timed: Sequence[TimedOperation],
+    useful_flops: int | None,
+    devices: int,
+    stated_flops: int | None = None,
 ) -> FlopCounts:
     """Returns the arithmetic of one device in one step.
 
@@ -86,6 +89,7 @@ def flop_counts(
       timed: the operations of the step.
       useful_flops: useful operations of all devices; None if the program is not a training step.
       devices: number of devices.
+      stated_flops: operations of all devices that a program of unknown use states, if known.
     """
     counts = collections.Counter()
     for operation in (t.operation for t in timed):
@@ -96,7 +100,8 @@ def flop_counts(
         elif operation.phase == "rematerialized":
             counts["rematerialized"] += amount
     rest = counts["executed"] - counts["dispatch"] - counts["rematerialized"]
-    useful = rest if useful_flops is None else useful_flops // devices
+    stated = rest if stated_flops is None else stated_flops // devices
+    useful = min(rest, stated) if useful_flops is None else useful_flops // devices
     return FlopCounts(
         useful=useful,
         executed=counts["executed"],

@@ -40,9 +40,13 @@ class PlannedProgram:
       layers: name scopes of all layers; None takes the scopes from operation names.
       kinds: kinds of layers, as `kinds.kinds_of_layers` returns them; {} if they are unknown.
       useful_flops: useful operations of all devices in one step; None if unknown.
+      stated_flops: operations of all devices in one step as the program states them before it is
+        partitioned, without recomputation. No more are useful. None if they are unknown.
       tokens: target positions of a batch; None if the program has no batch.
       notes: what the plan must say about these facts.
       lines: the lines of code that made the program's operations; None if they are unknown.
+      kernel_flops: regular expression for the names of kernels of other libraries -> FLOPs of one
+        call on one device.
     """
 
     program: Program
@@ -52,10 +56,12 @@ class PlannedProgram:
     tensors: tuple[TensorRow, ...]
     parameters: ParameterCounts
     useful_flops: int | None = None
+    stated_flops: int | None = None
     tokens: int | None = None
     kinds: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lines: GraphLines | None = None
+    kernel_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def lower_function(

@@ -197,12 +197,12 @@ def plan_program(
     program = planned.program
     compiled = compiled or compilation.compile_for(program, topology, progress, options)
     progress.begin("reading the compiled program")
-    slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
-    found = hlo.read_operations(compiled.module, program.mesh, planned.layers, slices)
+    found = _operations(compiled, planned, topology)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
-    flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
-    notes = [*planned.notes, *_operation_notes(timed, flops, topology, calibration, options or {})]
+    flops = _flops(timed, planned, topology)
+    notes = [*planned.notes, *_notes_on_repetition(flops, planned)]
+    notes += _operation_notes(timed, flops, topology, calibration, options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -229,6 +229,25 @@ def plan_program(
         remedies=[],
         **_compilation(compiled, topology),
         notes=[*notes, *_notes(compiled, found, program, partitioning, topology)],
+    )
+
+
+def _operations(
+    compiled: OptimizedHlo, planned: PlannedProgram, topology: Topology
+) -> hlo.OperationList:
+    """Returns what a device executes in a step."""
+    slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
+    return hlo.read_operations(
+        *(compiled.module, planned.program.mesh, planned.layers, slices),
+        kernel_flops=planned.kernel_flops,
+    )
+
+
+def _flops(
+    timed: Sequence[TimedOperation], planned: PlannedProgram, topology: Topology
+) -> FlopCounts:
+    return operation_rows.flop_counts(
+        timed, planned.useful_flops, topology.devices, planned.stated_flops
     )
 
 
@@ -287,6 +306,21 @@ def _notes_on_count(flops: FlopCounts) -> list[str]:
         f"the program's products are {counted / 1e12:.4g}e12 operations where the model needs "
         f"{flops.useful / 1e12:.4g}e12: some are not counted, and the step takes longer than "
         "planned. This is an error of the planner unless a note says why; please report it"
+    ]
+
+
+# A program whose products pad and repeat less needs no advice.
+_MOST_REPEATED = 0.02
+
+
+def _notes_on_repetition(flops: FlopCounts, planned: PlannedProgram) -> list[str]:
+    """Returns a note if devices compute more than a share of what the program states."""
+    if planned.stated_flops is None or flops.padding <= _MOST_REPEATED * flops.executed:
+        return []
+    return [
+        f"{flops.padding / flops.executed:.0%} of the operations of products are computed by "
+        "several devices alike, pad shapes or multiply by zeros, and do not count as useful: the "
+        f"program states {planned.stated_flops / 1e12:.4g}e12 operations for all devices"
     ]
 
 

@@ -169,6 +169,7 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
         if topology.kind == "gpu":
             # The measured efficiencies, of large collectives, include the latency.
             estimates.append(max(formula / share.value, formula + latency))
+            estimates.append(_seconds_within_hosts(collective, topology, mesh))
         else:
             estimates.append(formula / share.value + latency)
     host = _host_transfer_seconds(operation, chip)
@@ -193,6 +194,24 @@ def _host_transfer_seconds(operation: Operation, chip: Chip) -> float:
     return operation.host.bytes / chip.host_bandwidth
 
 
+# Collectives between hosts were measured on hosts of so many GPUs, and include their links.
+_MEASURED_HOST = 8
+
+
+def _seconds_within_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> float:
+    """Returns the time of a collective between racks through the links of each; else 0."""
+    hosts = interconnect.spanned_hosts(collective, topology, mesh)
+    members = collective.group_size // hosts
+    pairs = collective.kind in ("all-to-all", "ragged-all-to-all", "collective-permute")
+    if hosts == 1 or members <= _MEASURED_HOST or pairs:
+        return 0.0
+    bound = interconnect.seconds_within_hosts(collective, topology.chip)
+    share = efficiencies.collective_efficiency(
+        collective.kind, collective.bytes, members, topology.chip
+    )
+    return bound / share.value
+
+
 def _collective_efficiency(
     collective: Collective, seconds_bound: float, topology: Topology, mesh: Mesh
 ) -> Efficiency:
@@ -204,6 +223,12 @@ def _collective_efficiency(
     if chip.network_bandwidth and hosts > 1:
         size = seconds_bound * chip.network_bandwidth
         return efficiencies.network_efficiency(collective.kind, size, hosts)
-    return efficiencies.collective_efficiency(
+    found = efficiencies.collective_efficiency(
         collective.kind, collective.bytes, collective.group_size, chip
     )
+    if chip.kind == "gpu" and collective.kind == "ragged-all-to-all":
+        whole = efficiencies.collective_efficiency(
+            "all-to-all", collective.bytes, collective.group_size, chip
+        )
+        return efficiencies.of_updates(found, collective.updates, whole)
+    return found

@@ -13,7 +13,7 @@ from lingvo_gshard.runtime.program.program import memory_bytes, using_partitione
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.functions.partition import Partitioned
-from lingvo_gshard.wings.planning.compiling import compilation
+from lingvo_gshard.wings.planning.compiling import compilation, tpu_process
 from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, Settings, using_settings
 from lingvo_gshard.wings.planning.compiling.tpu_process import TpuProcess
 from lingvo_gshard.wings.planning.machines import topologies
@@ -79,6 +79,15 @@ def test_code_is_generated_where_it_decides():
     chip = dataclasses.replace(TOPOLOGY.chip, usable_bytes=full)
     found, _ = compiled(generates_code=False, topology=dataclasses.replace(TOPOLOGY, chip=chip))
     assert found.has_code
+
+
+def test_a_plan_does_not_wait_long_for_code(monkeypatch):
+    monkeypatch.setattr(tpu_process, "_MOST_CODE_SECONDS", 0.0)
+    peak = compiled(generates_code=False)[0].memory["peak"]
+    chip = dataclasses.replace(TOPOLOGY.chip, usable_bytes=int(peak / 0.97))
+    found, told = compiled(False, dataclasses.replace(TOPOLOGY, chip=chip))
+    assert told == ["code"] and not found.has_code and found.memory["peak"] == peak
+    assert "had not generated the code after 0 s: the step takes 97.0% of the memory" in found.note
 
 
 def test_refusal_states_the_sum_of_the_buffers():

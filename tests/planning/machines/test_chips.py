@@ -36,6 +36,9 @@ def test_figures_are_consistent_and_have_sources(key):
         ("gpu", "NVIDIA L40S", "l40s"),
         ("gpu", "NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("gpu", "NVIDIA A100-SXM4-80GB", "a100"),
+        ("gpu", "NVIDIA B200", "b200"),
+        ("gpu", "NVIDIA GB200", "gb200"),
+        ("gpu", "NVIDIA H20", "h20"),
         ("gpu", "NVIDIA GeForce GTX 1080", None),
         ("cpu", "cpu", None),
     ],
@@ -87,6 +90,16 @@ def test_pod_rates_match_published_figures():
     assert 2 * 16 * 16 * v4.link_bandwidth == pytest.approx(24e12, rel=0.07)
     v3 = chips.get("v3")
     assert 1024 * v3.links * v3.link_bandwidth == pytest.approx(340e12, rel=0.02)
+
+
+def test_rates_of_a_rack_match_published_totals():
+    """NVIDIA also gives rates of 72 GPUs; those of products are with sparsity."""
+    rack = chips.get("gb200")
+    assert rack.host_chips == 72
+    assert 2 * 72 * rack.peak("f8e4m3fn") == 720e15 and 2 * 72 * rack.peak("bf16") == 360e15
+    assert 72 * rack.memory_bandwidth == 576e12
+    assert 2 * 72 * rack.link_bandwidth == pytest.approx(130e12, rel=0.01)
+    assert 72 * chips.get("gb300").peak("f8e4m3fn") == 360e15
 
 
 def test_float32_rate_depends_on_precision():

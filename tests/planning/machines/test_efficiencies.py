@@ -236,3 +236,31 @@ def test_heads_that_fill_a_part_of_the_matrix_unit_are_slower(chip, head_dim, fi
     found = efficiencies.attention_efficiency(figures, attention, 1e12)
     assert found.value == pytest.approx(filled * products.value)
     assert "custom_model.md" in found.source
+
+
+@pytest.mark.parametrize("mib, microseconds", [(512, 1806.7), (1024, 3108.8), (4096, 10094)])
+def test_reductions_over_a_rack_take_what_was_measured(mib, microseconds):
+    """https://github.com/coreweave/nccl-tests/pull/43; two racks take no less time than one."""
+    seconds = []
+    for racks in (1, 2):
+        topology = topologies.get(f"gpu:gb200:{racks}x72")
+        reduction = Collective("all-reduce", ("all",), 72 * racks, "float32", mib * 2**20)
+        mesh = Mesh((("all", 72 * racks),))
+        (timed,) = roofline.time_operations([operation(reduction)], topology, mesh)
+        seconds.append(timed.seconds)
+    assert seconds[0] == pytest.approx(microseconds * 1e-6, rel=0.01)
+    assert seconds[0] <= seconds[1] < 1.5 * seconds[0]
+
+
+@pytest.mark.parametrize("updates, faster", [(1, 1), (32, 17.8), (64, 17.8)])
+def test_updates_make_ragged_exchanges_as_much_faster_as_was_measured(updates, faster):
+    """https://github.com/marin-community/marin/issues/8077: 17.8 times with 32."""
+    topology, mesh = topologies.get("gpu:b200:1x8"), Mesh((("all", 8),))
+    seconds = []
+    for count in (1, updates):
+        call = Collective("ragged-all-to-all", ("all",), 8, "bfloat16", 2**26, updates=count)
+        (timed,) = roofline.time_operations([operation(call)], topology, mesh)
+        seconds.append(timed.seconds)
+    whole = Collective("all-to-all", ("all",), 8, "bfloat16", 2**26)
+    (timed,) = roofline.time_operations([operation(whole)], topology, mesh)
+    assert seconds[1] == pytest.approx(max(seconds[0] / faster, timed.seconds), rel=1e-6)

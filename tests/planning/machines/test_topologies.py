@@ -77,6 +77,8 @@ def test_gpu_shapes_are_hosts_times_gpus():
         ("gpu:h10:8x4", "unknown GPU 'h10'. Did you mean 'h100'"),
         ("gpu:h100:8", "expected 2 sizes, such as gpu:h100:8x4"),
         ("gpu:h100", "'' is not a shape"),
+        ("gpu:h100:2x32", "32 GPUs of one host were given; NVLink connects 8 of NVIDIA H100 SXM"),
+        ("gpu:gb200:1x144", "connects 72 of NVIDIA GB200 NVL72. Expected such as gpu:gb200:8x72"),
         ("v5p:8x8x8*0", "'0' is not a number of slices; expected a positive .* v5p:8x8x8.4"),
         ("v5p:8x8x8*x", "'x' is not a number of slices"),
         ("v5p:8x8x8*", "'' is not a number of slices"),

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools import plan
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.flags.program import program_path
+from lingvo_gshard.tools.flags.program import kernel_flops, program_path
 
 
 @pytest.fixture
@@ -70,3 +71,14 @@ def test_user_errors_are_one_line(file, flags, words, capsys):
     assert startup.guarded(plan.NAME, plan.main)([plan.NAME, *argv]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("gshard-plan: error: ") and words in error
+
+
+def test_flops_of_kernels_are_read():
+    assert kernel_flops(None) == kernel_flops("") == {}
+    assert kernel_flops("my_kernel=1.5e12,^b=c$=3") == {"my_kernel": 1.5e12, "^b=c$": 3.0}
+
+
+@pytest.mark.parametrize("text", ["my_kernel", "=3", "a=many", "a=1,b=-2", "a=inf", "a=nan"])
+def test_flops_of_kernels_that_are_no_numbers_are_refused(text):
+    with pytest.raises(UserError, match=r"^--kernel_flops=.* expected a kernel's name and the"):
+        kernel_flops(text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+import select
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,9 @@ _FATAL = re.compile(r"F\d{4} ")
 # Code takes 1% to 2% of a device. A program that leaves less than this share of the memory is
 # compiled to the end, so that the verdict is the compiler's own.
 _SHARE_FOR_CODE = 0.05
+# The code of large convolutions and attention takes minutes. A plan without the code is worth more
+# than the last percent of its memory.
+_MOST_CODE_SECONDS = 30.0
 # Settings of jax that change what is compiled.
 EFFORT = ("jax_exec_time_optimization_effort", "jax_memory_fitting_effort")
 
@@ -67,7 +71,7 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
 
         Args:
           generates_code: whether to generate the device's code in any case. Else it is generated
-            only if the program nearly fills the memory.
+            only if the program nearly fills the memory, and given up after half a minute.
           on_code: called before code is generated.
           options: options of libtpu.
 
@@ -87,14 +91,17 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
         if has_code:
             if memory:
                 on_code()
-            answer = self._answer()
-            proto, memory = cache.read(self._directory.name, answer.code)
+            if has_code := generates_code or not memory or self._answers_soon():
+                answer = self._answer()
+                proto, memory = cache.read(self._directory.name, answer.code)
+        share = memory["peak"] / self._topology.chip.usable_bytes
         return OptimizedHlo(
             proto=proto,
             memory=memory,
             seconds=time.monotonic() - started,
             full_replications=names.full_replications(self._output()),
             has_code=has_code,
+            note="" if has_code or share < 1 - _SHARE_FOR_CODE else _without_code(share),
         )
 
     def _send(self, program: Program, options: dict[str, str]) -> None:
@@ -107,6 +114,12 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
             self._process.stdin.flush()
         except BrokenPipeError:
             self._answer()
+
+    def _answers_soon(self) -> bool:
+        """Returns whether the process answers, or ends, while a plan waits for the code."""
+        assert self._process.stdout
+        ready, _, _ = select.select([self._process.stdout], [], [], _MOST_CODE_SECONDS)
+        return bool(ready)
 
     def _answer(self) -> Answer:
         """Waits for the end of the compilation. Raises JaxRuntimeError if it failed."""
@@ -129,3 +142,11 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
         """Returns what the process has written to standard error."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+
+def _without_code(share: float) -> str:
+    return (
+        f"libtpu had not generated the code after {_MOST_CODE_SECONDS:.0f} s: the step takes "
+        f"{share:.1%} of the memory without its code, which usually takes 1% to 2%, so that it may "
+        "not fit"
+    )

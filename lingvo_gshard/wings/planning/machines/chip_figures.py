@@ -47,6 +47,15 @@ _A100 = "NVIDIA A100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/dat
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h100/"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h200/"
 _B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
+_GRACE = (
+    "NVIDIA Blackwell datasheet, figures of one GPU of GB200 NVL72 and HGX B200, as in"
+    " https://zdszero.github.io/Computer/Artificial_Intelligence/Hardware.html"
+)
+_ULTRA = "Verda, figures of one GPU, https://verda.com/blog/gb300-nvl72-architecture"
+_H20 = (
+    "https://willitrunai.com/es/gpus/h20-96gb, for TF32 and multiprocessors"
+    " https://zangshuxian.com/new/674733024499207168; float32 of 78 multiprocessors at 1.98 GHz"
+)
 _L4 = "NVIDIA L4 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "NVIDIA L40S GPU datasheet, https://www.nvidia.com/en-us/data-center/l40s/"
 _HALF = "{0}: {1}, half of the rate of both directions"
@@ -353,7 +362,19 @@ _EC2_NETWORK = (
 _A100_PRODUCTS = _medians("a100_sxm", 0.56, 0.737, 0.809, 0.84, 0.833, 0.838, 0.83)
 _H100_PRODUCTS = _medians("h100_sxm", 0.653, 0.71, 0.758, 0.787, 0.796, 0.782, 0.735, 0.745)
 _B200_PRODUCTS = _medians("b200_sxm", 0.53, 0.641, 0.631, 0.637, 0.67, 0.696, 0.681, 0.599)
+_B200_FP8 = (0.613, _MEDIANS.format("b200_sxm") + ": TensorRT-LLM 1.3.0rc20, 1e13 FLOPs")
 _H100_FP8 = (0.648, _MEDIANS.format("h100_sxm") + ": TensorRT-LLM 1.3.0rc20, 1e13 FLOPs")
+_RACK = (
+    "NVIDIA DGX GB200 user guide: racks of 72 GPUs in one domain of NVLink, with one adapter of 400"
+    " Gbit/s (ConnectX-7) per GPU, https://docs.nvidia.com/dgx/dgxgb200-user-guide/hardware.html"
+)
+_CONNECTX_8 = (
+    "one adapter of 800 Gbit/s (ConnectX-8) per GPU,"
+    " https://vendordeep.com/report/nvidia-launches-blackwell-ultra-gb300 and"
+    " https://docs.nvidia.com/enterprise-reference-architectures/nvl72-ai-factory/latest/components.html"
+)
+# A rack counts as a host: NVLink connects all of its GPUs.
+_NVL72 = {"host_chips": (72, _RACK), "measured_links": ("gb200", _SIMILAR_LINKS)}
 
 _GPUS = {
     "a100-40gb": _gpu(
@@ -424,8 +445,75 @@ _GPUS = {
         (None, _NO_SOURCE),
         GpuTarget(BLACKWELL, "NVIDIA B200", 148, 1.965, 132_644_864),
         _B200_PRODUCTS,
-        fp8_products=(0.613, _MEDIANS.format("b200_sxm") + ": TensorRT-LLM 1.3.0rc20, 1e13 FLOPs"),
+        fp8_products=_B200_FP8,
         links="b200",
+    ),
+    # The compiler that makes plans knows capability 10.0, not 10.3 of a GB300 and a B300. The
+    # published float32 rate needs 148 multiprocessors; XLA's description has 158.
+    "b300": _gpu(
+        "NVIDIA B300 SXM",
+        "b300",
+        _ULTRA,
+        (2250, 1100, 150, 4500, 75),
+        (297_021_865_984, 7700e9),
+        (800e9 / 8, _CONNECTX_8),
+        (1800e9, "NVLink"),
+        1100,
+        (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA B300", 148, 1.965, 135_528_448),
+        _B200_PRODUCTS,
+        fp8_products=_B200_FP8,
+        links="b200",
+    ),
+    "gb200": _gpu(
+        "NVIDIA GB200 NVL72",
+        "gb200",
+        _GRACE,
+        (2500, 1250, 5000, 5000, 80),
+        (197_897_748_480, 8000e9),
+        (400e9 / 8, _RACK),
+        (1800e9, "NVLink"),
+        1200,
+        (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA GB200", 152, 2.062, 135_528_448),
+        _B200_PRODUCTS,
+        fp8_products=_B200_FP8,
+    )
+    | _NVL72,
+    "gb300": _gpu(
+        "NVIDIA GB300 NVL72",
+        "gb300",
+        _ULTRA,
+        (2500, 1250, 165, 5000, 80),
+        (297_021_079_552, 8000e9),
+        (800e9 / 8, _CONNECTX_8),
+        (1800e9, "NVLink"),
+        1400,
+        (None, _NO_SOURCE),
+        GpuTarget(BLACKWELL, "NVIDIA GB300", 152, 2.07, 135_528_448),
+        _B200_PRODUCTS,
+        fp8_products=_B200_FP8,
+    )
+    | _NVL72,
+    "h20": _gpu(
+        "NVIDIA H20",
+        "h20",
+        _H20,
+        (148, 74, 296, 296, 39.5),
+        (97_871 * 2**20, 4000e9),
+        (
+            400e9 / 8,
+            "two hosts of eight H20 with an adapter of 400 Gbit/s per GPU,"
+            " https://github.com/NVIDIA/nccl/issues/1244",
+        ),
+        (900e9, "NVLink"),
+        400,
+        (None, _NO_SOURCE),
+        # The clock is an H100's; the cache is of https://ke60.top/article/1471031.html.
+        GpuTarget(HOPPER, "NVIDIA H20", 78, 1.98, 60 * MIB),
+        _H100_PRODUCTS,
+        _SMI.format("97,871") + ", https://github.com/NVIDIA/nvtrust/issues/128",
+        fp8_products=_H100_FP8,
     ),
     # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
     "h100-pcie": _gpu(
@@ -489,7 +577,7 @@ FIGURES |= {
     key: {
         **figures,
         "host_bandwidth": _of_host(key, figures["name"][1]),
-        "example": (f"gpu:{key}:8x8", "8 hosts of 8 GPUs"),
+        "example": (f"gpu:{key}:8x{figures['host_chips'][0]}", "8 hosts, or 8 racks"),
     }
     for key, figures in _GPUS.items()
 }

@@ -77,8 +77,8 @@ class Chip:
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
       fp8_efficiency: the same in FP8, for large products; None for that in bfloat16.
       measured_links: the chip whose measured collectives stand for this chip's collectives: "v3",
-        "v5p", "a100", "h100" or "b200" (wings/planning/machines/efficiencies.py). Empty if the
-        estimate is the bound.
+        "v5p", "a100", "h100", "b200" or "gb200" (wings/planning/machines/efficiencies.py). Empty if
+        the estimate is the bound.
       failures: name of the failure rate of similar chips (wings/planning/training/goodput.py).
       target: how XLA's compiler for GPUs sees the chip; None for other chips.
       chip_configuration: libtpu's name for combining a chip's two cores to one device, where that

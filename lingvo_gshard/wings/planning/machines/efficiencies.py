@@ -30,6 +30,7 @@ _BETWEEN_TWO_HOSTS = (
     "Mysore, Nebius H100 16-GPU multi-node benchmark, 2025-12-15 (2 hosts of 8 H100, InfiniBand), "
     "https://github.com/drmysore/nebius-h100-16gpu-benchmark"
 )
+_RACK = "72 GB200 of a rack, 2025-02-20, https://github.com/coreweave/nccl-tests/pull/43"
 _RAGGED_ON_B200 = (
     "lax.ragged_all_to_all on B200, 2025-10-30, https://github.com/openxla/xla/issues/33386"
 )
@@ -170,6 +171,25 @@ RAGGED = tuple(
     for devices in (2, 4, 8)
 )
 
+# As in nccl-tests: each of n devices sends this factor times (n - 1) / n bytes per byte of buffer.
+_BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+# Bus bandwidth of all-reduces over the 72 GPUs of a rack, by their bytes.
+_GB200_BUS = {2**29: 586.06e9, 2**30: 681.17e9, 2**31: 757.78e9, 2**32: 839.16e9}
+GB200 = tuple(
+    MeasuredCollective(
+        "gpu:gb200:1x72", kind, 72, size, factor * 71 / 72 * size / rate, _RACK + ", all-reduce"
+    )
+    for kind, factor in _BUS_FACTORS.items()
+    for size, rate in _GB200_BUS.items()
+)
+
+# With this many updates for each peer in place of one, the kernel of a step's ragged exchanges was
+# so many times as fast. Exchanges of this library send at least as many.
+UPDATES, _FASTER = 32, 17.8
+_UPDATES_ON_GB200 = (
+    "EP16 on 16 GB200, 2026-08-10, https://github.com/marin-community/marin/issues/8077"
+)
+
 # All-to-alls between hosts send each pair of GPUs its rows. XLA's ragged exchange does the same
 # there: the same rows over two hosts took 50.06 GiB/s of each GPU.
 PAIRS = {
@@ -220,6 +240,7 @@ _MEASURED = {
     "v3": FIGURE_9 + _FIGURE_9_AT_2048,
     "v5p": IRONWOOD,
     **{chip: (*points, *RAGGED) for chip, points in NCCL.items()},
+    "gb200": (*NCCL["b200"], *GB200, *RAGGED),
 }
 
 # Collectives between TPU slices.
@@ -319,6 +340,21 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
         by_devices.setdefault(point.devices, []).append((point.bytes, point.efficiency))
     levels = [(n, _interpolate(level, size)) for n, level in by_devices.items()]
     return Efficiency(_interpolate(levels, devices), points[0].source)
+
+
+def of_updates(one: Efficiency, updates: int, whole: Efficiency) -> Efficiency:
+    """Returns the efficiency of a ragged exchange of GPUs of a host that sends several updates.
+
+    Between one update and 32 it is interpolated over logarithms. More are not faster.
+
+    Args:
+      one: that of one update for each device.
+      updates: updates for each device.
+      whole: that of an all-to-all, which no exchange exceeds.
+    """
+    share = min(math.log(max(updates, 1)) / math.log(UPDATES), 1.0)
+    value = min(one.value * _FASTER**share, whole.value)
+    return Efficiency(max(value, one.value), f"{one.source}; {_UPDATES_ON_GB200}")
 
 
 def network_efficiency(kind: str, size: float, hosts: int) -> Efficiency:

@@ -103,6 +103,18 @@ def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> f
     return 1e-6 * _hops(call, topology, mesh) if topology.kind == "tpu" else 0.0
 
 
+def seconds_within_hosts(collective: Collective, chip: Chip) -> float:
+    """Returns a lower bound on the time that a collective takes through the links of its hosts.
+
+    A group of GPUs that spans several hosts uses these links, too: every GPU sends or receives as
+    much as in a group of one host.
+    """
+    pattern = _PATTERNS.get(collective.kind, "all-reduce")
+    is_whole = pattern in ("all-reduce", "collective-permute")
+    share = 1 if is_whole else 1 - 1 / collective.group_size
+    return collective.bytes * share / chip.link_bandwidth
+
+
 def spanned_hosts(collective: Collective, topology: Topology, mesh: Mesh) -> int:
     """Returns the number of hosts of GPUs that a group of a collective spans; 1 for other chips."""
     if topology.kind != "gpu":

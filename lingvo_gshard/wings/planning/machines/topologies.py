@@ -16,10 +16,12 @@ _FORMS = (
     "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts "
     "x GPUs of one host)"
 )
-_SIZES = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*")
+_SIZES = re.compile(r"[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})*")
 # A larger number is a slip of the pen: the largest clusters that train one model have fewer.
 _MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096
+# Some hosts have more GPUs than NVLink connects in most.
+_MOST_OF_HOST = 16
 # Virtual CPU devices in place of others; as many take some gigabytes and minutes.
 _MOST_VIRTUAL_DEVICES = 2**15
 
@@ -115,6 +117,11 @@ def get(name: str) -> Topology:
     if found.devices > _MOST_DEVICES:
         raise UserError(
             f"`topology={name}` has {found.devices:,} devices; expected at most {_MOST_DEVICES:,}"
+        )
+    if found.kind == "gpu" and found.shape[1] > max(found.chip.host_chips, _MOST_OF_HOST):
+        raise UserError(
+            f"`topology={name}`: {found.shape[1]} GPUs of one host were given; NVLink connects "
+            f"{found.chip.host_chips} of {found.chip.name}. Expected such as {found.chip.example}"
         )
     return found
 

@@ -62,7 +62,8 @@ class FlopCounts(Record, frozen=True, kw_only=True):
 
     Attributes:
       useful: operations of the model's formulas, forward and backward. In a program that is not a
-        training step: all operations that are neither dispatch nor rematerialization.
+        training step: all operations that are neither dispatch nor rematerialization. What several
+        devices compute alike counts once.
       executed: all operations of the compiled program.
       rematerialized: forward operations that are recomputed for the backward pass.
       dispatch: operations that move tokens to experts and back.

@@ -8,6 +8,7 @@ devices. We then make a mesh whose axes can express all shardings of the program
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -137,6 +138,8 @@ def _meshes(devices: int) -> Iterator[Mesh]:
             yield Mesh(tuple(zip(names, sizes, strict=True)))
 
 
+# All machines of the world have fewer bytes.
+_MOST_ELEMENTS = 2**60
 _DONATED = ("jax.buffer_donor", "tf.aliasing_output")
 # Shardings as jax wrote them into files before Shardy was its default partitioner.
 _OLD_SHARDINGS = "xla.sdy.meshes"
@@ -177,6 +180,7 @@ def _to_program(exported: jax_export.Exported, platform: str, given: Mesh | None
     _check(exported)
     with mlir.make_ir_context() as context:
         module = _parsed(exported, context)
+        _check_sizes(module.operation)
         if len(exported.platforms) > 1:
             _choose_platform(module, exported.platforms, platform)
         main = _main(module)
@@ -205,7 +209,7 @@ def _to_program(exported: jax_export.Exported, platform: str, given: Mesh | None
 
 
 def _check(exported: jax_export.Exported) -> None:
-    """Raises ValueError if a function has no fixed shapes, has effects or is of a newer jax."""
+    """Raises ValueError if a function returns nothing, has effects or no fixed shapes."""
     newest = jax_export.maximum_supported_calling_convention_version
     if exported.calling_convention_version > newest:
         raise UserError(
@@ -214,12 +218,38 @@ def _check(exported: jax_export.Exported) -> None:
         )
     if exported.ordered_effects:
         raise UserError("it has ordered effects, such as callbacks, which cannot be planned")
+    if not exported.out_avals:
+        raise UserError(
+            "it returns no arrays, so that a compiler would remove all that it computes; return "
+            "the new state or the loss"
+        )
     for aval in exported.in_avals:
         if not all(isinstance(size, int) for size in aval.shape):
             shape = ", ".join(map(str, aval.shape))
             raise UserError(
                 f"an argument has the symbolic shape ({shape}); export it with fixed shapes"
             )
+
+
+def _check_sizes(operation: ir.Operation) -> None:
+    """Raises UserError if an array is larger than any machine: compilers end the process then."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for value in block.arguments:
+                _check_size(value.type)
+            for each in block.operations:
+                for result in each.operation.results:
+                    _check_size(result.type)
+                _check_sizes(each.operation)
+
+
+def _check_size(kind: ir.Type) -> None:
+    if isinstance(kind, ir.RankedTensorType) and math.prod(kind.shape) > _MOST_ELEMENTS:
+        sizes = ", ".join(map(str, kind.shape))
+        raise UserError(
+            f"it has an array of shape ({sizes}), {math.prod(kind.shape):.3g} elements, which no "
+            "machine can hold; check the shapes in `specs`"
+        )
 
 
 def _parsed(exported: jax_export.Exported, context: ir.Context) -> ir.Module:

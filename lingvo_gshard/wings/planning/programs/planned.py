@@ -11,7 +11,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import LOSS_SCOPE, SILENT, Progress, UserError, explained, scope_name
@@ -25,7 +25,9 @@ from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, TensorRow
 from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class
+from lingvo_gshard.wings.planning.programs.exported_function import export, narrowing_notes
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
+from lingvo_gshard.wings.planning.programs.stated import stated_flops
 
 # Parts of names, between dots and brackets. The first of them in a name decides.
 _NAMES = {
@@ -153,11 +155,13 @@ class ProgramFacts:
         program only numbers its devices, this mesh names the axes.
       patterns: which arguments are weights and moments.
       step_tokens: tokens of a batch; None if unknown.
+      kernel_flops: regular expression for the names of kernels -> FLOPs of one call on one device.
     """
 
     mesh: str | None = None
     patterns: MemoryPatterns = MemoryPatterns()
     step_tokens: int | None = None
+    kernel_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
@@ -188,6 +192,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
         parameters=parameters_of(tensors),
         useful_flops=program.work.flops if program.work else None,
         tokens=facts.step_tokens or tokens,
+        kernel_flops=facts.kernel_flops,
         notes=(_ACTIVE_NOTE, *([_TOKENS_NOTE] if tokens and not facts.step_tokens else [])),
     )
 
@@ -221,16 +226,19 @@ def jax_program(
         layers=None,
         tensors=tensors,
         parameters=parameters_of(tensors),
+        stated_flops=stated_flops(program, facts.kernel_flops),
         tokens=facts.step_tokens,
         notes=tuple(notes),
+        kernel_flops=facts.kernel_flops,
     )
 
 
 def is_jax_function(function: Any, specs: Any) -> bool:
-    """Returns whether a function is jitted by jax, or has jax's specs as arguments."""
+    """Returns whether a function is jitted by jax, or has arrays or specs of jax as arguments."""
     if isinstance(function, jax.stages.Wrapped):
         return True
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree_util.tree_leaves(specs))
+    kinds = (jax.ShapeDtypeStruct, jax.Array)
+    return any(isinstance(leaf, kinds) for leaf in jax.tree_util.tree_leaves(specs))
 
 
 def _layers(program: Program, tensors: Sequence[TensorRow]) -> frozenset[str] | None:
@@ -373,9 +381,10 @@ def plan_function(
       UserError: the function cannot be planned, or has another number of devices.
     """
     topology.compile_devices()
-    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
-    exported = jax_export.export(jitted, platforms=[PLATFORMS[topology.compiler]])(*specs)
+    exported = export(function, specs, PLATFORMS[topology.compiler])
     planned = jax_program(exported, exported.fun_name, topology, facts)
+    notes = (*planned.notes, *narrowing_notes(specs, exported))
+    planned = dataclasses.replace(planned, notes=notes)
     return _plan(planned, exported.fun_name, topology, tokens, SILENT)
 
 

@@ -142,7 +142,9 @@ def rates_of(topology: Topology) -> Rates:
     def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
         size = mesh.parts(axes)
         slices = interconnect.spanned_slices(axes, topology, mesh)
-        call = Collective(kind, axes, size, "float32", bytes, slices=slices)
+        call = Collective(
+            kind, axes, size, "float32", bytes, slices=slices, updates=efficiencies.UPDATES
+        )
         operation = Operation("searched", kind, "", "other", collective=call)
         (timed,) = roofline.time_operations([operation], topology, mesh)
         return timed.seconds

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -72,10 +73,7 @@ class PlanProcess:
             # Other processes of the plan end with this one.
             process.kill()
             process.communicate()
-        raise UserError(
-            f"the plan's process ended with exit code {process.returncode} and no plan; the log of "
-            "the server may say why"
-        )
+        raise UserError(_ended(process.returncode))
 
     def _news(
         self, process: subprocess.Popen[bytes], is_over: Callable[[], bool]
@@ -106,6 +104,20 @@ class PlanProcess:
                 f"the plan took more than {self.limits.bytes / 2**30:,.1f} GiB of memory, the "
                 "limit of this server; start it with a larger `plan_gib`, or plan fewer devices"
             )
+
+
+def _ended(code: int) -> str:
+    """Returns how a process ended that made no plan."""
+    if code < 0:
+        return (
+            f"the plan's process was ended by {signal.Signals(-code).name}: the machine ran out of "
+            "memory, somebody ended it, or a compiler failed. Other plans go on; ask again, or "
+            "plan fewer devices"
+        )
+    return (
+        f"the plan's process ended with exit code {code} and no plan; the log of the server may "
+        "say why"
+    )
 
 
 def resident_bytes(pid: int) -> int:

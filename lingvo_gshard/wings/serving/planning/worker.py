@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pickle
@@ -77,10 +78,18 @@ def plan(task: Task, progress: SilentProgress) -> Plan:
     return found.plan
 
 
+# A machine that runs out of memory ends the process with the highest score first.
+_FIRST_TO_END = "1000"
+
+
 def main() -> None:
     """Makes the plan of the Task that comes on standard input."""
+    with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_END)
     # Compilers may print.
-    progress = _ToldProgress(Connection(os.dup(answer_stream().fileno()), readable=False))
+    answers = answer_stream()
+    # The stream closes its descriptor when it is no longer used.
+    progress = _ToldProgress(Connection(os.dup(answers.fileno()), readable=False))
     task: Task = pickle.load(sys.stdin.buffer)
     end_with_parent()
     try:
