@@ -12,9 +12,7 @@ from lingvo_gshard.wings.planning.search.costs import Collective
 
 GATHERED, FIXED, RAGGED = "gathered", "fixed", "ragged"
 
-# GPUs of a host. XLA's ragged exchange was measured there. In larger groups it becomes pairs of
-# sends behind a copy to the host (https://github.com/marin-community/marin/issues/7891), whose rate
-# nobody has published.
+# GPUs of a host.
 _HOST = 8
 _FLOAT32 = 4
 
@@ -34,7 +32,10 @@ def possible_exchanges(platform: str, devices: int, rows: ExpertRows) -> tuple[s
     found = [GATHERED]
     if rows.bound or devices == 1:
         found.append(FIXED)
-    if platform != "cuda" or devices <= _HOST:
+    # On GPUs nothing may overlap it (see the option's reason in wings/compiler_options), and in
+    # groups of more than eight it becomes pairs of sends behind a copy to the host
+    # (https://github.com/marin-community/marin/issues/7891).
+    if platform != "cuda":
         found.append(RAGGED)
     return tuple(found)
 
