@@ -34,25 +34,6 @@ _TABLE = (
     *(row for row in DECODER if row not in HEADS_NORMS),
     *(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS),
 )
-_DEFAULTS = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    _EPSILON: 1e-5,
-    "logit_scale": 0.0625,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 40,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "use_qk_norm": False,
-    "vocab_size": 256000,
-}
-_COHERE2_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "use_qk_norm"} | {
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-}
 # Published files state these keys, though the class has no choice.
 _FIXED = {
     "order_of_interleaved_layers": "local_attn_first",
@@ -109,7 +90,6 @@ COHERE = decoder(
         ),
     ),
     epsilon=_EPSILON,
-    defaults=_DEFAULTS,
 )
 COHERE2 = decoder(
     model_type="cohere2",
@@ -121,5 +101,4 @@ COHERE2 = decoder(
         layered(_kinds, _attentions),
     ),
     epsilon=_EPSILON,
-    defaults=_COHERE2_DEFAULTS,
 )

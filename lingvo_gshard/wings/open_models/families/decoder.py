@@ -129,20 +129,6 @@ DECODER = (
     *FEED_FORWARD,
     *FEED_FORWARD_BIASES,
 )
-# Llama's defaults in transformers for the keys that every `decoder` and `USUAL` read. Most classes
-# began so.
-DECODER_DEFAULTS: dict[str, Any] = {
-    "attention_dropout": 0.0,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
 
 
 def decoder(

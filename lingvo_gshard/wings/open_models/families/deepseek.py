@@ -9,7 +9,6 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     NORMS,
@@ -64,58 +63,6 @@ _INDEXER = (
     _row("indexer.k_norm.bias", "index_norm.bias", "M->M"),
 )
 _TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), *SHARED_EXPERT)
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "first_k_dense_replace": 0,
-    "kv_lora_rank": 512,
-    "mlp_bias": False,
-    "moe_intermediate_size": 1407,
-    "n_group": None,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "norm_topk_prob": False,
-    "num_experts_per_tok": None,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "routed_scaling_factor": 1.0,
-    "topk_group": None,
-    "topk_method": _GREEDY,
-    "v_head_dim": 128,
-    "vocab_size": 102400,
-}
-_V3_DEFAULTS = {
-    key: value for key, value in _DEFAULTS.items() if key not in ("mlp_bias", "topk_method")
-} | {
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "max_position_embeddings": 4096,
-    "moe_intermediate_size": 2048,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "rope_interleave": True,
-    "routed_scaling_factor": 2.5,
-    "topk_group": 4,
-    "vocab_size": 129280,
-}
-_V32_DEFAULTS = {
-    key: value
-    for key, value in _V3_DEFAULTS.items()
-    if key not in ("num_nextn_predict_layers", "rope_interleave")
-} | {
-    "index_head_dim": 128,
-    "index_n_heads": 64,
-    "index_topk": 2048,
-    "max_position_embeddings": 163840,
-}
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -216,7 +163,6 @@ V2 = decoder(
         unread("seq_aux"),
         Part(_read_softmax_experts, _softmax_experts_config),
     ),
-    defaults=_DEFAULTS,
     aliases={"num_experts": "n_routed_experts"},
 )
 V3 = decoder(
@@ -224,7 +170,6 @@ V3 = decoder(
     architecture="DeepseekV3ForCausalLM",
     table=_TABLE,
     parts=(*_V3, Part(_read_pairs, _pairs_config)),
-    defaults=_V3_DEFAULTS,
     aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,
 )
@@ -263,7 +208,6 @@ V32 = decoder(
         *_V3,
         Part(_read_indexer, _indexer_config),
     ),
-    defaults=_V32_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
     read_left_out=extra_layers,
 )

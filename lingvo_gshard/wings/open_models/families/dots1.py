@@ -6,7 +6,6 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
-    DECODER_DEFAULTS,
     NORMS_BY_HEAD,
     USUAL,
     decoder,
@@ -25,26 +24,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     run_in_periods,
     types_of_layers,
 )
-
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "first_k_dense_replace": 0,
-    "hidden_size": 4608,
-    "intermediate_size": 10944,
-    "max_window_layers": 62,
-    "moe_intermediate_size": 1408,
-    "n_group": 1,
-    "n_routed_experts": None,
-    "n_shared_experts": None,
-    "norm_topk_prob": False,
-    "num_experts_per_tok": None,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 32,
-    "routed_scaling_factor": 1.0,
-    "sliding_window": 4096,
-    "topk_group": 1,
-    "vocab_size": 152064,
-}
 
 
 def _read_names(config: PublishedConfig, task: Params) -> None:
@@ -76,6 +55,5 @@ FAMILY = decoder(
         SIGMOID_EXPERTS,
         Part(lambda config, task: run_in_periods(task.decoder)),
     ),
-    defaults=_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
 )

@@ -6,7 +6,6 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
-    DECODER_DEFAULTS,
     NORMS_BY_HEAD,
     OUTPUT_NORMS,
     OUTPUT_POSITION,
@@ -23,14 +22,6 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 
 _PERIOD = 4
-_DEFAULTS = DECODER_DEFAULTS | {
-    "intermediate_size": 16384,
-    "num_key_value_heads": 32,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 4096,
-    "sliding_window_pattern": _PERIOD,
-    "vocab_size": 102400,
-}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -61,5 +52,4 @@ FAMILY = decoder(
         NORMS_BY_HEAD,
         layered(lambda config: layer_types(config, _period(config)), _attentions),
     ),
-    defaults=_DEFAULTS,
 )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from lingvo_gshard.core import Params, UserError, random_numbers
 from lingvo_gshard.core.config import names
@@ -18,6 +22,7 @@ from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput
 USUAL_LENGTH = 1024
 # The version of transformers whose config classes have the defaults that families state.
 TRANSFORMERS = "5.24.0"
+_DEFAULTS = pathlib.Path(__file__).with_name("defaults.json")
 
 
 def text_input(length: int) -> Params:
@@ -63,8 +68,6 @@ class Family:
         config asks for something that is not supported.
       config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
         not describe every task in full, so callers make the task of these values and compare.
-      defaults: key of `config.json` -> the value that a missing key has, as the config class of
-        transformers (version TRANSFORMERS) states it, for the keys that the family reads.
       aliases: another name of a key -> the key, as in the class's `attribute_map`.
       read_left_out: returns the beginnings of the names of tensors that are not imported.
       input_of: returns the Params of the input, given the positions of a row.
@@ -82,7 +85,6 @@ class Family:
     table: Table
     read_task: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
-    defaults: Mapping[str, Any]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     read_left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
     input_of: Callable[[int], Params] = text_input
@@ -92,6 +94,15 @@ class Family:
     copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
     )
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Key of `config.json` -> the value that a missing key has.
+
+        The config class of transformers (version TRANSFORMERS) states it. The keys are those that
+        the family reads.
+        """
+        return _all_defaults()[self.model_type]
 
     def task_of(self, config: PublishedConfig) -> Params:
         """Returns the Params of the task that a config describes.
@@ -112,6 +123,12 @@ class Family:
     def _with_defaults(self, config: PublishedConfig) -> PublishedConfig:
         config.take_defaults(self.defaults, self.aliases)
         return config
+
+
+@functools.cache
+def _all_defaults() -> dict[str, dict[str, Any]]:
+    """Returns the `defaults` of each family, by its `model_type`."""
+    return msgspec.json.decode(_DEFAULTS.read_bytes(), type=dict[str, dict[str, Any]])
 
 
 def extra_layers(config: PublishedConfig) -> tuple[str, ...]:

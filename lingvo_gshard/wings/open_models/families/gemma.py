@@ -8,7 +8,6 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
@@ -40,47 +39,6 @@ _TABLE = (*EMBEDDINGS, *ATTENTION, *_NORMS, *FEED_FORWARD)
 _GELU = "gelu_pytorch_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "head_dim": 256,
-    "hidden_activation": _GELU,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-    "use_bidirectional_attention": None,
-    "vocab_size": 256000,
-}
-_GEMMA_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "head_dim": 256,
-    "hidden_act": _GELU,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 16,
-    "tie_word_embeddings": True,
-    "use_bidirectional_attention": None,
-    "vocab_size": 256000,
-}
-_GEMMA3_DEFAULTS = _DEFAULTS | {
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "max_position_embeddings": 131072,
-    "rope_local_base_freq": 10000.0,
-    "rope_theta": 1e6,
-    "use_bidirectional_attention": False,
-    "vocab_size": 262208,
-}
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -178,14 +136,12 @@ GEMMA = decoder(
         unread("hidden_activation"),
         ROPE,
     ),
-    defaults=_GEMMA_DEFAULTS,
 )
 GEMMA2 = decoder(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     table=_TABLE,
     parts=(*_LATER, ROPE, layered(_gemma2_kinds)),
-    defaults=_DEFAULTS,
 )
 GEMMA3 = decoder(
     model_type="gemma3_text",
@@ -196,5 +152,4 @@ GEMMA3 = decoder(
         Part(_set_norms),
         layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),
     ),
-    defaults=_GEMMA3_DEFAULTS,
 )

@@ -2,7 +2,6 @@
 
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
-    DECODER_DEFAULTS,
     USUAL,
     decoder,
     layer_row,
@@ -36,33 +35,6 @@ _EXPERTS = (
     layer_row("mlp.experts.down_proj_bias", "feed_forward.experts.b_out", "EM->EM"),
 )
 _SINKS = layer_row("self_attn.sinks", "self_attention.sinks", "N->N")
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": True,
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "num_local_experts": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "rope_theta": 150000.0,
-    "router_aux_loss_coef": 0.001,
-    "sliding_window": 128,
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0,
-    "vocab_size": 201088,
-}
 
 
 _BIASED = {
@@ -86,6 +58,5 @@ FAMILY = decoder(
         setting("swiglu_alpha", "decoder.moe.experts.gate_alpha", kind=float),
         setting("swiglu_limit", "decoder.moe.experts.gate_limit", kind=float),
     ),
-    defaults=_DEFAULTS,
     aliases={"num_experts": "num_local_experts"},
 )

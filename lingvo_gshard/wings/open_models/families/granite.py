@@ -9,7 +9,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     NORMS,
     USUAL,
@@ -41,14 +40,6 @@ _SHARED = fused_rows(
 _MULTIPLIERS = dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
 )
-_COMMON_DEFAULTS = DECODER_DEFAULTS | _MULTIPLIERS | {"attention_bias": False}
-_DEFAULTS = _COMMON_DEFAULTS | {"mlp_bias": False}
-_EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
-    "num_experts_per_tok": 2,
-    "num_local_experts": 8,
-    "router_aux_loss_coef": 0.001,
-}
-_SHARED_DEFAULTS = _EXPERTS_DEFAULTS | {"shared_intermediate_size": 0}
 
 
 def _read_factors(config: PublishedConfig, task: Params) -> None:
@@ -84,14 +75,12 @@ DENSE = decoder(
     model_type="granite",
     architecture="GraniteForCausalLM",
     parts=(*_PARTS, FEED_FORWARD_BIAS),
-    defaults=_DEFAULTS,
 )
 EXPERTS = decoder(
     model_type="granitemoe",
     architecture="GraniteMoeForCausalLM",
     table=(*_ROWS, *_EXPERTS),
     parts=(*_PARTS, LOCAL_EXPERTS),
-    defaults=_EXPERTS_DEFAULTS,
 )
 SHARED = decoder(
     model_type="granitemoeshared",
@@ -102,5 +91,4 @@ SHARED = decoder(
         LOCAL_EXPERTS,
         setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
     ),
-    defaults=_SHARED_DEFAULTS,
 )

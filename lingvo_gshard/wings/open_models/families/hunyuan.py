@@ -10,7 +10,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     NORMS,
@@ -62,12 +61,6 @@ _EXPERTS_FIXED = {
 }
 # Parameters that files give beside `alpha`, and that nobody reads then.
 _BESIDE_ALPHA = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "type")
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 290943,
-}
-_EXPERTS_DEFAULTS = _DEFAULTS | {"moe_topk": 1, "num_experts": 1}
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
@@ -140,13 +133,11 @@ DENSE = decoder(
     architecture="HunYuanDenseV1ForCausalLM",
     table=(*_ROWS, *FEED_FORWARD),
     parts=_PARTS,
-    defaults=_DEFAULTS,
 )
 EXPERTS = decoder(
     model_type="hunyuan_v1_moe",
     architecture="HunYuanMoEV1ForCausalLM",
     table=(*_ROWS, *expert_rows("mlp", router="gate.wg"), *shared_rows("mlp.shared_mlp")),
     parts=(*_PARTS, fixed(_EXPERTS_FIXED), Part(_read_experts, _experts_config)),
-    defaults=_EXPERTS_DEFAULTS,
     aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
 )

@@ -14,7 +14,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     NORMS,
     USUAL,
@@ -46,29 +45,6 @@ _EXPERTS = (
     layer_row(_FUSED, "feed_forward.experts.w_factor", "EMH->EMH", joined="H"),
     layer_row("feed_forward.experts.down_proj", "feed_forward.experts.w_out", "EHM->EHM"),
 )
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "attention_chunk_size": 8192,
-    "attn_scale": 0.1,
-    "attn_temperature_tuning": True,
-    "floor_scale": 8192,
-    "head_dim": 128,
-    "hidden_size": 5120,
-    "interleave_moe_layer_step": 1,
-    "intermediate_size": 8192,
-    "intermediate_size_mlp": 16384,
-    "max_position_embeddings": 131072,
-    "no_rope_layer_interval": 4,
-    "num_attention_heads": 40,
-    "num_experts_per_tok": 1,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 8,
-    "num_local_experts": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "use_qk_norm": True,
-    "vocab_size": 202048,
-}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -179,5 +155,4 @@ FAMILY = decoder(
         layered(_kinds, _attentions, _layers_config),
         Part(_read_experts, _experts_config),
     ),
-    defaults=_DEFAULTS,
 )

@@ -36,30 +36,6 @@ _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334
 _DENSE, _SPARSE = "dense", "sparse"
 _SINKS = layer_row("self_attn.attention_sink_bias", "self_attention.sinks", "N->N")
-_DEFAULTS = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attention_value_scale": 0.707,
-    "head_dim": 192,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "max_position_embeddings": 131072,
-    "moe_intermediate_size": 2048,
-    "n_group": 1,
-    "n_routed_experts": 256,
-    "norm_topk_prob": True,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-5,
-    "routed_scaling_factor": 1.0,
-    "sliding_window": 129,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "v_head_dim": 128,
-    "vocab_size": 152576,
-}
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -149,7 +125,6 @@ FAMILY = decoder(
         layered(_kinds, _attentions, _layers_config),
         Part(_read_experts, _experts_config),
     ),
-    defaults=_DEFAULTS,
     aliases={"num_local_experts": EXPERT_ALIASES["num_local_experts"]},
     read_left_out=lambda config: ("model.mtp.",),
     read_positions=lambda config: (config.get("max_position_embeddings"), False),

@@ -9,7 +9,6 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
-    DECODER_DEFAULTS,
     NORMS_OF_HEADS,
     decoder,
 )
@@ -34,21 +33,6 @@ _UNREAD = (
     "shared_moe_mode",
     "use_mtp",
 )
-_DEFAULTS = DECODER_DEFAULTS | {
-    "head_dim": 128,
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 196608,
-    "num_attention_heads": 48,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 8,
-    "num_local_experts": 256,
-    "rope_theta": 5e6,
-    "router_aux_loss_coef": 0.001,
-    "router_jitter_noise": 0.0,
-    "vocab_size": 200064,
-}
 # Published files state these keys, though the class has no choice.
 _FIXED = {
     "qk_norm_type": "per_layer",
@@ -89,6 +73,5 @@ FAMILY = decoder(
         ),
         JITTER,
     ),
-    defaults=_DEFAULTS,
     aliases={"num_experts": "num_local_experts"},
 )

@@ -8,7 +8,6 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
-    DECODER_DEFAULTS,
     NORMS_OF_HEADS,
     OUTPUT_NORMS,
     OUTPUT_POSITION,
@@ -26,14 +25,8 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 50304,
-}
 # The base of OLMo 3's rotations. transformers gives `rope_theta` to layers with full attention.
 _BASE = 5e5
-_OLMO3_DEFAULTS = _DEFAULTS | {"rope_theta": _BASE, "sliding_window": 4096}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -53,7 +46,6 @@ OLMO2 = decoder(
     architecture="Olmo2ForCausalLM",
     table=(*DECODER, *OUTPUT_NORMS),
     parts=(*_PARTS, ROPE),
-    defaults=_DEFAULTS,
 )
 OLMO3 = decoder(
     model_type="olmo3",
@@ -63,5 +55,4 @@ OLMO3 = decoder(
         *_PARTS,
         layered(lambda config: layer_types(config, period=4), _attentions, _layers_config),
     ),
-    defaults=_OLMO3_DEFAULTS,
 )

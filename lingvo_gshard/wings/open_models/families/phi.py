@@ -9,7 +9,6 @@ from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     DECODER,
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     FUSED_ATTENTION,
     NORM_BIASES,
@@ -31,32 +30,6 @@ from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.routers import SparseMixerRouter
 
 _LENGTH = "original_max_position_embeddings"
-_DEFAULTS = DECODER_DEFAULTS | {
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "max_position_embeddings": 4096,
-    _LENGTH: 4096,
-    "resid_pdrop": 0.0,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": None,
-    "vocab_size": 32064,
-}
-_EXPERTS_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "input_jitter_noise": 0.0,
-    "intermediate_size": 6400,
-    "lm_head_bias": False,
-    "max_position_embeddings": 131072,
-    "num_experts_per_tok": 2,
-    "num_key_value_heads": 8,
-    "num_local_experts": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "router_aux_loss_coef": 0.001,
-    "router_jitter_noise": 0.01,
-    "sliding_window": None,
-    "vocab_size": 32064,
-}
 _FEED_FORWARD = fused_rows("mlp.gate_up_proj.weight", "mlp.down_proj.weight")
 
 
@@ -92,7 +65,6 @@ PHI3 = decoder(
         unread("embd_pdrop"),
         setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0),
     ),
-    defaults=_DEFAULTS,
 )
 _THRESHOLD = Part(
     lambda config, task: task.decoder.moe.router.set(
@@ -118,6 +90,5 @@ PHIMOE = decoder(
         setting("input_jitter_noise", "decoder.moe.router.jitter", null=0.0),
         _THRESHOLD,
     ),
-    defaults=_EXPERTS_DEFAULTS,
     aliases={"num_experts": "num_local_experts"},
 )

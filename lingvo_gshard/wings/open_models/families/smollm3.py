@@ -6,7 +6,7 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FEED_FORWARD_BIAS,
@@ -21,21 +21,6 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 
 _UNROTATED = ", unrotated"
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "hidden_size": 2048,
-    "max_position_embeddings": 32768,
-    "mlp_bias": False,
-    "no_rope_layer_interval": 4,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 4,
-    "rope_theta": 2e6,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "vocab_size": 128256,
-}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -85,5 +70,4 @@ FAMILY = decoder(
         unread("max_window_layers"),
         layered(_kinds, _attentions, _layers_config),
     ),
-    defaults=_DEFAULTS,
 )

@@ -1,7 +1,7 @@
 """WrongScript: finds texts whose letters do not belong to their language.
 
-language_scripts.json has the scripts of languages, by the codes of ISO 15924. Its sources, under the
-Unicode License v3:
+language_scripts.json has the scripts of languages, by the codes of ISO 15924. Its sources are under
+the Unicode License v3:
 https://github.com/unicode-org/cldr-json/tree/47.0.0/cldr-json/cldr-core/supplemental
 languageData.json has the scripts that each language is written in, likelySubtags.json the likely
 one, and aliases.json codes of three letters. Latin letters as a second way of writing a language

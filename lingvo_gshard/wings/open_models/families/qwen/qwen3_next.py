@@ -13,7 +13,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     ATTENTION,
     ATTENTION_BIASES,
-    DECODER_DEFAULTS,
     EMBEDDINGS,
     FEED_FORWARD,
     HEAD_NORMS,
@@ -119,49 +118,6 @@ _TABLE = (
     _one("in_proj_b.weight", "w_strength", "(Nr)M->MNr"),
     _one("in_proj_a.weight", "w_decay", "(Nr)M->MNr"),
 )
-_COMMON_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 16,
-    "partial_rotary_factor": 0.25,
-}
-_EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
-    "hidden_size": 2048,
-    "moe_intermediate_size": 512,
-    "num_key_value_heads": 2,
-    "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 512,
-}
-_NEXT_DEFAULTS = _EXPERTS_DEFAULTS | {
-    "decoder_sparse_step": 1,
-    "intermediate_size": 5632,
-    "mlp_only_layers": None,
-    "norm_topk_prob": True,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "num_hidden_layers": 48,
-    "vocab_size": 151936,
-}
-_DENSE_DEFAULTS = _COMMON_DEFAULTS | {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 4,
-    "vocab_size": 248320,
-}
-_MOE_DEFAULTS = _EXPERTS_DEFAULTS | {
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 40,
-    "vocab_size": 248320,
-}
-del _MOE_DEFAULTS["intermediate_size"]
 
 
 def _read_norms(config: PublishedConfig, task: Params) -> None:
@@ -268,7 +224,6 @@ NEXT = decoder(
         experts(normalize="norm_topk_prob"),
         _SHARED,
     ),
-    defaults=_NEXT_DEFAULTS,
     read_left_out=_further_tokens,
 )
 DENSE = decoder(
@@ -276,7 +231,6 @@ DENSE = decoder(
     architecture="Qwen3_5ForCausalLM",
     table=(*_TABLE, *FEED_FORWARD),
     parts=_PARTS,
-    defaults=_DENSE_DEFAULTS,
     read_left_out=_further_tokens,
 )
 EXPERTS = decoder(
@@ -286,6 +240,5 @@ EXPERTS = decoder(
     # All layers have experts.
     parts=(unread("intermediate_size"), *_PARTS, experts(), _SHARED),
     hidden="moe_intermediate_size",
-    defaults=_MOE_DEFAULTS,
     read_left_out=_further_tokens,
 )

@@ -31,26 +31,6 @@ _COPIES = {
     "lm_head.weight": ("model.shared.weight", "model.decoder.embed_tokens.weight"),
 }
 
-# Defaults of the classes of transformers for the keys that `fairseq_task` reads.
-FAIRSEQ_DEFAULTS: dict[str, Any] = {
-    "activation_dropout": 0.0,
-    "activation_function": "relu",
-    "attention_dropout": 0.1,
-    "d_model": 1024,
-    "decoder_attention_heads": 16,
-    "decoder_ffn_dim": 4096,
-    "decoder_layerdrop": 0.05,
-    "decoder_layers": 12,
-    "dropout": 0.1,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "encoder_layerdrop": 0.05,
-    "encoder_layers": 12,
-    "max_position_embeddings": 1024,
-    "scale_embedding": True,
-    "tie_word_embeddings": True,
-    "vocab_size": 128112,
-}
 _ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",

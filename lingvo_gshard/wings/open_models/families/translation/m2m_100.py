@@ -9,7 +9,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
-    FAIRSEQ_DEFAULTS,
     fairseq_config,
     fairseq_rows,
     fairseq_task,
@@ -20,8 +19,6 @@ TABLES = (
     TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM"),
     TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
 )
-
-M2M_100_DEFAULTS = FAIRSEQ_DEFAULTS | {"pad_token_id": 1}
 
 
 def m2m_100_task(config: PublishedConfig) -> Params:
@@ -50,6 +47,5 @@ FAMILY = Family(
     table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=m2m_100_task,
     config_of=m2m_100_config,
-    defaults=M2M_100_DEFAULTS,
     **FAIRSEQ,
 )

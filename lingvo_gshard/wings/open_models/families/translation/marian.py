@@ -9,7 +9,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
-    FAIRSEQ_DEFAULTS,
     fairseq_config,
     fairseq_rows,
     fairseq_task,
@@ -33,18 +32,6 @@ _FIXED = {
     "normalize_before": False,
     "normalize_embedding": False,
     "static_position_embeddings": True,
-}
-
-_DEFAULTS = FAIRSEQ_DEFAULTS | {
-    "activation_function": "gelu",
-    "attention_dropout": 0.0,
-    "decoder_layerdrop": 0.0,
-    "decoder_vocab_size": None,
-    "encoder_layerdrop": 0.0,
-    "is_decoder": False,
-    "scale_embedding": False,
-    "share_encoder_decoder_embeddings": True,
-    "vocab_size": 58101,
 }
 
 
@@ -91,6 +78,5 @@ FAMILY = Family(
     table=(*_TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
     **FAIRSEQ,
 )

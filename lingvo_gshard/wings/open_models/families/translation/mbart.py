@@ -10,7 +10,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
-    FAIRSEQ_DEFAULTS,
     fairseq_config,
     fairseq_rows,
     fairseq_task,
@@ -35,15 +34,6 @@ _FIXED = {
     "normalize_before": True,
     "normalize_embedding": True,
     "static_position_embeddings": False,
-}
-_DEFAULTS = FAIRSEQ_DEFAULTS | {
-    "activation_function": "gelu",
-    "attention_dropout": 0.0,
-    "decoder_layerdrop": 0.0,
-    "encoder_layerdrop": 0.0,
-    "is_decoder": False,
-    "scale_embedding": False,
-    "vocab_size": 50265,
 }
 
 
@@ -74,6 +64,5 @@ FAMILY = Family(
     table=(*TABLES, *_ROWS, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
     **_OPTIONS,
 )

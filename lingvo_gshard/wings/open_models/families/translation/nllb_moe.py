@@ -15,7 +15,6 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
 )
 from lingvo_gshard.wings.open_models.families.translation.fairseq import FAIRSEQ, fairseq_rows
 from lingvo_gshard.wings.open_models.families.translation.m2m_100 import (
-    M2M_100_DEFAULTS,
     TABLES,
     m2m_100_config,
     m2m_100_task,
@@ -32,22 +31,6 @@ _CAPACITY = (
     "router_ignore_padding_tokens",
 )
 
-_DEFAULTS = M2M_100_DEFAULTS | {
-    "batch_prioritized_routing": False,
-    "decoder_sparse_step": 4,
-    "encoder_sparse_step": 4,
-    "expert_capacity": 64,
-    "moe_eval_capacity_token_fraction": 1.0,
-    "moe_token_dropout": 0.2,
-    "normalize_router_prob_before_dropping": False,
-    "num_experts": 128,
-    "router_aux_loss_coef": 0.001,
-    "router_bias": False,
-    "router_dtype": "float32",
-    "router_ignore_padding_tokens": False,
-    "router_z_loss_coef": 0.001,
-    "second_expert_policy": "all",
-}
 _PRODUCTS = (
     ("fc1.weight", "w_in", "HM->MH"),
     ("fc1.bias", "b_in", "H->H"),
@@ -105,6 +88,5 @@ FAMILY = Family(
     table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
     **FAIRSEQ,
 )

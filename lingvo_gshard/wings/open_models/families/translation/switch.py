@@ -19,7 +19,6 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
 from lingvo_gshard.wings.open_models.families.translation.t5 import (
     T5_ALIASES,
     T5_COPIES,
-    T5_DEFAULTS,
     t5_config,
     t5_positions,
     t5_rows,
@@ -31,25 +30,6 @@ _SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
 # These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
 _CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
 
-_DEFAULTS = T5_DEFAULTS | {
-    "add_router_probs": False,
-    "d_model": 768,
-    "dense_act_fn": "relu",
-    "expert_capacity": 64,
-    "num_decoder_layers": 12,
-    "num_experts": 8,
-    "num_heads": 12,
-    "num_layers": 12,
-    "num_sparse_decoder_layers": 3,
-    "num_sparse_encoder_layers": 3,
-    "router_aux_loss_coef": 0.001,
-    "router_bias": False,
-    "router_dtype": "float32",
-    "router_ignore_padding_tokens": False,
-    "router_jitter_noise": 0.01,
-    "router_z_loss_coef": 0.001,
-    "tie_word_embeddings": True,
-}
 # A head's size has another name in T5 only.
 _ALIASES = {alias: name for alias, name in T5_ALIASES.items() if alias != "head_dim"}
 _EXPERTS = tuple(
@@ -126,7 +106,6 @@ FAMILY = Family(
     table=(*t5_rows("mlp"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
     aliases=_ALIASES,
     read_left_out=lambda config: (
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",

@@ -30,41 +30,14 @@ T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
 )
 _ATTENTIONS = {"self": "SelfAttention", "cross": "EncDecAttention"}
 
-# Defaults of the classes of transformers for the keys that `t5_task` reads.
-T5_DEFAULTS: dict[str, Any] = {
-    "d_ff": 2048,
-    "d_kv": 64,
-    "d_model": 512,
-    "dropout_rate": 0.1,
-    "is_decoder": False,
-    "layer_norm_epsilon": 1e-6,
-    "num_decoder_layers": None,
-    "num_heads": 8,
-    "num_layers": 6,
-    "relative_attention_max_distance": 128,
-    "relative_attention_num_buckets": 32,
-    "vocab_size": 32128,
-}
 T5_ALIASES = {
     "head_dim": "d_kv",
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
 }
-_DEFAULTS = T5_DEFAULTS | {"feed_forward_proj": "relu"}
-_MT5_DEFAULTS = _DEFAULTS | {
-    "d_ff": 1024,
-    "feed_forward_proj": "gated-gelu",
-    "num_heads": 6,
-    "num_layers": 8,
-    "tie_word_embeddings": True,
-    "vocab_size": 250112,
-}
 
 
-_UMT5_DEFAULTS = {
-    key: value for key, value in _MT5_DEFAULTS.items() if key != "tie_word_embeddings"
-}
 _BIAS = "SelfAttention.relative_attention_bias.weight"
 
 
@@ -255,7 +228,6 @@ FAMILY = Family(
     table=t5_rows("DenseReluDense"),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
     aliases=T5_ALIASES,
     # Older files have a bias that no layer reads.
     read_left_out=lambda config: (
@@ -271,7 +243,6 @@ MT5 = dataclasses.replace(
     model_type="mt5",
     architecture="MT5ForConditionalGeneration",
     read_task=_mt5_task,
-    defaults=_MT5_DEFAULTS,
 )
 # mT5 with a bias of relative positions in each layer (arXiv 2304.09151).
 UMT5 = dataclasses.replace(
@@ -281,6 +252,5 @@ UMT5 = dataclasses.replace(
     table=t5_rows("DenseReluDense", shares_bias=False),
     read_task=_umt5_task,
     config_of=_umt5_config,
-    defaults=_UMT5_DEFAULTS,
     read_left_out=lambda config: (),
 )
