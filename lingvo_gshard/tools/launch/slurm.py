@@ -128,11 +128,14 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
         settings.append(f"time={slurm.time_limit}")
     settings += slurm.sbatch
     agent = [sys.executable, "-m", "lingvo_gshard", "launch", "agent"]
-    return _TEMPLATE.format(
-        settings="\n".join(map(_setting, settings)),
-        keep=shlex.quote(_KEEP_AGENT),
-        agent=shlex.join([*agent, *spell_options(options), "--", *words]),
-    )
+    parts = {
+        "settings": "\n".join(map(_setting, settings)),
+        "keep": shlex.quote(_KEEP_AGENT),
+        "agent": shlex.join([*agent, *spell_options(options), "--", *words]),
+    }
+    # All at once, since arguments of users may have such marks.
+    template = _TEMPLATE.read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
 
 
 def _setting(given: str) -> str:
@@ -165,32 +168,7 @@ _KEEP_AGENT = """trap : USR1 TERM
 while "$@"; code=$?; [ $code -eq 137 ]; do :; done
 exit $code"""
 
-_TEMPLATE = """\
-#!/bin/bash
-{settings}
-
-# Slurm signals this shell before the time limit and when it preempts the job. The agents have the
-# workers save.
-stop() {{
-    reason=$1
-    scancel --signal=USR1 "$SLURM_JOB_ID"
-}}
-trap 'stop limit' USR1
-trap 'stop preempted' TERM
-
-# A job that is queued again may get fewer nodes than it first asked for.
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill --wait=0 \\
-    bash -c {keep} agent \\
-    {agent} &
-agents=$!
-# A signal ends `wait` early.
-while wait "$agents"; code=$?; kill -0 "$agents" 2>/dev/null; do :; done
-
-if [ "$reason" = limit ] && [ "$code" -ne 0 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
+_TEMPLATE = pathlib.Path(__file__).with_name("slurm_job.bash")
 
 
 def _follow(job: str, log: pathlib.Path) -> int:

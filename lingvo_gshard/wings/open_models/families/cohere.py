@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    HEAD_NORMS,
-    HEADS_NORMS,
-    USUAL,
-    decoder,
-)
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -29,11 +21,6 @@ from lingvo_gshard.wings.published_layers.heads_norms import HeadsLayerNorm
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"
-# Command R+ has a norm for each head, in place of one over all heads together.
-_TABLE = (
-    *(row for row in DECODER if row not in HEADS_NORMS),
-    *(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS),
-)
 # Published files state these keys, though the class has no choice.
 _FIXED = {
     "order_of_interleaved_layers": "local_attn_first",
@@ -81,7 +68,6 @@ _PARTS = (
 COHERE = decoder(
     model_type="cohere",
     architecture="CohereForCausalLM",
-    table=_TABLE,
     parts=(
         *_PARTS,
         Part(

@@ -8,61 +8,22 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    EMBEDDINGS,
-    FEED_FORWARD,
-    NORMS,
-    decoder,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
     EXPERT_ALIASES,
-    SHARED_EXPERT,
     SIGMOID_EXPERTS,
     dense_layers,
     dropless_experts,
-    expert_rows,
     sigmoid_config,
 )
 from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers, fixed, unread
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
-from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
-
-
-def _row(published: str, ours: str, arrangement: str, joined: str = "") -> TensorPattern:
-    return layer_row(f"self_attn.{published}", f"self_attention.{ours}", arrangement, joined=joined)
-
-
-_ATTENTION = (
-    _row("q_proj.weight", "w_query", "(ND)M->MND"),
-    _row("q_a_proj.weight", "w_query_down", "qM->Mq"),
-    _row("q_a_proj.bias", "b_query_down", "q->q"),
-    _row("q_a_layernorm.weight", "query_norm.scale", "M->M"),
-    _row("q_b_proj.weight", "w_query", "(ND)q->qND"),
-    _row("kv_a_proj_with_mqa.weight", "w_latent", "rM->Mr", joined="r"),
-    _row("kv_a_proj_with_mqa.weight", "w_rotary_key", "DM->MD", joined="D"),
-    _row("kv_a_proj_with_mqa.bias", "b_latent", "r->r", joined="r"),
-    _row("kv_a_proj_with_mqa.bias", "b_rotary_key", "D->D", joined="D"),
-    _row("kv_a_layernorm.weight", "latent_norm.scale", "M->M"),
-    _row("kv_b_proj.weight", "w_key", "(ND)r->rND", joined="D"),
-    _row("kv_b_proj.weight", "w_value", "(ND)r->rND", joined="D"),
-    _row("o_proj.weight", "w_out", "M(ND)->NDM"),
-    _row("o_proj.bias", "b_out", "M->M"),
-)
-_INDEXER = (
-    _row("indexer.wq_b.weight", "w_index_query", "(ND)q->qND"),
-    _row("indexer.wk.weight", "w_index_key", "DM->MD"),
-    _row("indexer.weights_proj.weight", "w_index_head", "NM->MN"),
-    _row("indexer.k_norm.weight", "index_norm.scale", "M->M"),
-    _row("indexer.k_norm.bias", "index_norm.bias", "M->M"),
-)
-_TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), *SHARED_EXPERT)
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -156,7 +117,6 @@ _V3 = (
 V2 = decoder(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
-    table=_TABLE,
     parts=(
         *_LATENT,
         fixed({"mlp_bias": False, "scoring_func": "softmax"}),
@@ -168,7 +128,6 @@ V2 = decoder(
 V3 = decoder(
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
-    table=_TABLE,
     parts=(*_V3, Part(_read_pairs, _pairs_config)),
     aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,
@@ -202,7 +161,6 @@ def _indexer_config(task: Params) -> dict[str, Any]:
 V32 = decoder(
     model_type="deepseek_v32",
     architecture="DeepseekV32ForCausalLM",
-    table=(*_TABLE, *_INDEXER),
     parts=(
         fixed({"rope_interleave": True, "mlp_bias": False}),
         *_V3,

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    NORMS_BY_HEAD,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    SHARED_EXPERT,
-    SIGMOID_EXPERTS,
-    expert_rows,
-)
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import SIGMOID_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -45,7 +36,6 @@ def _kinds(config: PublishedConfig) -> list[str]:
 FAMILY = decoder(
     model_type="dots1",
     architecture="Dots1ForCausalLM",
-    table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
     parts=(
         *USUAL,
         BIASES,

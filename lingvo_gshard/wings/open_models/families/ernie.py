@@ -7,24 +7,11 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    USUAL,
-    decoder,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts, shared_rows
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import Part, always, fixed, setting
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
-
-# Published with a dimension of size 1 before the experts.
-_SELECTION_BIAS = layer_row(
-    "mlp.moe_statics.e_score_correction_bias",
-    "feed_forward.router.selection_bias",
-    "gE->E",
-    choose=(("g", 0, 1),),
-)
 
 
 def _read_expert_layers(config: PublishedConfig, task: Params) -> None:
@@ -87,7 +74,6 @@ DENSE = decoder(
 EXPERTS = decoder(
     model_type="ernie4_5_moe",
     architecture="Ernie4_5_MoeForCausalLM",
-    table=(*DECODER, *expert_rows("mlp"), *shared_rows("mlp.shared_experts"), _SELECTION_BIAS),
     parts=(
         *_PARTS,
         # Gates are divided by their sum, which is larger than the first.

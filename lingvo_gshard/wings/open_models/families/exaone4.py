@@ -5,9 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
     NORMS_BY_HEAD,
-    OUTPUT_NORMS,
     OUTPUT_POSITION,
     USUAL,
     decoder,
@@ -45,7 +43,6 @@ def _period(config: PublishedConfig) -> int:
 FAMILY = decoder(
     model_type="exaone4",
     architecture="Exaone4ForCausalLM",
-    table=(*DECODER, *OUTPUT_NORMS),
     parts=(
         *USUAL,
         OUTPUT_POSITION,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,14 +15,16 @@ from lingvo_gshard.core import Params, UserError, random_numbers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.table import Table
+from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput
 
 # Most positions of a row unless the user asks for another number.
 USUAL_LENGTH = 1024
 # The version of transformers whose config classes have the defaults that families state.
 TRANSFORMERS = "5.24.0"
-_DEFAULTS = pathlib.Path(__file__).with_name("defaults.json")
+_DEFAULTS, _TABLES = (
+    pathlib.Path(__file__).with_name(f"{name}.json") for name in ("defaults", "tables")
+)
 
 
 def text_input(length: int) -> Params:
@@ -63,7 +65,6 @@ class Family:
     Attributes:
       model_type: the name of the architecture in `config.json`.
       architecture: the class of transformers that runs it.
-      table: the weight that each published tensor goes to.
       read_task: returns the Params of the task that a config describes; raises UserError if the
         config asks for something that is not supported.
       config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
@@ -82,7 +83,6 @@ class Family:
 
     model_type: str
     architecture: str
-    table: Table
     read_task: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -94,6 +94,11 @@ class Family:
     copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
     )
+
+    @property
+    def table(self) -> Table:
+        """The weight that each published tensor goes to, as tables.json says."""
+        return _all_tables()[self.model_type]
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -123,6 +128,33 @@ class Family:
     def _with_defaults(self, config: PublishedConfig) -> PublishedConfig:
         config.take_defaults(self.defaults, self.aliases)
         return config
+
+
+class _Tables(msgspec.Struct):
+    """The content of tables.json.
+
+    Attributes:
+      groups: name -> rows that families have in common, or names of other groups.
+      families: `model_type` -> rows, and names of groups.
+    """
+
+    groups: dict[str, list[str | TensorPattern]]
+    families: dict[str, list[str | TensorPattern]]
+
+    def rows(self, entries: Iterable[str | TensorPattern]) -> Iterator[TensorPattern]:
+        """Yields the rows of a list of rows and names of groups."""
+        for entry in entries:
+            if isinstance(entry, str):
+                yield from self.rows(self.groups[entry])
+            else:
+                yield entry
+
+
+@functools.cache
+def _all_tables() -> dict[str, Table]:
+    """Returns the table of each family, by its `model_type`."""
+    found = msgspec.json.decode(_TABLES.read_bytes(), type=_Tables)
+    return {name: tuple(found.rows(entries)) for name, entries in found.families.items()}
 
 
 @functools.cache

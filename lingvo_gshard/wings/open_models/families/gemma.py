@@ -6,16 +6,7 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
-    OUTPUT_NORMS,
-    decoder,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
@@ -30,12 +21,6 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
-_NORMS = (
-    NORMS[0],
-    *OUTPUT_NORMS,
-    layer_row("pre_feedforward_layernorm.weight", "feed_forward_norm.scale", "M->M"),
-)
-_TABLE = (*EMBEDDINGS, *ATTENTION, *_NORMS, *FEED_FORWARD)
 _GELU = "gelu_pytorch_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
@@ -140,13 +125,11 @@ GEMMA = decoder(
 GEMMA2 = decoder(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
-    table=_TABLE,
     parts=(*_LATER, ROPE, layered(_gemma2_kinds)),
 )
 GEMMA3 = decoder(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    table=(*_TABLE, *HEAD_NORMS),
     parts=(
         *_LATER,
         Part(_set_norms),

@@ -1,23 +1,12 @@
 """GLM-4.5: experts chosen by sigmoids with a bias, and a shared one (arXiv 2508.06471)."""
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    NORMS_BY_HEAD,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    EXPERT_ALIASES,
-    SHARED_EXPERT,
-    SIGMOID_EXPERTS,
-    expert_rows,
-)
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import EXPERT_ALIASES, SIGMOID_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import extra_layers, setting
 
 FAMILY = decoder(
     model_type="glm4_moe",
     architecture="Glm4MoeForCausalLM",
-    table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
     parts=(
         *USUAL,
         setting("attention_bias", "attention.use_bias", null=False),

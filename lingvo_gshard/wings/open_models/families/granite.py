@@ -6,37 +6,10 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    EMBEDDINGS,
-    NORMS,
-    USUAL,
-    decoder,
-    fused_rows,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FEED_FORWARD_BIAS,
-    Part,
-    setting,
-)
+from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS, Part, setting
 
-_ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
-_EXPERTS = (
-    layer_row("block_sparse_moe.router.layer.weight", "feed_forward.router.w_gate", "EM->ME"),
-    *fused_rows(
-        "block_sparse_moe.input_linear.weight",
-        "block_sparse_moe.output_linear.weight",
-        "feed_forward.experts",
-        "E",
-    ),
-)
-_SHARED = fused_rows(
-    "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight", "feed_forward.shared"
-)
 _MULTIPLIERS = dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
 )
@@ -79,13 +52,11 @@ DENSE = decoder(
 EXPERTS = decoder(
     model_type="granitemoe",
     architecture="GraniteMoeForCausalLM",
-    table=(*_ROWS, *_EXPERTS),
     parts=(*_PARTS, LOCAL_EXPERTS),
 )
 SHARED = decoder(
     model_type="granitemoeshared",
     architecture="GraniteMoeSharedForCausalLM",
-    table=(*_ROWS, *_EXPERTS, *_SHARED),
     parts=(
         *_PARTS,
         LOCAL_EXPERTS,

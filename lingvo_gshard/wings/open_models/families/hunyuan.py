@@ -7,21 +7,8 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    NORMS,
-    NORMS_BY_HEAD,
-    decoder,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    dropless_experts,
-    expert_rows,
-    shared_rows,
-)
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
+from lingvo_gshard.wings.open_models.families.experts import dropless_experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     SILU,
@@ -33,14 +20,6 @@ from lingvo_gshard.wings.open_models.families.family import (
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
-_ROWS = (
-    *EMBEDDINGS,
-    *ATTENTION,
-    *ATTENTION_BIASES,
-    *NORMS,
-    layer_row("self_attn.query_layernorm.weight", "self_attention.query_norm.scale", "M->M"),
-    layer_row("self_attn.key_layernorm.weight", "self_attention.key_norm.scale", "M->M"),
-)
 # Keys of published files that no class of transformers reads, with the values that they may have.
 _FIXED = {
     "norm_type": "rms",
@@ -131,13 +110,11 @@ _PARTS = (
 DENSE = decoder(
     model_type="hunyuan_v1_dense",
     architecture="HunYuanDenseV1ForCausalLM",
-    table=(*_ROWS, *FEED_FORWARD),
     parts=_PARTS,
 )
 EXPERTS = decoder(
     model_type="hunyuan_v1_moe",
     architecture="HunYuanMoEV1ForCausalLM",
-    table=(*_ROWS, *expert_rows("mlp", router="gate.wg"), *shared_rows("mlp.shared_mlp")),
     parts=(*_PARTS, fixed(_EXPERTS_FIXED), Part(_read_experts, _experts_config)),
     aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
 )

@@ -11,17 +11,8 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.layers import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    EMBEDDINGS,
-    NORMS,
-    USUAL,
-    decoder,
-    feed_forward_rows,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import dropless_experts, shared_rows
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import dropless_experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -38,13 +29,6 @@ from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
-_FUSED = "feed_forward.experts.gate_up_proj"
-_EXPERTS = (
-    layer_row("feed_forward.router.weight", "feed_forward.router.w_gate", "EM->ME"),
-    layer_row(_FUSED, "feed_forward.experts.w_in", "EMH->EMH", joined="H"),
-    layer_row(_FUSED, "feed_forward.experts.w_factor", "EMH->EMH", joined="H"),
-    layer_row("feed_forward.experts.down_proj", "feed_forward.experts.w_out", "EHM->EHM"),
-)
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -138,15 +122,6 @@ def _experts_config(task: Params) -> dict[str, Any]:
 FAMILY = decoder(
     model_type="llama4_text",
     architecture="Llama4ForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *ATTENTION_BIASES,
-        *NORMS,
-        *feed_forward_rows("feed_forward"),
-        *_EXPERTS,
-        *shared_rows("feed_forward.shared_expert"),
-    ),
     parts=(
         *USUAL,
         BIASES,

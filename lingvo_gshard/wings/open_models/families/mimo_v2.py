@@ -9,11 +9,9 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import DECODER, decoder, layer_row
+from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
     EXPERT_ALIASES,
-    SHARED_EXPERT,
-    expert_rows,
     sigmoid_config,
     sigmoid_experts,
 )
@@ -35,7 +33,6 @@ from lingvo_gshard.wings.open_models.families.rope import ropes_by_type, ropes_c
 _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334
 _DENSE, _SPARSE = "dense", "sparse"
-_SINKS = layer_row("self_attn.attention_sink_bias", "self_attention.sinks", "N->N")
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -116,7 +113,6 @@ def _experts_config(task: Params) -> dict[str, Any]:
 FAMILY = decoder(
     model_type="mimo_v2_flash",
     architecture="MiMoV2FlashForCausalLM",
-    table=(*DECODER, _SINKS, *expert_rows("mlp"), SHARED_EXPERT[-1]),
     parts=(
         SILU,
         setting("attention_bias", "attention.use_bias", null=False),

@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    NORMS_OF_HEADS,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    MIXTRAL_EXPERTS,
-    experts,
-    selection_bias,
-)
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_OF_HEADS, decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part, fixed, unread
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
@@ -54,11 +46,6 @@ def _read_rope(config: PublishedConfig, task: Params) -> None:
 FAMILY = decoder(
     model_type="minimax_m2",
     architecture="MiniMaxM2ForCausalLM",
-    table=(
-        *DECODER,
-        *MIXTRAL_EXPERTS,
-        selection_bias("block_sparse_moe.e_score_correction_bias"),
-    ),
     parts=(
         SILU,
         fixed(_FIXED),

@@ -1,11 +1,7 @@
 """Mistral: dense decoders with a sliding window (arXiv 2310.06825, section 2)."""
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS, MIXTRAL_EXPERTS
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import JITTER, WINDOW
 
 DENSE = decoder(
@@ -16,7 +12,6 @@ DENSE = decoder(
 EXPERTS = decoder(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
-    table=(*DECODER, *MIXTRAL_EXPERTS),
     parts=(*USUAL, WINDOW, LOCAL_EXPERTS, JITTER),
     aliases={"num_experts": "num_local_experts"},
 )

@@ -7,9 +7,7 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
     NORMS_OF_HEADS,
-    OUTPUT_NORMS,
     OUTPUT_POSITION,
     decoder,
 )
@@ -44,13 +42,11 @@ _PARTS = (SILU, BIASES, OUTPUT_POSITION, NORMS_OF_HEADS)
 OLMO2 = decoder(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
-    table=(*DECODER, *OUTPUT_NORMS),
     parts=(*_PARTS, ROPE),
 )
 OLMO3 = decoder(
     model_type="olmo3",
     architecture="Olmo3ForCausalLM",
-    table=OLMO2.table,
     parts=(
         *_PARTS,
         layered(lambda config: layer_types(config, period=4), _attentions, _layers_config),

@@ -1,18 +1,12 @@
 """OLMoE: experts in all layers, and norms of queries and keys over all heads (arXiv 2409.02060)."""
 
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    NORMS_OF_HEADS,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_OF_HEADS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import fixed
 
 FAMILY = decoder(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
-    table=(*DECODER, *expert_rows("mlp")),
     parts=(
         *USUAL,
         fixed({"attention_bias": False}, is_written=True),

@@ -7,16 +7,8 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    EMBEDDINGS,
-    FUSED_ATTENTION,
-    NORM_BIASES,
-    NORMS,
-    decoder,
-    fused_rows,
-)
-from lingvo_gshard.wings.open_models.families.experts import MIXTRAL_EXPERTS, experts
+from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     SILU,
@@ -26,11 +18,9 @@ from lingvo_gshard.wings.open_models.families.family import (
     unread,
 )
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
-from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.routers import SparseMixerRouter
 
 _LENGTH = "original_max_position_embeddings"
-_FEED_FORWARD = fused_rows("mlp.gate_up_proj.weight", "mlp.down_proj.weight")
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
@@ -59,7 +49,6 @@ _PARTS = (SILU, WINDOW, Part(_read_rope, _rope_config))
 PHI3 = decoder(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
-    table=(*EMBEDDINGS, *FUSED_ATTENTION, *NORMS, *_FEED_FORWARD),
     parts=(
         *_PARTS,
         unread("embd_pdrop"),
@@ -75,12 +64,6 @@ _THRESHOLD = Part(
 PHIMOE = decoder(
     model_type="phimoe",
     architecture="PhimoeForCausalLM",
-    table=(
-        *DECODER,
-        TensorPattern("lm_head.bias", "logit_bias", "V->V"),
-        *NORM_BIASES,
-        *MIXTRAL_EXPERTS,
-    ),
     parts=(
         *_PARTS,
         BIASES,

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    NORMS_BY_HEAD,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, expert_rows, experts
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -54,7 +49,6 @@ DENSE = decoder(
 EXPERTS = decoder(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    table=(*DECODER, *expert_rows("mlp")),
     parts=(ALL_SPARSE, *_QWEN3, experts(normalize="norm_topk_prob")),
     aliases={"num_local_experts": "num_experts"},
 )

@@ -5,28 +5,12 @@ https://qwen.ai/blog?id=4074cca80393150c248e508aa62983f9cb7d27cd
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
-    USUAL,
-    decoder,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    ALL_SPARSE,
-    expert_rows,
-    experts,
-    shared_rows,
-)
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -38,86 +22,9 @@ from lingvo_gshard.wings.open_models.families.family import (
     types_of_layers,
     unread,
 )
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 
 _LINEAR = "linear_attention"
-_NET = "self_attention"
-# The weights that every head of keys has, and those that every value has.
-_KEYS, _VALUES = ("query", "key"), ("value", "gate")
-# A weight that only the layers with a gated delta net have.
-_RATE = f"decoder.{{layer}}.{_NET}.log_rate"
-_GATED_QUERY = tuple(
-    layer_row(
-        f"self_attn.q_proj.{kind}",
-        f"{_NET}.{ours}_{name}",
-        f"(NgD){summed}->{summed}ND",
-        choose=(("g", part, 2),),
-        not_beside=_RATE,
-    )
-    for kind, ours, summed in (("weight", "w", "M"), ("bias", "b", ""))
-    for part, name in enumerate(("query", "gate"))
-)
-
-
-def _one(published: str, ours: str, arrangement: str, **options: Any) -> TensorPattern:
-    return layer_row(f"linear_attn.{published}", f"{_NET}.{ours}", arrangement, **options)
-
-
-def _joined(published: str, arrangement: str, names: tuple[str, ...], letter: str) -> Table:
-    """Returns the rows of weights, named without "w_", that are one tensor along a letter."""
-    return tuple(
-        _one(f"{published}.weight", f"w_{name}", arrangement, joined=letter, beside=_RATE)
-        for name in names
-    )
-
-
-_TAPS = tuple(
-    _one(
-        "conv1d.weight",
-        f"w_{name}_taps",
-        f"({letters})ot->t{letters}",
-        choose=(("o", 0, 1),),
-        joined="N",
-    )
-    for name, letters in (("query", "ND"), ("key", "ND"), ("value", "Nrd"))
-)
-_COMMON = (
-    *EMBEDDINGS,
-    *_GATED_QUERY,
-    *(dataclasses.replace(row, not_beside=_RATE) for row in ATTENTION[1:]),
-    *ATTENTION_BIASES[1:],
-    *HEAD_NORMS,
-    *NORMS,
-    *_TAPS,
-    _one("A_log", "log_rate", "(Nr)->Nr"),
-    _one("dt_bias", "b_decay", "(Nr)->Nr"),
-    _one("norm.weight", "output_norm.scale", "M->M"),
-    _one("out_proj.weight", "w_out", "M(Nrd)->NrdM"),
-)
-_EXPERTS = (
-    *expert_rows("mlp"),
-    *shared_rows("mlp.shared_expert"),
-    layer_row(
-        "mlp.shared_expert_gate.weight", "feed_forward.w_mix", "oM->M", choose=(("o", 0, 1),)
-    ),
-)
-# Qwen3-Next publishes what belongs to a head of keys together.
-_NEXT_TABLE = (
-    *_COMMON,
-    *_joined("in_proj_qkvz", "(NrD)M->MND", _KEYS, "r"),
-    *_joined("in_proj_qkvz", "(Nrd)M->MNrd", _VALUES, "r"),
-    *_joined("in_proj_ba", "(Nr)M->MNr", ("strength", "decay"), "r"),
-    *_EXPERTS,
-)
-_TABLE = (
-    *_COMMON,
-    *_joined("in_proj_qkv", "(ND)M->MND", _KEYS, "N"),
-    *_joined("in_proj_qkv", "(Nrd)M->MNrd", _VALUES[:1], "N"),
-    _one("in_proj_z.weight", "w_gate", "(Nrd)M->MNrd"),
-    _one("in_proj_b.weight", "w_strength", "(Nr)M->MNr"),
-    _one("in_proj_a.weight", "w_decay", "(Nr)M->MNr"),
-)
 
 
 def _read_norms(config: PublishedConfig, task: Params) -> None:
@@ -216,7 +123,6 @@ def _further_tokens(config: PublishedConfig) -> tuple[str, ...]:
 NEXT = decoder(
     model_type="qwen3_next",
     architecture="Qwen3NextForCausalLM",
-    table=_NEXT_TABLE,
     parts=(
         ALL_SPARSE,
         Part(_read_sizes),
@@ -229,14 +135,12 @@ NEXT = decoder(
 DENSE = decoder(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
-    table=(*_TABLE, *FEED_FORWARD),
     parts=_PARTS,
     read_left_out=_further_tokens,
 )
 EXPERTS = decoder(
     model_type="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
-    table=(*_TABLE, *_EXPERTS),
     # All layers have experts.
     parts=(unread("intermediate_size"), *_PARTS, experts(), _SHARED),
     hidden="moe_intermediate_size",

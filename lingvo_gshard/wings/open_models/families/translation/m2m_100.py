@@ -10,14 +10,7 @@ from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
     fairseq_config,
-    fairseq_rows,
     fairseq_task,
-)
-from lingvo_gshard.wings.open_models.table import TensorPattern
-
-TABLES = (
-    TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM"),
-    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
 )
 
 
@@ -44,7 +37,6 @@ def m2m_100_config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="m2m_100",
     architecture="M2M100ForConditionalGeneration",
-    table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=m2m_100_task,
     config_of=m2m_100_config,
     **FAIRSEQ,

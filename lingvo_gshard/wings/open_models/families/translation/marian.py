@@ -10,21 +10,9 @@ from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
     fairseq_config,
-    fairseq_rows,
     fairseq_task,
 )
-from lingvo_gshard.wings.open_models.table import TensorPattern
 
-_SOURCE = "source_embedding.table"
-_TABLES = (
-    TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM", not_beside=_SOURCE),
-    TensorPattern("model.encoder.embed_tokens.weight", _SOURCE, "VM->VM"),
-    TensorPattern(
-        "model.decoder.embed_tokens.weight", "target_embedding.table", "VM->VM", beside=_SOURCE
-    ),
-    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
-    TensorPattern("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
-)
 # Keys that the converter of Marian's own files wrote, with the values that transformers computes.
 _FIXED = {
     "add_bias_logits": False,
@@ -75,7 +63,6 @@ def _config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="marian",
     architecture="MarianMTModel",
-    table=(*_TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=_task,
     config_of=_config,
     **FAIRSEQ,

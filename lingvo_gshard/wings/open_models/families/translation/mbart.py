@@ -11,22 +11,11 @@ from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
     fairseq_config,
-    fairseq_rows,
     fairseq_task,
-    norm_rows,
 )
-from lingvo_gshard.wings.open_models.families.translation.m2m_100 import TABLES
-from lingvo_gshard.wings.open_models.table import TensorPattern
 
 # fairseq numbers the first position with 2. The rows before it have no use.
 _FIRST = 2
-_ROWS = (
-    TensorPattern("model.encoder.embed_positions.weight", "source_positions.table", "LM->LM"),
-    TensorPattern("model.decoder.embed_positions.weight", "positions.table", "LM->LM"),
-    *norm_rows("model.encoder.layernorm_embedding", "encoder.input_norm"),
-    *norm_rows("model.decoder.layernorm_embedding", "decoder.input_norm"),
-    TensorPattern("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
-)
 # Keys of published files that say what the class does.
 _FIXED = {
     "add_bias_logits": False,
@@ -61,7 +50,6 @@ _OPTIONS: dict[str, Any] = FAIRSEQ | {"read_left_out": lambda config: ()}
 FAMILY = Family(
     model_type="mbart",
     architecture="MBartForConditionalGeneration",
-    table=(*TABLES, *_ROWS, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     read_task=_task,
     config_of=_config,
     **_OPTIONS,

@@ -8,14 +8,9 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
-from lingvo_gshard.wings.open_models.families.translation.common import (
-    add_experts,
-    experts_config,
-    routed_rows,
-)
-from lingvo_gshard.wings.open_models.families.translation.fairseq import FAIRSEQ, fairseq_rows
+from lingvo_gshard.wings.open_models.families.translation.common import add_experts, experts_config
+from lingvo_gshard.wings.open_models.families.translation.fairseq import FAIRSEQ
 from lingvo_gshard.wings.open_models.families.translation.m2m_100 import (
-    TABLES,
     m2m_100_config,
     m2m_100_task,
 )
@@ -29,20 +24,6 @@ _CAPACITY = (
     "normalize_router_prob_before_dropping",
     "moe_eval_capacity_token_fraction",
     "router_ignore_padding_tokens",
-)
-
-_PRODUCTS = (
-    ("fc1.weight", "w_in", "HM->MH"),
-    ("fc1.bias", "b_in", "H->H"),
-    ("fc2.weight", "w_out", "MH->HM"),
-    ("fc2.bias", "b_out", "M->M"),
-)
-_EXPERTS = tuple(
-    row
-    for stack in _SIDES
-    for row in routed_rows(
-        f"model.{stack}.layers.{{layer}}.ffn", f"{stack}.{{layer}}.feed_forward", _PRODUCTS
-    )
 )
 
 
@@ -85,7 +66,6 @@ def _config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="nllb-moe",
     architecture="NllbMoeForConditionalGeneration",
-    table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
     **FAIRSEQ,

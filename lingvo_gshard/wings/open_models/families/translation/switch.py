@@ -13,7 +13,6 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
     add_experts,
     experts_config,
     published_activation,
-    routed_rows,
     translation_input,
 )
 from lingvo_gshard.wings.open_models.families.translation.t5 import (
@@ -21,26 +20,16 @@ from lingvo_gshard.wings.open_models.families.translation.t5 import (
     T5_COPIES,
     t5_config,
     t5_positions,
-    t5_rows,
     t5_task,
 )
 
-# Place of the feed-forward layer among the sublayers of each stack, and keys of the config.
-_SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
+# Each stack, and the key of the config that has the number of its layers.
+_SIDES = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 # These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
 _CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
 
 # A head's size has another name in T5 only.
 _ALIASES = {alias: name for alias, name in T5_ALIASES.items() if alias != "head_dim"}
-_EXPERTS = tuple(
-    row
-    for stack, (place, _) in _SIDES.items()
-    for row in routed_rows(
-        f"{stack}.block.{{layer}}.layer.{place}.mlp",
-        f"{stack}.{{layer}}.feed_forward",
-        (("wi.weight", "w_in", "HM->MH"), ("wo.weight", "w_out", "MH->HM")),
-    )
-)
 
 
 def _task(config: PublishedConfig) -> Params:
@@ -95,7 +84,7 @@ def _config(task: Params) -> dict[str, Any]:
         "router_jitter_noise": moe.router.jitter,
         **experts_config(task.encoder),
     }
-    for side, (_, layers) in _SIDES.items():
+    for side, layers in _SIDES.items():
         values[f"num_sparse_{side}_layers"] = values[layers] // task.get(side).moe_every
     return values
 
@@ -103,7 +92,6 @@ def _config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="switch_transformers",
     architecture="SwitchTransformersForConditionalGeneration",
-    table=(*t5_rows("mlp"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
     aliases=_ALIASES,

@@ -11,14 +11,11 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.common import (
     activation_of,
-    attention_rows,
     published_activation,
-    sides,
     stacks_of,
     task_of,
     translation_input,
 )
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 
 # Positions of the texts that T5 was trained on. Relative positions set no limit.
 _POSITIONS = 512
@@ -28,7 +25,6 @@ T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
     ("shared.weight",),
 )
-_ATTENTIONS = {"self": "SelfAttention", "cross": "EncDecAttention"}
 
 T5_ALIASES = {
     "head_dim": "d_kv",
@@ -36,51 +32,6 @@ T5_ALIASES = {
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
 }
-
-
-_BIAS = "SelfAttention.relative_attention_bias.weight"
-
-
-def t5_rows(feed_forward: str, shares_bias: bool = True) -> Table:
-    """Returns the rows of T5.
-
-    Args:
-      feed_forward: published name of the feed-forward layer.
-      shares_bias: whether the layers of a stack share the bias of relative positions.
-    """
-    rows = [
-        TensorPattern("shared.weight", "target_embedding.table", "VM->VM"),
-        TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
-    ]
-    for stack, attentions in sides():
-        block, layer = f"{stack}.block.{{layer}}.layer", f"{stack}.{{layer}}"
-        if shares_bias:
-            bias, ours = f"{stack}.block.0.layer.0.{_BIAS}", f"{stack}.shared_relative_bias.table"
-        else:
-            bias, ours = f"{block}.0.{_BIAS}", f"{layer}.self_attention.relative_bias"
-        rows.append(TensorPattern(bias, ours, "bN->bN"))
-        rows.append(
-            TensorPattern(f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale", "M->M")
-        )
-        for place, name in enumerate(attentions):
-            published = f"{block}.{place}.{_ATTENTIONS[name]}"
-            rows += attention_rows(published, f"{layer}.{name}_attention", "qkvo", False)
-        names = [*(f"{name}_attention" for name in attentions), "feed_forward"]
-        for place, name in enumerate(names):
-            norm = f"{block}.{place}.layer_norm.weight"
-            rows.append(TensorPattern(norm, f"{layer}.{name}_norm.scale", "M->M"))
-        dense, ours = f"{block}.{len(attentions)}.{feed_forward}", f"{layer}.feed_forward"
-        rows += [
-            TensorPattern(
-                f"{dense}.wi.weight", f"{ours}.w_in", "HM->MH", not_beside=f"{ours}.w_factor"
-            ),
-            TensorPattern(
-                f"{dense}.wi_0.weight", f"{ours}.w_in", "HM->MH", beside=f"{ours}.w_factor"
-            ),
-            TensorPattern(f"{dense}.wi_1.weight", f"{ours}.w_factor", "HM->MH"),
-            TensorPattern(f"{dense}.wo.weight", f"{ours}.w_out", "MH->HM"),
-        ]
-    return tuple(rows)
 
 
 def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: bool) -> Params:
@@ -225,7 +176,6 @@ def _config(task: Params) -> dict[str, Any]:
 FAMILY = Family(
     model_type="t5",
     architecture="T5ForConditionalGeneration",
-    table=t5_rows("DenseReluDense"),
     read_task=_task,
     config_of=_config,
     aliases=T5_ALIASES,
@@ -249,7 +199,6 @@ UMT5 = dataclasses.replace(
     FAMILY,
     model_type="umt5",
     architecture="UMT5ForConditionalGeneration",
-    table=t5_rows("DenseReluDense", shares_bias=False),
     read_task=_umt5_task,
     config_of=_umt5_config,
     read_left_out=lambda config: (),
