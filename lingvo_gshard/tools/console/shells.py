@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+
+from lingvo_gshard.core import package_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Command:
 
 def _filled(shell: str, parts: Mapping[str, str]) -> str:
     """Returns the script of a shell, completion.<shell>, with texts in place of @names@."""
-    script = pathlib.Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
+    script = package_data.text(__file__, f"completion.{shell}")
     for name, text in parts.items():
         script = script.replace(f"@{name}@", text)
     return script

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option
+from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option, package_data
 from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
@@ -134,7 +134,7 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
         "agent": shlex.join([*agent, *spell_options(options), "--", *words]),
     }
     # All at once, since arguments of users may have such marks.
-    template = _TEMPLATE.read_text(encoding="utf-8")
+    template = package_data.text(__file__, "slurm_job.bash")
     return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
 
 
@@ -167,8 +167,6 @@ _PLAIN = re.compile(r"[\w./:,=@%+-]+", re.ASCII)
 _KEEP_AGENT = """trap : USR1 TERM
 while "$@"; code=$?; [ $code -eq 137 ]; do :; done
 exit $code"""
-
-_TEMPLATE = pathlib.Path(__file__).with_name("slurm_job.bash")
 
 
 def _follow(job: str, log: pathlib.Path) -> int:

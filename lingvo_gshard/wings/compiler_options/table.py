@@ -7,12 +7,10 @@ Trainings and plans compile steps with the options of the table that are on, and
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
+from lingvo_gshard.core import package_data
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.runtime.compile_options import DEFAULTS, RAGGED_EXCHANGE, Traits
@@ -83,9 +81,7 @@ class CompilerOption:
 
 _RAGGED = "https://github.com/marin-community/marin/pull/8081"
 
-OPTIONS = msgspec.json.decode(
-    pathlib.Path(__file__).with_name("options.json").read_bytes(), type=tuple[CompilerOption, ...]
-)
+OPTIONS = package_data.table(__file__, "options.json", tuple[CompilerOption, ...])
 
 
 @DEFAULTS.register("table")

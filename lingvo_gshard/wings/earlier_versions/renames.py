@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import msgspec
 
+from lingvo_gshard.core import package_data
 from lingvo_gshard.core.config.params_text import RENAMES, Line, Renames
 
 
@@ -22,7 +21,7 @@ class _MovedOptions(msgspec.Struct, frozen=True):
 
 
 class _Table(msgspec.Struct, frozen=True):
-    """What has another name today. Names of modules and classes begin within the package.
+    """Old names and those of today. Names of modules and classes begin within the package.
 
     Attributes:
       of_the_run: old options of the trainer that belong to the run today. The other old options of
@@ -39,9 +38,7 @@ class _Table(msgspec.Struct, frozen=True):
     moved_options: dict[str, _MovedOptions]
 
 
-TABLE = msgspec.json.decode(
-    pathlib.Path(__file__).with_name("renames.json").read_bytes(), type=_Table
-)
+TABLE = package_data.table(__file__, "renames.json", _Table)
 _TRAINER = "trainer"
 _RUN_OPTIONS = "lingvo_gshard.training.run.options"
 # Folders of an earlier version that stand in wings/ today.

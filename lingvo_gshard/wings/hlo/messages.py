@@ -10,15 +10,15 @@ https://github.com/openxla/xla/blob/main/xla/xla_data.proto.
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
+from lingvo_gshard.core import package_data
 
-def read(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the class of each message that a file describes, a FileDescriptorProto as text."""
-    text = path.read_text(encoding="utf-8")
+
+def read(text: str) -> dict[str, Any]:
+    """Returns the class of each message that a FileDescriptorProto describes, given as text."""
     file = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -51,7 +51,7 @@ ALGORITHMS = dict(
     )
 )
 
-_CLASSES = read(pathlib.Path(__file__).with_name("hlo.textproto"))
+_CLASSES = read(package_data.text(__file__, "hlo.textproto"))
 HloProto = _CLASSES["HloProto"]
 HloModuleProto = _CLASSES["HloModuleProto"]
 HloInstructionProto = _CLASSES["HloInstructionProto"]

@@ -130,7 +130,7 @@ class PublishedModel:
           UserError: a tensor that should be a copy differs from the table.
         """
         tensors = self.tensors
-        for name, candidates in self.family.copies.items():
+        for name, candidates in self.family.keys.copies.items():
             own = next(filter(shapes.__contains__, candidates), None)
             if name in shapes or name not in tensors or own is None:
                 continue

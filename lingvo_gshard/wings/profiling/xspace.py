@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import bisect
 import collections
-import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from lingvo_gshard.core import package_data
 from lingvo_gshard.wings.hlo import messages
 from lingvo_gshard.wings.profiling.trace import INPUT, STEP, Event, Run, Span, Trace
 
-XSpace = messages.read(pathlib.Path(__file__).with_name("trace.textproto"))["XSpace"]
+XSpace = messages.read(package_data.text(__file__, "trace.textproto"))["XSpace"]
 
 
 _HOST_PLANE, _PROGRAMS_PLANE = "/host:CPU", "/host:metadata"

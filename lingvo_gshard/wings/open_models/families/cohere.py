@@ -11,25 +11,14 @@ from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     Part,
     attentions_by_type,
-    fixed,
     layer_types,
     layered,
     setting,
-    unread,
 )
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsLayerNorm
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"
-# Published files state these keys, though the class has no choice.
-_FIXED = {
-    "order_of_interleaved_layers": "local_attn_first",
-    "position_embedding_type": "rope_gptj",
-    "rotary_pct": 1.0,
-    "use_embedding_sharing": True,
-    "use_gated_activation": True,
-    "use_parallel_block": True,
-}
 
 
 def _read_layer(config: PublishedConfig, task: Params) -> None:
@@ -80,11 +69,6 @@ COHERE = decoder(
 COHERE2 = decoder(
     model_type="cohere2",
     architecture="Cohere2ForCausalLM",
-    parts=(
-        fixed(_FIXED),
-        unread("cache_implementation", "layer_switch", "use_parallel_embedding"),
-        *_PARTS,
-        layered(_kinds, _attentions),
-    ),
+    parts=(*_PARTS, layered(_kinds, _attentions)),
     epsilon=_EPSILON,
 )

@@ -10,13 +10,12 @@ from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
-    EXPERT_ALIASES,
     SIGMOID_EXPERTS,
     dense_layers,
     dropless_experts,
     sigmoid_config,
 )
-from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers, fixed, unread
+from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
@@ -73,7 +72,6 @@ def _pairs_config(task: Params) -> dict[str, Any]:
 
 
 def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
-    config.expect("norm_topk_prob", False)
     method = config.expect("topk_method", _GREEDY, _LIMITED)
     hidden_dim = config.get("moe_intermediate_size")
     router = TopKRouter.params().set(
@@ -102,34 +100,20 @@ def _softmax_experts_config(task: Params) -> dict[str, Any]:
     }
 
 
-_LATENT = (
-    SILU,
-    # The first is derived from other sizes, the second and third are of another library.
-    unread("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads"),
-    Part(_read_attention, _attention_config),
-)
-_V3 = (
-    *_LATENT,
-    fixed({"scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
-    unread("aux_loss_alpha", "seq_aux"),
-    SIGMOID_EXPERTS,
-)
+_LATENT = (SILU, Part(_read_attention, _attention_config))
+_V3 = (*_LATENT, SIGMOID_EXPERTS)
 V2 = decoder(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
     parts=(
         *_LATENT,
-        fixed({"mlp_bias": False, "scoring_func": "softmax"}),
-        unread("seq_aux"),
         Part(_read_softmax_experts, _softmax_experts_config),
     ),
-    aliases={"num_experts": "n_routed_experts"},
 )
 V3 = decoder(
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     parts=(*_V3, Part(_read_pairs, _pairs_config)),
-    aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,
 )
 
@@ -162,11 +146,9 @@ V32 = decoder(
     model_type="deepseek_v32",
     architecture="DeepseekV32ForCausalLM",
     parts=(
-        fixed({"rope_interleave": True, "mlp_bias": False}),
         *_V3,
         Part(_read_indexer, _indexer_config),
     ),
-    aliases={"num_local_experts": "n_routed_experts"},
     read_left_out=extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import SIGMOID_EXPERTS
@@ -15,13 +14,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     run_in_periods,
     types_of_layers,
 )
-
-
-def _read_names(config: PublishedConfig, task: Params) -> None:
-    """Checks the names that published files have for what the class does."""
-    del task
-    config.expect("scoring_func", "sigmoid", "noaux_tc")
-    config.expect("topk_method", "noaux_tc")
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -39,11 +31,11 @@ FAMILY = decoder(
     parts=(
         *USUAL,
         BIASES,
-        Part(_read_names),
+        # Published files have two names for what the class does.
+        Part(lambda config, task: config.expect("scoring_func", "sigmoid", "noaux_tc")),
         NORMS_BY_HEAD,
         layered(_kinds),
         SIGMOID_EXPERTS,
         Part(lambda config, task: run_in_periods(task.decoder)),
     ),
-    aliases={"num_local_experts": "n_routed_experts"},
 )

@@ -9,7 +9,7 @@ from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
-from lingvo_gshard.wings.open_models.families.family import Part, always, fixed, setting
+from lingvo_gshard.wings.open_models.families.family import Part, always, setting
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
 
@@ -76,11 +76,8 @@ EXPERTS = decoder(
     architecture="Ernie4_5_MoeForCausalLM",
     parts=(
         *_PARTS,
-        # Gates are divided by their sum, which is larger than the first.
-        fixed({"moe_norm_min": 1e-12, "use_bias": False}),
         Part(_read_expert_layers, _expert_layers_config),
         experts("moe_num_experts", "moe_k", coefficient=0.0, router=BiasedSoftmaxRouter),
         Part(_read_shared, _shared_config),
     ),
-    aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
 )

@@ -13,12 +13,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Part, fixed
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
-# Other names that the classes of GLM-4.5 and DeepSeek-V3 take.
-EXPERT_ALIASES = {
-    "num_local_experts": "n_routed_experts",
-    "num_mtp_layers": "num_nextn_predict_layers",
-}
-
 
 def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
     """Converts a published coefficient of a router loss to the weight of each router's loss here.
@@ -113,7 +107,7 @@ def experts(
 # Mixtral's keys.
 LOCAL_EXPERTS = experts("num_local_experts", hidden="intermediate_size")
 # Every layer has experts.
-ALL_SPARSE = fixed({"decoder_sparse_step": 1, "mlp_only_layers": []}, is_written=True)
+ALL_SPARSE = fixed({"decoder_sparse_step": 1, "mlp_only_layers": []})
 
 
 def sigmoid_experts(config: PublishedConfig) -> Params:

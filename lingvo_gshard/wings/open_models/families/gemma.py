@@ -16,7 +16,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     layer_types,
     layered,
     pattern_of,
-    unread,
     windows_config,
 )
 from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
@@ -88,8 +87,7 @@ def _set_norms(config: PublishedConfig, task: Params) -> None:
 
 # Parts of all generations, without rotations.
 _COMMON = (
-    fixed({"attention_bias": False}, is_written=True),
-    fixed({"use_bidirectional_attention": False}),
+    fixed({"attention_bias": False}),
     always(
         {
             "decoder.layer.norm.zero_centered": True,
@@ -102,9 +100,7 @@ _COMMON = (
 # Parts of Gemma 2 and 3.
 _LATER = (
     *_COMMON,
-    fixed({"hidden_activation": _GELU}, is_written=True),
-    # Some configs also have these keys; no model reads them.
-    unread("hidden_act", "cache_implementation"),
+    fixed({"hidden_activation": _GELU}),
     always({"decoder.layer.norm_position": "both"}),
     Part(_read_attention, _attention_config),
 )
@@ -118,7 +114,6 @@ GEMMA = decoder(
             lambda config, task: config.expect("hidden_act", _GELU, "gelu"),
             lambda task: {"hidden_act": _GELU},
         ),
-        unread("hidden_activation"),
         ROPE,
     ),
 )

@@ -1,7 +1,7 @@
 """GLM-4.5: experts chosen by sigmoids with a bias, and a shared one (arXiv 2508.06471)."""
 
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
-from lingvo_gshard.wings.open_models.families.experts import EXPERT_ALIASES, SIGMOID_EXPERTS
+from lingvo_gshard.wings.open_models.families.experts import SIGMOID_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import extra_layers, setting
 
 FAMILY = decoder(
@@ -14,6 +14,5 @@ FAMILY = decoder(
         setting("use_qk_norm", "attention.qk_norm", null=False),
         SIGMOID_EXPERTS,
     ),
-    aliases=EXPERT_ALIASES,
     read_left_out=extra_layers,
 )

@@ -8,7 +8,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     layer_types,
     layered,
     setting,
-    unread,
 )
 
 _BIASED = {
@@ -24,12 +23,9 @@ FAMILY = decoder(
         BIASES,
         always({"attention.use_sinks": True}),
         layered(lambda config: layer_types(config, period=2)),
-        # The first is also in the rotary parameters, the second is num_experts_per_tok.
-        unread("initial_context_length", "experts_per_token"),
         LOCAL_EXPERTS,
         always(_BIASED),
         setting("swiglu_alpha", "decoder.moe.experts.gate_alpha", kind=float),
         setting("swiglu_limit", "decoder.moe.experts.gate_limit", kind=float),
     ),
-    aliases={"num_experts": "num_local_experts"},
 )

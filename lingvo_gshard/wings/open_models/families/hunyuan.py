@@ -9,35 +9,10 @@ from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
 from lingvo_gshard.wings.open_models.families.experts import dropless_experts
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    SILU,
-    Part,
-    always,
-    fixed,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, Part, always
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
-# Keys of published files that no class of transformers reads, with the values that they may have.
-_FIXED = {
-    "norm_type": "rms",
-    "position_embedding_xdrope": False,
-    "use_cla": False,
-    "use_mla": False,
-    "use_qk_norm": True,
-    "use_rotary_pos_emb": True,
-}
-_EXPERTS_FIXED = {
-    "group_limited_greedy": False,
-    "moe_drop_tokens": False,
-    "moe_layer_num_skipped": 0,
-    "moe_random_routing_dropped_token": False,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "use_mixed_mlp_moe": True,
-}
 # Parameters that files give beside `alpha`, and that nobody reads then.
 _BESIDE_ALPHA = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "type")
 
@@ -100,8 +75,6 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 _PARTS = (
     SILU,
-    fixed(_FIXED),
-    unread("cla_share_factor", "dense_list", "eod_token_id", "attention_head_dim"),
     BIASES,
     NORMS_BY_HEAD,
     always({"attention.normalizes_rotated": True}),
@@ -115,6 +88,5 @@ DENSE = decoder(
 EXPERTS = decoder(
     model_type="hunyuan_v1_moe",
     architecture="HunYuanMoEV1ForCausalLM",
-    parts=(*_PARTS, fixed(_EXPERTS_FIXED), Part(_read_experts, _experts_config)),
-    aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+    parts=(*_PARTS, Part(_read_experts, _experts_config)),
 )

@@ -23,7 +23,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     rotating,
     run_in_periods,
     types_of_layers,
-    unread,
 )
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
@@ -125,8 +124,6 @@ FAMILY = decoder(
     parts=(
         *USUAL,
         BIASES,
-        # No layer of transformers reads them.
-        unread("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"),
         layered(_kinds, _attentions, _layers_config),
         Part(_read_experts, _experts_config),
     ),

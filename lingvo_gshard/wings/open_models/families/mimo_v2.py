@@ -10,11 +10,7 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
-from lingvo_gshard.wings.open_models.families.experts import (
-    EXPERT_ALIASES,
-    sigmoid_config,
-    sigmoid_experts,
-)
+from lingvo_gshard.wings.open_models.families.experts import sigmoid_config, sigmoid_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SILU,
@@ -121,7 +117,5 @@ FAMILY = decoder(
         layered(_kinds, _attentions, _layers_config),
         Part(_read_experts, _experts_config),
     ),
-    aliases={"num_local_experts": EXPERT_ALIASES["num_local_experts"]},
-    read_left_out=lambda config: ("model.mtp.",),
     read_positions=lambda config: (config.get("max_position_embeddings"), False),
 )

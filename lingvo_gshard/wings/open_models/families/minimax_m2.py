@@ -9,30 +9,9 @@ from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_OF_HEADS, decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
-from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part, fixed, unread
+from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
-
-# Keys of published files that the class does not read.
-_UNREAD = (
-    "attn_type_list",
-    "layernorm_full_attention_beta",
-    "layernorm_linear_attention_beta",
-    "layernorm_mlp_beta",
-    "mlp_intermediate_size",
-    "mtp_transformer_layers",
-    "num_mtp_modules",
-    "shared_moe_mode",
-    "use_mtp",
-)
-# Published files state these keys, though the class has no choice.
-_FIXED = {
-    "qk_norm_type": "per_layer",
-    "scoring_func": "sigmoid",
-    "shared_intermediate_size": 0,
-    "use_qk_norm": True,
-    "use_routing_bias": True,
-}
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
@@ -48,8 +27,6 @@ FAMILY = decoder(
     architecture="MiniMaxM2ForCausalLM",
     parts=(
         SILU,
-        fixed(_FIXED),
-        unread(*_UNREAD),
         NORMS_OF_HEADS,
         Part(_read_rope, ROPE.values),
         experts(
@@ -60,5 +37,4 @@ FAMILY = decoder(
         ),
         JITTER,
     ),
-    aliases={"num_experts": "num_local_experts"},
 )

@@ -13,5 +13,4 @@ EXPERTS = decoder(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
     parts=(*USUAL, WINDOW, LOCAL_EXPERTS, JITTER),
-    aliases={"num_experts": "num_local_experts"},
 )

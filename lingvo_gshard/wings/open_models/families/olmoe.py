@@ -9,10 +9,8 @@ FAMILY = decoder(
     architecture="OlmoeForCausalLM",
     parts=(
         *USUAL,
-        fixed({"attention_bias": False}, is_written=True),
-        fixed({"clip_qkv": None}),
+        fixed({"attention_bias": False}),
         NORMS_OF_HEADS,
         experts(hidden="intermediate_size", normalize="norm_topk_prob", coefficient=0.01),
     ),
-    aliases={"num_local_experts": "num_experts"},
 )

@@ -9,14 +9,7 @@ from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    SILU,
-    WINDOW,
-    Part,
-    setting,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, WINDOW, Part, setting
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.published_layers.routers import SparseMixerRouter
 
@@ -51,7 +44,6 @@ PHI3 = decoder(
     architecture="Phi3ForCausalLM",
     parts=(
         *_PARTS,
-        unread("embd_pdrop"),
         setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0),
     ),
 )
@@ -73,5 +65,4 @@ PHIMOE = decoder(
         setting("input_jitter_noise", "decoder.moe.router.jitter", null=0.0),
         _THRESHOLD,
     ),
-    aliases={"num_experts": "num_local_experts"},
 )

@@ -16,7 +16,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     attentions_by_type,
     layered,
     types_of_layers,
-    unread,
     windows_config,
 )
 
@@ -66,8 +65,6 @@ FAMILY = decoder(
         *USUAL,
         BIASES,
         FEED_FORWARD_BIAS,
-        # A key of Qwen2's class.
-        unread("max_window_layers"),
         layered(_kinds, _attentions, _layers_config),
     ),
 )

@@ -12,19 +12,16 @@ stand the scripts of their characters: Hani, Hira, Kana and Hang.
 from __future__ import annotations
 
 import functools
-import pathlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import regex
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, package_data
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 
-_LANGUAGES = pathlib.Path(__file__).with_name("language_scripts.json")
 _LATIN = "Latn"
 # Subtags that name the script of a variant: of zh-Hant, and in names of locales such as sr@latin.
 _CHARACTERS_OF = {
@@ -101,7 +98,7 @@ def scripts_of(language: str) -> tuple[str, ...]:
 @functools.cache
 def languages() -> dict[str, str]:
     """Returns scripts, separated by spaces -> codes of languages that are written in them."""
-    return msgspec.json.decode(_LANGUAGES.read_bytes(), type=dict[str, str])
+    return package_data.table(__file__, "language_scripts.json", dict[str, str])
 
 
 @functools.cache

@@ -6,14 +6,7 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, experts
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FULL,
-    Part,
-    always,
-    fixed,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.family import BIASES, FULL, Part, always, fixed
 
 
 def _read_types(config: PublishedConfig, task: Params) -> None:
@@ -29,13 +22,11 @@ def _read_types(config: PublishedConfig, task: Params) -> None:
 
 _COMMON = (
     *USUAL,
-    fixed({"use_sliding_window": False}, is_written=True),
-    # They have no meaning without use_sliding_window.
-    unread("sliding_window", "max_window_layers"),
+    fixed({"use_sliding_window": False}),
     Part(_read_types),
 )
 _QWEN2 = (*_COMMON, always({"attention.use_bias": True}))
-_QWEN3 = (*_COMMON, BIASES, fixed({"use_qk_norm": True}), NORMS_BY_HEAD)
+_QWEN3 = (*_COMMON, BIASES, NORMS_BY_HEAD)
 QWEN2 = decoder(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
@@ -50,12 +41,10 @@ EXPERTS = decoder(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     parts=(ALL_SPARSE, *_QWEN3, experts(normalize="norm_topk_prob")),
-    aliases={"num_local_experts": "num_experts"},
 )
 # MiMo (arXiv 2505.07608) computes what Qwen2 does, and has layers that predict further tokens.
 MIMO = decoder(
     model_type="mimo",
     architecture="MiMoForCausalLM",
-    parts=(fixed({"attention_bias": True}), unread("num_nextn_predict_layers"), *_QWEN2),
-    read_left_out=lambda config: ("model.mtp_layers.",),
+    parts=_QWEN2,
 )

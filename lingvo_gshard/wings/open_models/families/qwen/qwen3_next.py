@@ -16,11 +16,9 @@ from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     Part,
     attention_of_layers,
-    fixed,
     layered,
     run_in_periods,
     types_of_layers,
-    unread,
 )
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 
@@ -99,9 +97,6 @@ def _layers_config(task: Params) -> dict[str, Any]:
 _PARTS = (
     *USUAL,
     BIASES,
-    fixed({"attn_output_gate": True}),
-    # The states are float32 here; only other layers predict further tokens.
-    unread("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     Part(_read_norms),
     layered(
         _kinds,
@@ -115,11 +110,6 @@ _SHARED = Part(
 )
 
 
-def _further_tokens(config: PublishedConfig) -> tuple[str, ...]:
-    """Returns the beginning of the tensors of layers that predict further tokens."""
-    return ("mtp.",)
-
-
 NEXT = decoder(
     model_type="qwen3_next",
     architecture="Qwen3NextForCausalLM",
@@ -130,19 +120,15 @@ NEXT = decoder(
         experts(normalize="norm_topk_prob"),
         _SHARED,
     ),
-    read_left_out=_further_tokens,
 )
 DENSE = decoder(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
     parts=_PARTS,
-    read_left_out=_further_tokens,
 )
 EXPERTS = decoder(
     model_type="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
-    # All layers have experts.
-    parts=(unread("intermediate_size"), *_PARTS, experts(), _SHARED),
+    parts=(*_PARTS, experts(), _SHARED),
     hidden="moe_intermediate_size",
-    read_left_out=_further_tokens,
 )

@@ -23,30 +23,6 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# Settings of decoding, which other parts of a run read, and keys that have no effect.
-_UNREAD = (
-    "_num_labels",
-    "add_cross_attention",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "bad_words_ids",
-    "suppress_tokens",
-    "num_beams",
-    "max_length",
-    "early_stopping",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "gradient_checkpointing",
-    "init_std",
-    "initializer_factor",
-    "classifier_dropout",
-    "classif_dropout",
-    "tokenizer_class",
-    "num_hidden_layers",
-    "output_past",
-    "prefix",
-)
 
 
 def translation_input(length: int) -> Params:
@@ -145,9 +121,6 @@ def experts_config(stack: Params, k: int = 1) -> dict[str, Any]:
 
 def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params:
     """Returns a translation task with one vocabulary. Both sides and the softmax share a table."""
-    for name in _UNREAD:
-        config.get(name, None)
-    config.expect("is_decoder", False)
     size = config.get("vocab_size")
     return TranslationTask.params().set(
         model_dim=config.get("d_model"),

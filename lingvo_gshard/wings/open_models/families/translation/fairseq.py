@@ -18,20 +18,6 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
 # PyTorch's default, which no config has.
 _EPSILON = 1e-5
 _SIDES = ("encoder", "decoder")
-# Some files have the sinusoids. They are computed here, and not imported.
-_SINUSOIDS = ("model.encoder.embed_positions.", "model.decoder.embed_positions.")
-# The names that a shared table may have besides its own; without one, the softmax is the decoder's.
-_COPIES = {
-    "model.encoder.embed_tokens.weight": ("model.shared.weight",),
-    "model.decoder.embed_tokens.weight": ("model.shared.weight",),
-    "lm_head.weight": ("model.shared.weight", "model.decoder.embed_tokens.weight"),
-}
-
-_ALIASES = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "encoder_attention_heads",
-    "num_hidden_layers": "encoder_layers",
-}
 
 
 def fairseq_task(config: PublishedConfig) -> Params:
@@ -92,9 +78,6 @@ def fairseq_positions(config: PublishedConfig) -> tuple[int, bool]:
 
 # Arguments of `Family` that all of fairseq's have alike.
 FAIRSEQ: dict[str, Any] = {
-    "aliases": _ALIASES,
-    "read_left_out": lambda config: _SINUSOIDS,
     "input_of": translation_input,
     "read_positions": fairseq_positions,
-    "copies": _COPIES,
 }

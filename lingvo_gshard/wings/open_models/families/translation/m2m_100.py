@@ -20,8 +20,6 @@ def m2m_100_task(config: PublishedConfig) -> Params:
     # fairseq numbers the first position with the padding's id plus 1.
     first = config.get("pad_token_id", kind=int, least=0) + 1
     task.positions.set(first_position=first, reaches_base=True)
-    # If this is False, transformers 5 has a table for each side and one more that no layer reads.
-    config.expect("tie_word_embeddings", True)
     return task.set(tie_softmax=True)
 
 

@@ -13,21 +13,8 @@ from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     fairseq_task,
 )
 
-# Keys that the converter of Marian's own files wrote, with the values that transformers computes.
-_FIXED = {
-    "add_bias_logits": False,
-    "add_final_layer_norm": False,
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "static_position_embeddings": True,
-}
-
 
 def _task(config: PublishedConfig) -> Params:
-    for name, value in _FIXED.items():
-        config.expect(name, value)
-    # It counts rows of Marian's table of positions, which is computed.
-    config.get("extra_pos_embeddings", None)
     task = fairseq_task(config)
     for stack in (task.encoder, task.decoder):
         stack.has_final_norm = False

@@ -16,21 +16,10 @@ from lingvo_gshard.wings.open_models.families.translation.fairseq import (
 
 # fairseq numbers the first position with 2. The rows before it have no use.
 _FIRST = 2
-# Keys of published files that say what the class does.
-_FIXED = {
-    "add_bias_logits": False,
-    "add_final_layer_norm": True,
-    "normalize_before": True,
-    "normalize_embedding": True,
-    "static_position_embeddings": False,
-}
 
 
 def _task(config: PublishedConfig) -> Params:
-    for name, value in _FIXED.items():
-        config.expect(name, value)
     task = fairseq_task(config)
-    config.expect("tie_word_embeddings", True)
     positions = LearnedPositions.params().set(
         max_length=task.positions.max_length, first_position=_FIRST
     )
@@ -45,12 +34,10 @@ def _config(task: Params) -> dict[str, Any]:
     return {**fairseq_config(task), "tie_word_embeddings": task.tie_softmax}
 
 
-# Its positions are learned, so no sinusoids are left out.
-_OPTIONS: dict[str, Any] = FAIRSEQ | {"read_left_out": lambda config: ()}
 FAMILY = Family(
     model_type="mbart",
     architecture="MBartForConditionalGeneration",
     read_task=_task,
     config_of=_config,
-    **_OPTIONS,
+    **FAIRSEQ,
 )

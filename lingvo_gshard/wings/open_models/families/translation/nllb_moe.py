@@ -17,22 +17,9 @@ from lingvo_gshard.wings.open_models.families.translation.m2m_100 import (
 
 _SIDES = ("encoder", "decoder")
 _EXPERTS_PER_TOKEN = 2
-# These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
-_CAPACITY = (
-    "expert_capacity",
-    "batch_prioritized_routing",
-    "normalize_router_prob_before_dropping",
-    "moe_eval_capacity_token_fraction",
-    "router_ignore_padding_tokens",
-)
 
 
 def _task(config: PublishedConfig) -> Params:
-    config.expect("router_dtype", "float32")
-    config.expect("router_type", "tokens_masked")
-    config.expect("second_expert_policy", "all")
-    for name in _CAPACITY:
-        config.get(name, None)
     task = m2m_100_task(config)
     router = TopKRouter.params().set(
         k=_EXPERTS_PER_TOKEN,

@@ -15,35 +15,15 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
     published_activation,
     translation_input,
 )
-from lingvo_gshard.wings.open_models.families.translation.t5 import (
-    T5_ALIASES,
-    T5_COPIES,
-    t5_config,
-    t5_positions,
-    t5_task,
-)
+from lingvo_gshard.wings.open_models.families.translation.t5 import t5_config, t5_positions, t5_task
 
 # Each stack, and the key of the config that has the number of its layers.
 _SIDES = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
-# These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
-_CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
-
-# A head's size has another name in T5 only.
-_ALIASES = {alias: name for alias, name in T5_ALIASES.items() if alias != "head_dim"}
 
 
 def _task(config: PublishedConfig) -> Params:
-    config.expect("router_dtype", "float32")
-    config.expect("router_type", "tokens_masked")
-    config.expect("is_gated_act", False)
-    for name in _CAPACITY:
-        config.get(name, None)
     published = config.get("dense_act_fn", kind=str)
-    # Old files have it, too. transformers does not read it.
-    config.get("feed_forward_proj", None)
     activation = activation_of(config, "dense_act_fn", published)
-    # Without it, transformers 5 has a table for each side besides one that no layer reads.
-    config.expect("tie_word_embeddings", True)
     task = t5_task(config, activation, is_scaled=True, is_tied=True)
     router = SwitchRouter.params().set(
         capacity_factor=0.0,
@@ -94,11 +74,6 @@ FAMILY = Family(
     architecture="SwitchTransformersForConditionalGeneration",
     read_task=_task,
     config_of=_config,
-    aliases=_ALIASES,
-    read_left_out=lambda config: (
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
-    ),
     input_of=translation_input,
     read_positions=t5_positions,
-    copies=T5_COPIES,
 )

@@ -20,18 +20,6 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
 # Positions of the texts that T5 was trained on. Relative positions set no limit.
 _POSITIONS = 512
 _GATED = {"gelu_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu", "relu": "reglu"}
-# The shared table's other names.
-T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
-    ("shared.weight",),
-)
-
-T5_ALIASES = {
-    "head_dim": "d_kv",
-    "hidden_size": "d_model",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-}
 
 
 def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: bool) -> Params:
@@ -178,14 +166,8 @@ FAMILY = Family(
     architecture="T5ForConditionalGeneration",
     read_task=_task,
     config_of=_config,
-    aliases=T5_ALIASES,
-    # Older files have a bias that no layer reads.
-    read_left_out=lambda config: (
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
-    ),
     input_of=translation_input,
     read_positions=t5_positions,
-    copies=T5_COPIES,
 )
 # T5 1.1 for 101 languages (arXiv 2010.11934). Its logits are never scaled.
 MT5 = dataclasses.replace(
@@ -201,5 +183,4 @@ UMT5 = dataclasses.replace(
     architecture="UMT5ForConditionalGeneration",
     read_task=_umt5_task,
     config_of=_umt5_config,
-    read_left_out=lambda config: (),
 )
