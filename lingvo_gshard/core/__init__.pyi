@@ -12,7 +12,6 @@ from .digits import whole_number as whole_number
 from .errors import UserError as UserError
 from .errors import explained as explained
 from .faces import face as face
-from .files import package_data as package_data
 from .files.atomic import write_atomically as write_atomically
 from .files.lines import bounded_lines as bounded_lines
 from .files.stores import BucketError as BucketError

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import package_data
+from lingvo_gshard.core.files import objects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Command:
 
 def _filled(shell: str, parts: Mapping[str, str]) -> str:
     """Returns the script of a shell, completion.<shell>, with texts in place of @names@."""
-    script = package_data.text(__file__, f"completion.{shell}")
+    script = objects.text_beside(__file__, f"completion.{shell}")
     for name, text in parts.items():
         script = script.replace(f"@{name}@", text)
     return script

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option, package_data
+from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
@@ -134,7 +135,7 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
         "agent": shlex.join([*agent, *spell_options(options), "--", *words]),
     }
     # All at once, since arguments of users may have such marks.
-    template = package_data.text(__file__, "slurm_job.bash")
+    template = objects.text_beside(__file__, "slurm_job.bash")
     return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
 
 

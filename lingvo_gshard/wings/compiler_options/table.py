@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core import package_data
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.runtime.compile_options import DEFAULTS, RAGGED_EXCHANGE, Traits
@@ -81,7 +81,7 @@ class CompilerOption:
 
 _RAGGED = "https://github.com/marin-community/marin/pull/8081"
 
-OPTIONS = package_data.table(__file__, "options.json", tuple[CompilerOption, ...])
+OPTIONS = objects.table_beside(__file__, "options.json", tuple[CompilerOption, ...])
 
 
 @DEFAULTS.register("table")

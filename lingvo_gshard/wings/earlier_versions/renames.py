@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lingvo_gshard.core import package_data
 from lingvo_gshard.core.config.params_text import RENAMES, Line, Renames
+from lingvo_gshard.core.files import objects
 
 
 class _MovedOptions(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class _MovedOptions(msgspec.Struct, frozen=True):
 
 
 class _Table(msgspec.Struct, frozen=True):
-    """Old names and those of today. Names of modules and classes begin within the package.
+    """Old names and new names. Names of modules and classes begin within the package.
 
     Attributes:
       of_the_run: old options of the trainer that belong to the run today. The other old options of
@@ -38,7 +38,7 @@ class _Table(msgspec.Struct, frozen=True):
     moved_options: dict[str, _MovedOptions]
 
 
-TABLE = package_data.table(__file__, "renames.json", _Table)
+TABLE = objects.table_beside(__file__, "renames.json", _Table)
 _TRAINER = "trainer"
 _RUN_OPTIONS = "lingvo_gshard.training.run.options"
 # Folders of an earlier version that stand in wings/ today.

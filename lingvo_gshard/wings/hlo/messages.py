@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from lingvo_gshard.core import package_data
+from lingvo_gshard.core.files import objects
 
 
 def read(text: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ ALGORITHMS = dict(
     )
 )
 
-_CLASSES = read(package_data.text(__file__, "hlo.textproto"))
+_CLASSES = read(objects.text_beside(__file__, "hlo.textproto"))
 HloProto = _CLASSES["HloProto"]
 HloModuleProto = _CLASSES["HloModuleProto"]
 HloInstructionProto = _CLASSES["HloInstructionProto"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError, package_data
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.files import atomic, objects
 from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
@@ -39,7 +39,7 @@ class _Keys(msgspec.Struct, frozen=True):
     usual: dict[str, Any]
 
 
-_KEYS = package_data.table(__file__, "config_keys.json", _Keys)
+_KEYS = objects.table_beside(__file__, "config_keys.json", _Keys)
 _REQUIRED = object()
 # Types of JSON, in words.
 _KINDS = {

@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_gshard.core import package_data
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.wings.hlo import messages
 from lingvo_gshard.wings.profiling.trace import INPUT, STEP, Event, Run, Span, Trace
 
-XSpace = messages.read(package_data.text(__file__, "trace.textproto"))["XSpace"]
+XSpace = messages.read(objects.text_beside(__file__, "trace.textproto"))["XSpace"]
 
 
 _HOST_PLANE, _PROGRAMS_PLANE = "/host:CPU", "/host:metadata"

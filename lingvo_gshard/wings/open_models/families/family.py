@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Params, UserError, package_data, random_numbers
+from lingvo_gshard.core import Params, UserError, random_numbers
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
@@ -67,8 +68,8 @@ class Family:
         config asks for something that is not supported.
       config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
         not describe every task in full, so callers make the task of these values and compare.
-      read_left_out: returns the beginnings of the names of tensors that are not imported, besides
-        those of `Keys.left_out`.
+      read_left_out: returns the beginnings of the names of further tensors that are not imported;
+        see `Keys.left_out`.
       input_of: returns the Params of the input, given the positions of a row.
       read_positions: returns the positions that the model was made for, and whether texts may have
         more.
@@ -156,7 +157,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
     copies: dict[str, tuple[str, ...]] = {}
 
     def whole(self, groups: Mapping[str, Keys]) -> Keys:
-        """Returns the entries with those of the groups."""
+        """Returns these entries and the entries of the groups."""
         whole = self
         for part in (groups[name].whole(groups) for name in self.groups):
             whole = Keys(
@@ -172,7 +173,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 @functools.cache
 def _all_keys() -> dict[str, Keys]:
     """Returns the `keys` of each family that has some, by its `model_type`."""
-    found = package_data.table(__file__, "keys.json", dict[str, dict[str, Keys]])
+    found = objects.table_beside(__file__, "keys.json", dict[str, dict[str, Keys]])
     return {name: own.whole(found["groups"]) for name, own in found["families"].items()}
 
 
@@ -199,14 +200,14 @@ class _Tables(msgspec.Struct):
 @functools.cache
 def _all_tables() -> dict[str, Table]:
     """Returns the table of each family, by its `model_type`."""
-    found = package_data.table(__file__, "tables.json", _Tables)
+    found = objects.table_beside(__file__, "tables.json", _Tables)
     return {name: tuple(found.rows(entries)) for name, entries in found.families.items()}
 
 
 @functools.cache
 def _all_defaults() -> dict[str, dict[str, Any]]:
     """Returns the `defaults` of each family, by its `model_type`."""
-    return package_data.table(__file__, "defaults.json", dict[str, dict[str, Any]])
+    return objects.table_beside(__file__, "defaults.json", dict[str, dict[str, Any]])
 
 
 def extra_layers(config: PublishedConfig) -> tuple[str, ...]:

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 
 import regex
 
-from lingvo_gshard.core import UserError, package_data
+from lingvo_gshard.core import UserError
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core.files import objects
 
 _LATIN = "Latn"
 # Subtags that name the script of a variant: of zh-Hant, and in names of locales such as sr@latin.
@@ -98,7 +99,7 @@ def scripts_of(language: str) -> tuple[str, ...]:
 @functools.cache
 def languages() -> dict[str, str]:
     """Returns scripts, separated by spaces -> codes of languages that are written in them."""
-    return package_data.table(__file__, "language_scripts.json", dict[str, str])
+    return objects.table_beside(__file__, "language_scripts.json", dict[str, str])
 
 
 @functools.cache
