@@ -5,9 +5,10 @@
 - `manual` opens a region whose author moves the data between devices.
 """
 
+from lingvo_gshard.sharding import collectives, recording, xla
 from lingvo_gshard.sharding.annotate import annotate, annotate_like, annotate_weights
 from lingvo_gshard.sharding.einsum import einsum
-from lingvo_gshard.sharding.manual import full_to_shard, manual, mesh_in_use, shard_to_full
+from lingvo_gshard.sharding.manual import full_to_shard, manual, mesh_in_use, resolve, shard_to_full
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.options import PartitioningOptions
 from lingvo_gshard.sharding.paper_api import mesh_split, replicate, shard, split
@@ -27,6 +28,7 @@ __all__ = [
     "annotate",
     "annotate_like",
     "annotate_weights",
+    "collectives",
     "current_partitioning",
     "einsum",
     "full_to_shard",
@@ -35,10 +37,13 @@ __all__ = [
     "mesh_in_use",
     "mesh_split",
     "platform_in_use",
+    "recording",
     "replicate",
+    "resolve",
     "shard",
     "shard_to_full",
     "split",
     "use_partitioning",
     "weight_rows",
+    "xla",
 ]

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiments
-from lingvo_gshard.core import Options, UserError, declared
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Options, UserError, declared, names
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.tools.console import launcher, shells, startup
 from lingvo_gshard.tools.console.shells import Command, Flag

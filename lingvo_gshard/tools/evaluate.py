@@ -38,8 +38,7 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.options import TaskOptions
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import UserError, declared
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, declared, names
 from lingvo_gshard.tasks import Evaluation, Task
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import (

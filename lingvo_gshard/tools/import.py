@@ -39,7 +39,7 @@ from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
 from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
-from lingvo_gshard.training.step.precision import precision_names
+from lingvo_gshard.training import precision
 from lingvo_gshard.wings.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.wings.services.progress import StageDisplay
 
@@ -56,7 +56,8 @@ def define_flags() -> flags.FlagValues:
             0,
         ),
         precision=string(
-            f"Types of weights and activations, as step.precision: {', '.join(precision_names())}.",
+            "Types of weights and activations, as step.precision: "
+            f"{', '.join(precision.precision_names())}.",
             "float32",
         ),
         ignore_keys=IGNORE_KEYS,

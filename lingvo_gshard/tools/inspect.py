@@ -77,8 +77,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import Params, UserError, explained
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Params, UserError, explained, names
 from lingvo_gshard.runtime import Program, devices_for
 from lingvo_gshard.sharding import (
     HARDWARE,

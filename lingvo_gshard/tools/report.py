@@ -35,7 +35,7 @@ from lingvo_gshard.tasks import Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.tools.flags.definitions import make_flags, repeated
-from lingvo_gshard.training.run.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
+from lingvo_gshard.training import DEVICE_MEMORY, HOST_MEMORY
 from lingvo_gshard.wings.reporting import page
 from lingvo_gshard.wings.reporting.run import RunReport
 from lingvo_gshard.wings.reporting.runs_report import Report, read_report

@@ -71,8 +71,7 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
-from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes
-from lingvo_gshard.core.signals import CLOSED_OUTPUT, TrainingFailedError
+from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
@@ -201,7 +200,7 @@ def main(argv: list[str]) -> int:
             console=console,
             observers=profilers(values, params, planned, console),
         )
-    except TrainingFailedError as error:
+    except signals.TrainingFailedError as error:
         if processes.is_main():
             warn(f"{NAME}: error: {error}")
         return 1
@@ -267,7 +266,7 @@ def _print_outcome(
     command: str,
 ) -> None:
     step = f"{outcome.step:,}"
-    if outcome.signal == CLOSED_OUTPUT:
+    if outcome.signal == signals.CLOSED_OUTPUT:
         console = rich.console.Console(stderr=True)
     if outcome.finished and not outcome.metrics:
         steps = f"{params.run.steps:,}"

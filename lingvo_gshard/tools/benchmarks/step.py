@@ -32,8 +32,8 @@ from lingvo_gshard.core import (
     UserError,
     known_sizes,
     layer_method,
+    registry,
 )
-from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import FeedForward, MixtureOfExperts, Sequential, TransformerStack
 from lingvo_gshard.runtime import SingleDeviceRuntime
@@ -45,8 +45,7 @@ from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
-from lingvo_gshard.training import Trainer, make_trainer
-from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
+from lingvo_gshard.training import Trainer, experiments, make_trainer
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.profiling.files import ProfileFiles
 from lingvo_gshard.wings.profiling.observer import ProfiledStep, tracer_of, write_profile
@@ -202,7 +201,10 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
 
     Batches have the experiment's shapes and are full of synthetic sentences, so no data is read.
     """
-    specs, task = batch_specs(experiment), with_configured_vocabularies(experiment)
+    specs, task = (
+        experiments.batch_specs(experiment),
+        experiments.with_configured_vocabularies(experiment),
+    )
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
         trainer = make_trainer(experiment, params)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, required_logdir
-from lingvo_gshard.training import Logdir
-from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training import Logdir, preferred
 from lingvo_gshard.wings.services import inventory
 
 

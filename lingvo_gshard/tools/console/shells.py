@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import objects
 
 
 @dataclasses.dataclass(frozen=True)

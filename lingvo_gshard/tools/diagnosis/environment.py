@@ -16,7 +16,7 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import objects
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.wings.services.run_records import PREFIXES
 

@@ -20,8 +20,7 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, explained, names
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.report import choose_rows_by_flags, row_flags, use_by_language

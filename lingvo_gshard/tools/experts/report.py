@@ -39,11 +39,8 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import Layer, NestedMap, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.data import Row, rows_by_language
-from lingvo_gshard.data.sources.readers import SPLITS
+from lingvo_gshard.core import Layer, NestedMap, UserError, names, objects
+from lingvo_gshard.data import Row, readers, rows_by_language
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened
@@ -126,7 +123,7 @@ def row_flags(split: str) -> Flags:
 
 def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
     """Returns the rows that the flags choose; ValueError for an unknown split or language."""
-    names.check(values.split, SPLITS, f"--split={values.split} is unknown")
+    names.check(values.split, readers.SPLITS, f"--split={values.split} is unknown")
     rows = _text_input(run).rows(values.split)
     return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
 

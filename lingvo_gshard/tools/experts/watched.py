@@ -34,8 +34,7 @@ import rich.table
 import rich.text
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.flags.definitions import integer, make_flags

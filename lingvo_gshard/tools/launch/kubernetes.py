@@ -32,8 +32,7 @@ import rich.console
 import yaml
 from absl import flags
 
-from lingvo_gshard.core import Options, UserError, option
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import Options, UserError, objects, option
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options

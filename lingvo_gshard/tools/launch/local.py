@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, declared
-from lingvo_gshard.core.signals import StopRequest
+from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, declared, signals
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, make_flags
@@ -58,7 +57,10 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
         output.write_json(values.json, {"commands": commands})
         return 0
     environment = _devices(mesh, values.hosts)
-    with StopRequest() as stop, LocalAgents(commands, environment, options.max_restarts) as agents:
+    with (
+        signals.StopRequest() as stop,
+        LocalAgents(commands, environment, options.max_restarts) as agents,
+    ):
         stop.finishing = True
         with called_before_abrupt_end(agents.kill):
             return agents.wait(stop)
@@ -99,7 +101,7 @@ class LocalAgents:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def wait(self, stop: StopRequest) -> int:
+    def wait(self, stop: signals.StopRequest) -> int:
         """Waits for all agents, and passes a request to stop on to them.
 
         Returns:

@@ -29,9 +29,7 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.signals import StopRequest
+from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, objects, option, signals
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import make_flags
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
@@ -173,7 +171,7 @@ exit $code"""
 def _follow(job: str, log: pathlib.Path) -> int:
     """Prints a job's log until the job ends. Returns its exit code."""
     place = 0
-    with StopRequest() as stop:
+    with signals.StopRequest() as stop:
         stop.finishing = True
         while True:
             state, code = _state(job)

@@ -10,17 +10,16 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import objects
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime import Program, platform_of
-from lingvo_gshard.runtime.compile_options import DEFAULTS, RAGGED_EXCHANGE, Traits
+from lingvo_gshard.runtime import Program, compile_options, platform_of
 
 # Groups of options that are on in some programs and off in others.
 ALL_TO_ALLS, PARALLEL = "asynchronous all-to-alls", "parallel collectives"
 # The most collectives of a GPU that are in flight at the same time.
 _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 
-_PLAIN = Traits()
+_PLAIN = compile_options.Traits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,9 @@ class CompilerOption:
     needs_gathers_ahead: bool = False
     if_ragged: str = ""
 
-    def is_on(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> bool:
+    def is_on(
+        self, platform: str, device_kind: str, traits: compile_options.Traits = _PLAIN
+    ) -> bool:
         """Returns whether steps for a device are compiled with the option by default.
 
         Args:
@@ -72,7 +73,9 @@ class CompilerOption:
             return False
         return bool(re.search(self.devices, device_kind.lower()))
 
-    def value_for(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> str:
+    def value_for(
+        self, platform: str, device_kind: str, traits: compile_options.Traits = _PLAIN
+    ) -> str:
         """Returns the value that steps for a device have by default; "" is XLA's. See `is_on`."""
         if self.platform == platform and traits.is_ragged and self.if_ragged:
             return self.if_ragged
@@ -84,8 +87,8 @@ _RAGGED = "https://github.com/marin-community/marin/pull/8081"
 OPTIONS = objects.table_beside(__file__, "options.json", tuple[CompilerOption, ...])
 
 
-@DEFAULTS.register("table")
-def defaults(platform: str, device_kind: str, traits: Traits) -> dict[str, str]:
+@compile_options.DEFAULTS.register("table")
+def defaults(platform: str, device_kind: str, traits: compile_options.Traits) -> dict[str, str]:
     """Returns the options of the table that are on, by name; for the arguments see `is_on`."""
     values = {each.name: each.value_for(platform, device_kind, traits) for each in OPTIONS}
     return {name: value for name, value in values.items() if value}
@@ -118,7 +121,7 @@ def notes_on_ragged_exchanges(
 ) -> list[str]:
     """Returns what users should know about the options of a step with ragged exchanges."""
     platform = platform_of(device)
-    if platform != "cuda" or not program.calls(RAGGED_EXCHANGE, platform):
+    if platform != "cuda" or not program.calls(compile_options.RAGGED_EXCHANGE, platform):
         return []
     kept = [
         each.name

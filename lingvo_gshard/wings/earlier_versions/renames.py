@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lingvo_gshard.core.config.params_text import RENAMES, Line, Renames
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import objects, params_text
 
 
 class _MovedOptions(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ def path_today(path: str) -> str:
     return f"{'run' if name in TABLE.of_the_run else 'step'}.{rest}"
 
 
-def lines_today(lines: list[Line]) -> list[Line]:
+def lines_today(lines: list[params_text.Line]) -> list[params_text.Line]:
     """Returns lines of a params.txt with today's names.
 
     Args:
@@ -67,7 +66,7 @@ def lines_today(lines: list[Line]) -> list[Line]:
     return [*found, ("run.cls", f"{_RUN_OPTIONS}.RunOptions", 0)] if is_old else found
 
 
-def _without_moved_options(lines: list[Line]) -> list[Line]:
+def _without_moved_options(lines: list[params_text.Line]) -> list[params_text.Line]:
     """Returns lines without the options that left a class, or with the class that has them."""
     values = {path: value for path, value, _ in lines}
     classes: dict[str, str] = {}
@@ -85,7 +84,7 @@ def _without_moved_options(lines: list[Line]) -> list[Line]:
     return [(path, classes.get(path, v), n) for path, v, n in lines if path not in left_out]
 
 
-def _with_dropped_rows(lines: list[Line]) -> list[Line]:
+def _with_dropped_rows(lines: list[params_text.Line]) -> list[params_text.Line]:
     """Returns lines whose bounds of dropless dispatch drop rows, as all bounds did once."""
     known = {path for path, _, _ in lines}
     found = list(lines)
@@ -117,4 +116,6 @@ def class_today(name: str) -> str:
     return f"{_PACKAGE}{TABLE.modules[module]}.{attribute}"
 
 
-RENAMES.register("earlier_versions")(Renames(path_today, class_today, lines_today, last_path))
+params_text.RENAMES.register("earlier_versions")(
+    params_text.Renames(path_today, class_today, lines_today, last_path)
+)

@@ -9,8 +9,7 @@ in Google's code.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Experiment, Params
-from lingvo_gshard.core.config import registry
+from lingvo_gshard.core import Experiment, Params, registry
 from lingvo_gshard.data import TranslationInput
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.layers import (
@@ -20,9 +19,9 @@ from lingvo_gshard.layers import (
     SelfAttention,
     Sequential,
     Top2Router,
+    TransformerLayer,
     TransformerStack,
 )
-from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.training import RunOptions, Trainer
 from lingvo_gshard.training.step.adafactor import Adafactor

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import objects
 
 
 def read(text: str) -> dict[str, Any]:

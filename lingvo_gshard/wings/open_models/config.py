@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, names, objects
 from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
 
 CONFIG_FILE = "config.json"

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Configurable, Params, UserError, names
 from lingvo_gshard.data.batching import mixture_plan
 from lingvo_gshard.data.batching.mixture_plan import Planner, language_shares
 from lingvo_gshard.data.batching.table import Group

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lingvo_gshard.core import BucketError, Params, bounded_lines
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources import readers, text, tsv
+from lingvo_gshard.data import Row, readers
+from lingvo_gshard.data.sources import text, tsv
 from lingvo_gshard.data.sources.compression import decompressed
-from lingvo_gshard.data.sources.readers import LONG_LINE
 from lingvo_gshard.wings.preparation import sources as source
 from lingvo_gshard.wings.preparation.formats import (
     archives,
@@ -240,7 +239,9 @@ class _ColumnsPart(PartReader):
             if isinstance(rows, str):
                 self._bad(f"{path}:{number}", fields.NO_FIELD, rows)
             elif any(max(len(r.source), len(r.target)) > self._longest for r in rows):
-                self._bad(f"{path}:{number}", LONG_LINE, f"more than {self._longest_in_words()}")
+                self._bad(
+                    f"{path}:{number}", readers.LONG_LINE, f"more than {self._longest_in_words()}"
+                )
             else:
                 yield from rows
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Progress, UserError, is_bucket
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import Progress, UserError, is_bucket, objects
 from lingvo_gshard.data.sources import text, tsv
 from lingvo_gshard.wings.preparation import sources as formats
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, is_bucket
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, is_bucket, names, objects
+from lingvo_gshard.data import readers
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.compression import without_suffix
-from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 from lingvo_gshard.wings.preparation.formats import archives, datasets
 from lingvo_gshard.wings.preparation.formats.quoted import DELIMITERS
@@ -120,7 +118,7 @@ class Source:
         fields = {
             "format": (self.format, FORMATS),
             "content": (self.content, CONTENTS),
-            "split": (self.split, ("", *SPLITS)),
+            "split": (self.split, ("", *readers.SPLITS)),
             "document": (self.document, DOCUMENTS),
             "delimiter": (self.delimiter, tuple(DELIMITERS)),
         }

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import objects
 from lingvo_gshard.wings.hlo import messages
 from lingvo_gshard.wings.profiling.trace import INPUT, STEP, Event, Run, Span, Trace
 

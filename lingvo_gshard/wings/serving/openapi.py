@@ -14,8 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lingvo_gshard.core import VERSION
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import VERSION, objects
 from lingvo_gshard.wings.serving.endpoints import chat, completions, generate, state, translate
 from lingvo_gshard.wings.serving.errors import json_response
 from lingvo_gshard.wings.serving.service import Service

@@ -12,13 +12,19 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import CleaningReport, Row, TextIds, TextInput, Vocabulary
+from lingvo_gshard.data import (
+    CleaningReport,
+    Limit,
+    MemoryTable,
+    Row,
+    TextIds,
+    TextInput,
+    TextSize,
+    Vocabulary,
+)
 from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
 from lingvo_gshard.data.batching.packing import Tokens
-from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
-from lingvo_gshard.data.packed_input import TextSize
-from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.wings.fine_tuning.conversations import encoding
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import (

@@ -8,10 +8,9 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import Row
+from lingvo_gshard.data import MemoryTable, Row
 from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
 from lingvo_gshard.data.batching.packing import Batch, Tokens
-from lingvo_gshard.data.batching.table import MemoryTable
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import ConversationInput
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder
 from lingvo_gshard.wings.fine_tuning.conversations.examples import pair_of

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
+from lingvo_gshard.core import NestedMap, Params, UserError, names
+from lingvo_gshard.training import Arrays, Trainer
+from lingvo_gshard.training.run.checkpoint.arrays import Array
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.fine_tuning.surgery.upcycling import has_experts, stacks

@@ -18,12 +18,12 @@ from lingvo_gshard.layers import (
     MixtureOfExperts,
     TransformerStack,
     feed_forward,
+    is_expert_layer,
     token_context,
 )
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
+from lingvo_gshard.training import Arrays, Trainer
+from lingvo_gshard.training.run.checkpoint.arrays import Array
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 
 _FEED_FORWARD, _EXPERTS = ".feed_forward.", ".feed_forward.experts."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers import MixtureOfExperts, Router
-from lingvo_gshard.layers.moe.routers import TopKRouter
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.layers import MixtureOfExperts, Router, TopKRouter, is_expert_layer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Part, fixed

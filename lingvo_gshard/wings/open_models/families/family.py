@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Params, UserError, random_numbers
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import Params, UserError, names, objects, random_numbers
 from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
 from lingvo_gshard.wings.open_models.families.experts import dropless_experts

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.layers import RMSNorm, is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import dropless_experts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import experts

@@ -18,10 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import regex
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, names, objects
 
 _LATIN = "Latn"
 # Subtags that name the script of a variant: of zh-Hant, and in names of locales such as sr@latin.
@@ -165,7 +162,7 @@ def ranges_of(codes: Sequence[int]) -> list[list[int]]:
 
 def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
     parsed = {}
-    for entry in listed(given):
+    for entry in names.listed(given):
         language, equals, scripts = entry.partition("=")
         chosen = tuple(scripts.split("+"))
         if not language or not equals or not all(chosen):

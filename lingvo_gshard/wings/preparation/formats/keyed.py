@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core import UserError, atomic
 from lingvo_gshard.data.sources.compression import without_suffix
 from lingvo_gshard.wings.preparation.formats import units
 from lingvo_gshard.wings.preparation.formats.units import Unit

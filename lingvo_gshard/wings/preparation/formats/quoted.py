@@ -6,8 +6,7 @@ import csv
 from collections.abc import Iterator
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data import Row, readers
 from lingvo_gshard.data.sources.tsv import HEADER, names_columns
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}

@@ -12,12 +12,10 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.data import CleaningReport, Row, TrainBatches, Vocabulary
+from lingvo_gshard.data import CleaningReport, Limit, PackedInput, Row, TrainBatches, Vocabulary
 from lingvo_gshard.data.batching.mixture_plan import Mixture, Planner, bucket_of
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.batching.table import Group
-from lingvo_gshard.data.packed_input import PackedInput
-from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.wings.preparation.cleaning.report_notes import advice_of
 from lingvo_gshard.wings.preparation.mixing import Shares, Use, uses
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests

@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.files import atomic, objects, stores
+from lingvo_gshard.core import UserError, atomic, explained, objects, stores
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.vocabularies.files import load

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.data import Vocabulary
+from lingvo_gshard.data import PairInput, Vocabulary
 from lingvo_gshard.data.batching.mixture_plan import Bucket
-from lingvo_gshard.data.packed_input import PairInput
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.base_input import PreparedInput
 

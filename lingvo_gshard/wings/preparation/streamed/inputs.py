@@ -10,11 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.data import CleaningReport, Row, TextInput, TrainBatches, Vocabulary, permutation
+from lingvo_gshard.data import (
+    CleaningReport,
+    MemoryTable,
+    PackedInput,
+    PairInput,
+    Row,
+    TextInput,
+    TrainBatches,
+    Vocabulary,
+    permutation,
+    readers,
+)
 from lingvo_gshard.data.batching.mixture_plan import PlannedBatch, Planner, in_order
-from lingvo_gshard.data.batching.table import MemoryTable
-from lingvo_gshard.data.packed_input import PackedInput, PairInput
-from lingvo_gshard.data.sources.readers import ON_BAD_ROW
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.wings.preparation.streamed.examples import DatasetReader
@@ -54,7 +62,7 @@ class StreamedInput(PackedInput):
         )
         p.define("evaluation_rows", 2000, "Largest number of rows of dev and of test.", minimum=1)
         about = "What to do with an example without texts: 'refuse' or 'skip'."
-        p.define("on_bad_row", "refuse", about, choices=ON_BAD_ROW)
+        p.define("on_bad_row", "refuse", about, choices=readers.ON_BAD_ROW)
         return p
 
     def __init__(self, params: Params):

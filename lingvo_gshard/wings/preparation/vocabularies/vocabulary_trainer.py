@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, explained
-from lingvo_gshard.core.files import cached
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, cached, explained
 from lingvo_gshard.data import Row, Vocabulary, permutation, rows_by_language
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.stages import STAGES, VOCABULARIES

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core.token_kinds import KINDS, TokenKinds
-from lingvo_gshard.data import Input, PackedBatch, Vocabulary
+from lingvo_gshard.data import Input, PackedBatch, PackedInput, Vocabulary
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.batching.table import Group
-from lingvo_gshard.data.packed_input import PackedInput
 
 START, END, TAG, BYTE = "start of text", "end of sentence", "tag", "byte"
 DIGITS, PUNCTUATION, UNKNOWN = "digits", "punctuation", "unknown"
