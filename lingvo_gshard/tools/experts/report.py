@@ -44,7 +44,7 @@ from lingvo_gshard.data import Row, readers, rows_by_language
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened
-from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, string
+from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, string
 from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.evaluation.translation_scores import choose_rows
 from lingvo_gshard.wings.fine_tuning.surgery import expert_use
@@ -224,15 +224,12 @@ _MOST_SHOWN = 3
 NUMBERS = ("tokens", "used", "violation", "dropped", "dead", "entropy")
 MOST_USED = "most used"
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        **row_flags("test"),
-        html="File for an HTML page with maps of experts by language.",
-        json=output.json_flag("all numbers"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    **row_flags("test"),
+    html="File for an HTML page with maps of experts by language.",
+    json=output.json_flag("all numbers"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -31,7 +31,7 @@ from absl import flags
 
 from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, objects, option, signals
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.meeting import shared_secret
@@ -63,14 +63,12 @@ class SlurmOptions(Options):
     follow: bool = option(True, "Shows the job's log until it ends.")
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        **option_flags(SlurmOptions()),
-        **option_flags(AgentOptions()),
-        dry_run=DRY_RUN,
-        json=output.json_flag("the script, and the number of the job"),
-    )
+define_flags = maker(
+    **option_flags(SlurmOptions()),
+    **option_flags(AgentOptions()),
+    dry_run=DRY_RUN,
+    json=output.json_flag("the script, and the number of the job"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
