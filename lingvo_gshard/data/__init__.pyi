@@ -1,4 +1,6 @@
 from . import held_out as held_out
+from .batching import mixture_plan as mixture_plan
+from .batching import packing as packing
 from .batching.packing import PackedBatch as PackedBatch
 from .batching.permutations import permutation as permutation
 from .batching.table import MemoryTable as MemoryTable
@@ -11,7 +13,9 @@ from .packed_input import PackedInput as PackedInput
 from .packed_input import PairInput as PairInput
 from .packed_input import TextInput as TextInput
 from .packed_input import TextSize as TextSize
+from .sources import compression as compression
 from .sources import readers as readers
+from .sources import tsv as tsv
 from .sources.report import CleaningReport as CleaningReport
 from .sources.report import Limit as Limit
 from .sources.row import Row as Row

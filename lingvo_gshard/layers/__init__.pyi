@@ -1,4 +1,5 @@
 from . import feed_forward as feed_forward
+from . import losses as losses
 from . import products as products
 from . import token_context as token_context
 from .attention import rotary as rotary

@@ -1,3 +1,4 @@
+from . import compilations as compilations
 from . import compile_options as compile_options
 from . import devices as devices
 from . import standard_error as standard_error

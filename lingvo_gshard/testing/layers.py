@@ -29,8 +29,7 @@ from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.testing.test_case import TestCase
-from lingvo_gshard.training import CheckpointStore
-from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training import CheckpointStore, arrays
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
 from lingvo_gshard.wings.inference.loading import make_engine
@@ -361,7 +360,7 @@ class LayerTest(TestCase):
             checkpoint = store.restore()
             store.close()
         assert checkpoint is not None
-        read = unflatten(specs, checkpoint.arrays.get("theta", {}), "weights")
+        read = arrays.unflatten(specs, checkpoint.arrays.get("theta", {}), "weights")
         for (path, one), other in zip(theta.flatten_items(), read.flatten(), strict=True):
             np.testing.assert_array_equal(one, other, err_msg=path)
 

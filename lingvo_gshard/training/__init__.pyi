@@ -1,5 +1,6 @@
 from . import experiments as experiments
 from .experiments import make_trainer as make_trainer
+from .run.checkpoint import arrays as arrays
 from .run.checkpoint.arrays import Arrays as Arrays
 from .run.checkpoint.choice import BEST as BEST
 from .run.checkpoint.choice import preferred as preferred

@@ -21,10 +21,10 @@ from lingvo_gshard.training import (
     CheckpointStore,
     Logdir,
     Trainer,
+    arrays,
     experiments,
     make_trainer,
 )
-from lingvo_gshard.training.run.checkpoint.arrays import unflatten
 from lingvo_gshard.wings.services.progress import StageDisplay
 
 # The help of --output, which names the new directory.
@@ -78,7 +78,7 @@ class SourceRun:
     def theta(self) -> NestedMap:
         """The run's weights."""
         specs = self.trainer.theta_specs
-        return unflatten(specs, self.checkpoint.theta, "weights")
+        return arrays.unflatten(specs, self.checkpoint.theta, "weights")
 
     def trainer_of(self, params: Params) -> Trainer:
         """Returns the trainer of an experiment with this run's vocabularies."""

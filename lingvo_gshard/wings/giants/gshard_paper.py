@@ -10,8 +10,7 @@ in Google's code.
 from __future__ import annotations
 
 from lingvo_gshard.core import Experiment, Params, registry
-from lingvo_gshard.data import TranslationInput
-from lingvo_gshard.data.sources.tsv import TsvReader
+from lingvo_gshard.data import TranslationInput, tsv
 from lingvo_gshard.layers import (
     CrossAttention,
     EinsumDispatch,
@@ -196,7 +195,7 @@ def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
 def _experiment(stack: Params, batch: int, mesh: str, strategy: str) -> Params:
     params = Experiment.params()
     params.input = TranslationInput.params().set(
-        corpus=TsvReader.params(),
+        corpus=tsv.TsvReader.params(),
         temperature=5.0,
         batch_rows=batch // LENGTH,
         source_length=LENGTH,

@@ -12,9 +12,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core import UserError, is_bucket, names, objects
-from lingvo_gshard.data import readers
-from lingvo_gshard.data.sources import compression
-from lingvo_gshard.data.sources.compression import without_suffix
+from lingvo_gshard.data import compression, readers
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 from lingvo_gshard.wings.preparation.formats import archives, datasets
 from lingvo_gshard.wings.preparation.formats.quoted import DELIMITERS
@@ -172,7 +170,7 @@ class Source:
         return cls(os.path.expanduser(path), **given)
 
     def _format(self) -> str:
-        _, ending = os.path.splitext(without_suffix(self.path))
+        _, ending = os.path.splitext(compression.without_suffix(self.path))
         if ending in _FORMAT_OF_ENDING:
             return _FORMAT_OF_ENDING[ending]
         if os.path.isdir(self.path):
@@ -193,7 +191,7 @@ class Source:
 
 def _name_from(path: str) -> str:
     """Returns a name for a source whose user gave none."""
-    stem = without_suffix(os.path.basename(path.rstrip("/")))
+    stem = compression.without_suffix(os.path.basename(path.rstrip("/")))
     for ending in _FORMAT_OF_ENDING:
         stem = stem.removesuffix(ending)
     if set("*?[") & set(stem):

@@ -12,7 +12,7 @@ import msgspec
 
 from lingvo_gshard.core import UserError, is_bucket, objects, stores
 from lingvo_gshard.training import NewestAndBest, marker, quiet_orbax, read_run, steps_in
-from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
+from lingvo_gshard.training import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.choice import best_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import COMMIT_MARKER, reason_of
 from lingvo_gshard.training.run.checkpoint.storage import storage_of
