@@ -55,9 +55,8 @@ _PARTS = (
     Part(_read_layer),
 )
 COHERE = decoder(
-    model_type="cohere",
-    architecture="CohereForCausalLM",
-    parts=(
+    "cohere",
+    (
         *_PARTS,
         Part(
             _read_norms,
@@ -66,9 +65,4 @@ COHERE = decoder(
     ),
     epsilon=_EPSILON,
 )
-COHERE2 = decoder(
-    model_type="cohere2",
-    architecture="Cohere2ForCausalLM",
-    parts=(*_PARTS, layered(_kinds, _attentions)),
-    epsilon=_EPSILON,
-)
+COHERE2 = decoder("cohere2", (*_PARTS, layered(_kinds, _attentions)), epsilon=_EPSILON)

@@ -18,7 +18,6 @@ from lingvo_gshard.wings.repeat.loop import Repeat
 
 def decoder(
     model_type: str,
-    architecture: str,
     parts: Sequence[Part],
     epsilon: str = "rms_norm_eps",
     hidden: str = "intermediate_size",
@@ -28,7 +27,6 @@ def decoder(
 
     Args:
       model_type: see `Family`.
-      architecture: see `Family`.
       parts: all that changes these layers, in the order of reading.
       epsilon: the key that has the epsilon of the norms.
       hidden: the key that has the size of H.
@@ -47,7 +45,7 @@ def decoder(
             values |= part.values(task)
         return values
 
-    return Family(model_type, architecture, read_task, config_of, **options)
+    return Family(model_type, read_task, config_of, **options)
 
 
 def _plain_task(config: PublishedConfig, epsilon: str, hidden: str) -> Params:

@@ -102,20 +102,8 @@ def _softmax_experts_config(task: Params) -> dict[str, Any]:
 
 _LATENT = (SILU, Part(_read_attention, _attention_config))
 _V3 = (*_LATENT, SIGMOID_EXPERTS)
-V2 = decoder(
-    model_type="deepseek_v2",
-    architecture="DeepseekV2ForCausalLM",
-    parts=(
-        *_LATENT,
-        Part(_read_softmax_experts, _softmax_experts_config),
-    ),
-)
-V3 = decoder(
-    model_type="deepseek_v3",
-    architecture="DeepseekV3ForCausalLM",
-    parts=(*_V3, Part(_read_pairs, _pairs_config)),
-    read_left_out=extra_layers,
-)
+V2 = decoder("deepseek_v2", (*_LATENT, Part(_read_softmax_experts, _softmax_experts_config)))
+V3 = decoder("deepseek_v3", (*_V3, Part(_read_pairs, _pairs_config)), read_left_out=extra_layers)
 
 
 def _read_indexer(config: PublishedConfig, task: Params) -> None:
@@ -143,9 +131,8 @@ def _indexer_config(task: Params) -> dict[str, Any]:
 
 # Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
 V32 = decoder(
-    model_type="deepseek_v32",
-    architecture="DeepseekV32ForCausalLM",
-    parts=(
+    "deepseek_v32",
+    (
         *_V3,
         Part(_read_indexer, _indexer_config),
     ),

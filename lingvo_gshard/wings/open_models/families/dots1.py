@@ -26,9 +26,8 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 
 FAMILY = decoder(
-    model_type="dots1",
-    architecture="Dots1ForCausalLM",
-    parts=(
+    "dots1",
+    (
         *USUAL,
         BIASES,
         # Published files have two names for what the class does.

@@ -66,15 +66,10 @@ _PARTS = (
     ),
     always({"attention.rotary_pairs": NEIGHBORS}),
 )
-DENSE = decoder(
-    model_type="ernie4_5",
-    architecture="Ernie4_5ForCausalLM",
-    parts=_PARTS,
-)
+DENSE = decoder("ernie4_5", _PARTS)
 EXPERTS = decoder(
-    model_type="ernie4_5_moe",
-    architecture="Ernie4_5_MoeForCausalLM",
-    parts=(
+    "ernie4_5_moe",
+    (
         *_PARTS,
         Part(_read_expert_layers, _expert_layers_config),
         experts("moe_num_experts", "moe_k", coefficient=0.0, router=BiasedSoftmaxRouter),

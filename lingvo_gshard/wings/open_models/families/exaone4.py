@@ -41,9 +41,8 @@ def _period(config: PublishedConfig) -> int:
 
 
 FAMILY = decoder(
-    model_type="exaone4",
-    architecture="Exaone4ForCausalLM",
-    parts=(
+    "exaone4",
+    (
         *USUAL,
         OUTPUT_POSITION,
         NORMS_BY_HEAD,

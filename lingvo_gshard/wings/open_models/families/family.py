@@ -61,7 +61,6 @@ class Family:
 
     Attributes:
       model_type: the name of the architecture in `config.json`.
-      architecture: the class of transformers that runs it.
       read_task: returns the Params of the task that a config describes; raises UserError if the
         config asks for something that is not supported.
       config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
@@ -77,7 +76,6 @@ class Family:
     """
 
     model_type: str
-    architecture: str
     read_task: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
     read_left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
@@ -89,7 +87,7 @@ class Family:
     @property
     def keys(self) -> Keys:
         """The keys and tensors that need no code, as keys.json says."""
-        own = _all_keys().get(self.model_type, Keys())
+        own = _all_keys()[self.model_type]
         return own if own.copies else msgspec.structs.replace(own, copies=_COPIES)
 
     @property
@@ -136,6 +134,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
     """The keys and tensors of a family, or of a group of families, that need no code.
 
     Attributes:
+      architecture: the class of transformers that runs a family.
       why: what the entries are, or why they stand here.
       groups: names of groups whose entries are added to these.
       aliases: another name of a key -> the key, as in the class's `attribute_map`.
@@ -146,6 +145,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
         have. The first of these names that the model needs is the table.
     """
 
+    architecture: str = ""
     why: str = ""
     groups: tuple[str, ...] = ()
     aliases: dict[str, str] = {}
@@ -159,6 +159,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
         whole = self
         for part in (groups[name].whole(groups) for name in self.groups):
             whole = Keys(
+                whole.architecture,
                 aliases=part.aliases | whole.aliases,
                 fixed=part.fixed | whole.fixed,
                 unread=part.unread + whole.unread,
@@ -170,7 +171,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 
 @functools.cache
 def _all_keys() -> dict[str, Keys]:
-    """Returns the `keys` of each family that has some, by its `model_type`."""
+    """Returns the `keys` of each family, by its `model_type`."""
     found = objects.table_beside(__file__, "keys.json", dict[str, dict[str, Keys]])
     return {name: own.whole(found["groups"]) for name, own in found["families"].items()}
 

@@ -105,9 +105,8 @@ _LATER = (
     Part(_read_attention, _attention_config),
 )
 GEMMA = decoder(
-    model_type="gemma",
-    architecture="GemmaForCausalLM",
-    parts=(
+    "gemma",
+    (
         *_COMMON,
         # Old files name another function, and transformers takes this one for it.
         Part(
@@ -117,15 +116,10 @@ GEMMA = decoder(
         ROPE,
     ),
 )
-GEMMA2 = decoder(
-    model_type="gemma2",
-    architecture="Gemma2ForCausalLM",
-    parts=(*_LATER, ROPE, layered(_gemma2_kinds)),
-)
+GEMMA2 = decoder("gemma2", (*_LATER, ROPE, layered(_gemma2_kinds)))
 GEMMA3 = decoder(
-    model_type="gemma3_text",
-    architecture="Gemma3ForCausalLM",
-    parts=(
+    "gemma3_text",
+    (
         *_LATER,
         Part(_set_norms),
         layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),

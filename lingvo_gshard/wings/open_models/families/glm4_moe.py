@@ -5,9 +5,8 @@ from lingvo_gshard.wings.open_models.families.experts import SIGMOID_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import extra_layers, setting
 
 FAMILY = decoder(
-    model_type="glm4_moe",
-    architecture="Glm4MoeForCausalLM",
-    parts=(
+    "glm4_moe",
+    (
         *USUAL,
         setting("attention_bias", "attention.use_bias", null=False),
         NORMS_BY_HEAD,

@@ -16,9 +16,8 @@ _BIASED = {
     "decoder.moe.experts.activation": "clamped_swiglu",
 }
 FAMILY = decoder(
-    model_type="gpt_oss",
-    architecture="GptOssForCausalLM",
-    parts=(
+    "gpt_oss",
+    (
         *USUAL,
         BIASES,
         always({"attention.use_sinks": True}),

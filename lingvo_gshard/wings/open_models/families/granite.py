@@ -44,20 +44,11 @@ def _factors_config(task: Params) -> dict[str, Any]:
 
 
 _PARTS = (*USUAL, BIASES, Part(_read_factors, _factors_config))
-DENSE = decoder(
-    model_type="granite",
-    architecture="GraniteForCausalLM",
-    parts=(*_PARTS, FEED_FORWARD_BIAS),
-)
-EXPERTS = decoder(
-    model_type="granitemoe",
-    architecture="GraniteMoeForCausalLM",
-    parts=(*_PARTS, LOCAL_EXPERTS),
-)
+DENSE = decoder("granite", (*_PARTS, FEED_FORWARD_BIAS))
+EXPERTS = decoder("granitemoe", (*_PARTS, LOCAL_EXPERTS))
 SHARED = decoder(
-    model_type="granitemoeshared",
-    architecture="GraniteMoeSharedForCausalLM",
-    parts=(
+    "granitemoeshared",
+    (
         *_PARTS,
         LOCAL_EXPERTS,
         setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),

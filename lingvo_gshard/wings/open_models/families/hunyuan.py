@@ -80,13 +80,5 @@ _PARTS = (
     always({"attention.normalizes_rotated": True}),
     Part(_read_rope, _rope_config),
 )
-DENSE = decoder(
-    model_type="hunyuan_v1_dense",
-    architecture="HunYuanDenseV1ForCausalLM",
-    parts=_PARTS,
-)
-EXPERTS = decoder(
-    model_type="hunyuan_v1_moe",
-    architecture="HunYuanMoEV1ForCausalLM",
-    parts=(*_PARTS, Part(_read_experts, _experts_config)),
-)
+DENSE = decoder("hunyuan_v1_dense", _PARTS)
+EXPERTS = decoder("hunyuan_v1_moe", (*_PARTS, Part(_read_experts, _experts_config)))

@@ -3,8 +3,4 @@
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS
 
-FAMILY = decoder(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    parts=(*USUAL, BIASES, FEED_FORWARD_BIAS),
-)
+FAMILY = decoder("llama", (*USUAL, BIASES, FEED_FORWARD_BIAS))

@@ -118,9 +118,8 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    model_type="llama4_text",
-    architecture="Llama4ForCausalLM",
-    parts=(
+    "llama4_text",
+    (
         *USUAL,
         BIASES,
         layered(_kinds, _attentions, _layers_config),

@@ -107,9 +107,8 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    model_type="mimo_v2_flash",
-    architecture="MiMoV2FlashForCausalLM",
-    parts=(
+    "mimo_v2_flash",
+    (
         SILU,
         setting("attention_bias", "attention.use_bias", null=False),
         setting("attention_value_scale", "attention.value_scale", null=1.0),

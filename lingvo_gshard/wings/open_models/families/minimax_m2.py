@@ -23,9 +23,8 @@ def _read_rope(config: PublishedConfig, task: Params) -> None:
 
 
 FAMILY = decoder(
-    model_type="minimax_m2",
-    architecture="MiniMaxM2ForCausalLM",
-    parts=(
+    "minimax_m2",
+    (
         SILU,
         NORMS_OF_HEADS,
         Part(_read_rope, ROPE.values),

@@ -4,13 +4,5 @@ from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import JITTER, WINDOW
 
-DENSE = decoder(
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    parts=(*USUAL, WINDOW),
-)
-EXPERTS = decoder(
-    model_type="mixtral",
-    architecture="MixtralForCausalLM",
-    parts=(*USUAL, WINDOW, LOCAL_EXPERTS, JITTER),
-)
+DENSE = decoder("mistral", (*USUAL, WINDOW))
+EXPERTS = decoder("mixtral", (*USUAL, WINDOW, LOCAL_EXPERTS, JITTER))

@@ -39,15 +39,10 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 
 _PARTS = (SILU, BIASES, OUTPUT_POSITION, NORMS_OF_HEADS)
-OLMO2 = decoder(
-    model_type="olmo2",
-    architecture="Olmo2ForCausalLM",
-    parts=(*_PARTS, ROPE),
-)
+OLMO2 = decoder("olmo2", (*_PARTS, ROPE))
 OLMO3 = decoder(
-    model_type="olmo3",
-    architecture="Olmo3ForCausalLM",
-    parts=(
+    "olmo3",
+    (
         *_PARTS,
         layered(lambda config: layer_types(config, period=4), _attentions, _layers_config),
     ),

@@ -5,9 +5,8 @@ from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import fixed
 
 FAMILY = decoder(
-    model_type="olmoe",
-    architecture="OlmoeForCausalLM",
-    parts=(
+    "olmoe",
+    (
         *USUAL,
         fixed({"attention_bias": False}),
         NORMS_OF_HEADS,

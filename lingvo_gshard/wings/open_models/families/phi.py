@@ -39,14 +39,7 @@ def _set_layer_norm(config: PublishedConfig, task: Params) -> None:
 
 
 _PARTS = (SILU, WINDOW, Part(_read_rope, _rope_config))
-PHI3 = decoder(
-    model_type="phi3",
-    architecture="Phi3ForCausalLM",
-    parts=(
-        *_PARTS,
-        setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0),
-    ),
-)
+PHI3 = decoder("phi3", (*_PARTS, setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0)))
 _THRESHOLD = Part(
     lambda config, task: task.decoder.moe.router.set(
         threshold=2 * config.get("router_jitter_noise", kind=float)
@@ -54,9 +47,8 @@ _THRESHOLD = Part(
     lambda task: {"router_jitter_noise": task.decoder.moe.router.threshold / 2},
 )
 PHIMOE = decoder(
-    model_type="phimoe",
-    architecture="PhimoeForCausalLM",
-    parts=(
+    "phimoe",
+    (
         *_PARTS,
         BIASES,
         setting("lm_head_bias", "use_logit_bias", null=False),

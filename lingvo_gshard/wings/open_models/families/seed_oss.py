@@ -4,9 +4,8 @@ from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import FEED_FORWARD_BIAS, setting
 
 FAMILY = decoder(
-    model_type="seed_oss",
-    architecture="SeedOssForCausalLM",
-    parts=(
+    "seed_oss",
+    (
         *USUAL,
         setting("attention_bias", "attention.use_bias", null=False),
         setting("attention_out_bias", "attention.use_output_bias", null=False),

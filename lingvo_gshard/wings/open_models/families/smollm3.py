@@ -59,9 +59,8 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    model_type="smollm3",
-    architecture="SmolLM3ForCausalLM",
-    parts=(
+    "smollm3",
+    (
         *USUAL,
         BIASES,
         FEED_FORWARD_BIAS,

@@ -27,24 +27,8 @@ _COMMON = (
 )
 _QWEN2 = (*_COMMON, always({"attention.use_bias": True}))
 _QWEN3 = (*_COMMON, BIASES, NORMS_BY_HEAD)
-QWEN2 = decoder(
-    model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
-    parts=_QWEN2,
-)
-DENSE = decoder(
-    model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
-    parts=_QWEN3,
-)
-EXPERTS = decoder(
-    model_type="qwen3_moe",
-    architecture="Qwen3MoeForCausalLM",
-    parts=(ALL_SPARSE, *_QWEN3, experts(normalize="norm_topk_prob")),
-)
+QWEN2 = decoder("qwen2", _QWEN2)
+DENSE = decoder("qwen3", _QWEN3)
+EXPERTS = decoder("qwen3_moe", (ALL_SPARSE, *_QWEN3, experts(normalize="norm_topk_prob")))
 # MiMo (arXiv 2505.07608) computes what Qwen2 does, and has layers that predict further tokens.
-MIMO = decoder(
-    model_type="mimo",
-    architecture="MiMoForCausalLM",
-    parts=_QWEN2,
-)
+MIMO = decoder("mimo", _QWEN2)

@@ -111,9 +111,8 @@ _SHARED = Part(
 
 
 NEXT = decoder(
-    model_type="qwen3_next",
-    architecture="Qwen3NextForCausalLM",
-    parts=(
+    "qwen3_next",
+    (
         ALL_SPARSE,
         Part(_read_sizes),
         *_PARTS,
@@ -121,14 +120,5 @@ NEXT = decoder(
         _SHARED,
     ),
 )
-DENSE = decoder(
-    model_type="qwen3_5_text",
-    architecture="Qwen3_5ForCausalLM",
-    parts=_PARTS,
-)
-EXPERTS = decoder(
-    model_type="qwen3_5_moe_text",
-    architecture="Qwen3_5MoeForCausalLM",
-    parts=(*_PARTS, experts(), _SHARED),
-    hidden="moe_intermediate_size",
-)
+DENSE = decoder("qwen3_5_text", _PARTS)
+EXPERTS = decoder("qwen3_5_moe_text", (*_PARTS, experts(), _SHARED), hidden="moe_intermediate_size")

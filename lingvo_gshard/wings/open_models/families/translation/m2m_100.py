@@ -32,10 +32,4 @@ def m2m_100_config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    model_type="m2m_100",
-    architecture="M2M100ForConditionalGeneration",
-    read_task=m2m_100_task,
-    config_of=m2m_100_config,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="m2m_100", read_task=m2m_100_task, config_of=m2m_100_config, **FAIRSEQ)

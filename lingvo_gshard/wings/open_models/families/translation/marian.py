@@ -47,10 +47,4 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    model_type="marian",
-    architecture="MarianMTModel",
-    read_task=_task,
-    config_of=_config,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="marian", read_task=_task, config_of=_config, **FAIRSEQ)

@@ -34,10 +34,4 @@ def _config(task: Params) -> dict[str, Any]:
     return {**fairseq_config(task), "tie_word_embeddings": task.tie_softmax}
 
 
-FAMILY = Family(
-    model_type="mbart",
-    architecture="MBartForConditionalGeneration",
-    read_task=_task,
-    config_of=_config,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="mbart", read_task=_task, config_of=_config, **FAIRSEQ)

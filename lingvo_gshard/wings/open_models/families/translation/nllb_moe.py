@@ -50,10 +50,4 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    model_type="nllb-moe",
-    architecture="NllbMoeForConditionalGeneration",
-    read_task=_task,
-    config_of=_config,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="nllb-moe", read_task=_task, config_of=_config, **FAIRSEQ)

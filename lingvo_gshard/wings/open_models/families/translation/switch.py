@@ -71,7 +71,6 @@ def _config(task: Params) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="switch_transformers",
-    architecture="SwitchTransformersForConditionalGeneration",
     read_task=_task,
     config_of=_config,
     input_of=translation_input,

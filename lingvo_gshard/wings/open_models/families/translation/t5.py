@@ -163,24 +163,12 @@ def _config(task: Params) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="t5",
-    architecture="T5ForConditionalGeneration",
     read_task=_task,
     config_of=_config,
     input_of=translation_input,
     read_positions=t5_positions,
 )
 # T5 1.1 for 101 languages (arXiv 2010.11934). Its logits are never scaled.
-MT5 = dataclasses.replace(
-    FAMILY,
-    model_type="mt5",
-    architecture="MT5ForConditionalGeneration",
-    read_task=_mt5_task,
-)
+MT5 = dataclasses.replace(FAMILY, model_type="mt5", read_task=_mt5_task)
 # mT5 with a bias of relative positions in each layer (arXiv 2304.09151).
-UMT5 = dataclasses.replace(
-    FAMILY,
-    model_type="umt5",
-    architecture="UMT5ForConditionalGeneration",
-    read_task=_umt5_task,
-    config_of=_umt5_config,
-)
+UMT5 = dataclasses.replace(FAMILY, model_type="umt5", read_task=_umt5_task, config_of=_umt5_config)
