@@ -135,7 +135,7 @@ setup(
         "jinja2>=3.1.6",
         "jax>=0.10.2,<0.11",
         # Names of public modules, imported when they are first used.
-        "lazy-loader>=0.4",
+        "lazy-loader>=0.6",
         "ml-dtypes>=0.5",
         "msgspec>=0.19",
         "numpy>=2.0",
