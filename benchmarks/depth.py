@@ -55,7 +55,7 @@ class DepthTiming:
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = common.define_flags()
-    define(values, **step_bench.stack_flags())
+    define(values, **step_bench.STACK_FLAGS)
     flags.DEFINE_list("depths", ["6", "48"], "Numbers of layers.", flag_values=values)
     return values
 

@@ -6,8 +6,7 @@ import functools
 from typing import Any
 
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.files import cached
+from lingvo_gshard.core import Params, UserError, cached
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import SingleDeviceRuntime, devices
 from lingvo_gshard.sharding import Partitioning
@@ -112,8 +111,7 @@ class Backend:
             from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, limit)
-        from lingvo_gshard.runtime import SpmdRuntime
-        from lingvo_gshard.runtime.spmd import SpmdOptions
+        from lingvo_gshard.runtime import SpmdOptions, SpmdRuntime
         from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names

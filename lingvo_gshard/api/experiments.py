@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import params_text, registry
+from lingvo_gshard.core import Params, UserError, params_text, registry
 from lingvo_gshard.wings.gin.binding import apply_gin, to_gin
 
 if TYPE_CHECKING:

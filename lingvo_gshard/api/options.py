@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lingvo_gshard.core import Options, option
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime.compile_options import CompileOptions
+from lingvo_gshard.runtime import CompileOptions
 from lingvo_gshard.sharding import PartitioningOptions
 from lingvo_gshard.wings.cluster.member import ClusterOptions
 

@@ -9,19 +9,18 @@ import rich.console
 
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.core import Params, UserError, params_text
 from lingvo_gshard.training import (
     METRICS_FILE,
     Checkpoint,
     CheckpointStore,
     Logdir,
     MetricsRow,
+    experiments,
     make_trainer,
     read_run,
     steps_in,
 )
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.wings.services import determinism as replaying
 from lingvo_gshard.wings.services import run_records
@@ -104,7 +103,9 @@ def _params_of_step(directory: Logdir, checkpoints: list[int], step: int) -> Par
         )
     for one in checkpoints:
         if one >= step:
-            return experiment_from_text(read_run(directory.checkpoints / str(one)).params_text)
+            return params_text.experiment_from_text(
+                read_run(directory.checkpoints / str(one)).params_text
+            )
     return directory.read_params()
 
 
@@ -116,7 +117,7 @@ def _prepare(
     assert newest is not None
     input_ = params.input.instantiate()
     input_.load_vocabularies(newest.extras)
-    trainer = make_trainer(params, with_vocabulary_sizes(params.task, input_))
+    trainer = make_trainer(params, experiments.with_vocabulary_sizes(params.task, input_))
     runtime = backend.make_runtime(trainer)
     abstract_state = runtime.abstract_state()
     checkpoint = store.restore(abstract_state, before=step)

@@ -15,8 +15,7 @@ from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.api.decoding.quality import Quality, compare_precisions
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, explained, objects
 from lingvo_gshard.tasks import Evaluation
 from lingvo_gshard.training import BEST
 from lingvo_gshard.wings.export.decoder import DecoderSettings

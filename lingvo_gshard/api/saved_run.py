@@ -15,9 +15,16 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError
 from lingvo_gshard.data import Input
 from lingvo_gshard.tasks import Task
-from lingvo_gshard.training import BEST, CheckpointStore, Logdir, Trainer, make_trainer
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.run.checkpoint.choice import check_choice, preferred
+from lingvo_gshard.training import (
+    BEST,
+    CheckpointStore,
+    Logdir,
+    Trainer,
+    experiments,
+    make_trainer,
+    preferred,
+)
+from lingvo_gshard.training.run.checkpoint.choice import check_choice
 from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
@@ -142,7 +149,9 @@ class SavedRun:
 
     def make_trainer(self) -> Trainer:
         """Returns the run's trainer. The vocabularies must be loaded."""
-        return make_trainer(self.params, with_vocabulary_sizes(self.params.task, self.input))
+        return make_trainer(
+            self.params, experiments.with_vocabulary_sizes(self.params.task, self.input)
+        )
 
     @contextlib.contextmanager
     def open_checkpoints(self) -> Iterator[tuple[CheckpointStore, Trainer]]:

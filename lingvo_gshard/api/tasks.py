@@ -17,8 +17,7 @@ import numpy as np
 
 from lingvo_gshard.api.options import TaskOptions
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.tasks import Evaluation, Table
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate

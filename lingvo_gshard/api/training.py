@@ -19,23 +19,20 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.closed_output import GuardedStream
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import Params, Progress, processes
-from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError, StopRequest
-from lingvo_gshard.data import CleaningReport, Input
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.core import Params, Progress, params_text, processes, signals
+from lingvo_gshard.data import Batch, CleaningReport, Input
 from lingvo_gshard.training import (
     METRICS_FILE,
     Checkpoint,
     CheckpointStore,
     Logdir,
     ObservedRun,
+    ObserverFactory,
     Trainer,
+    experiments,
     make_trainer,
 )
-from lingvo_gshard.training.experiments import first_batch, with_vocabulary_sizes
 from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.wings.services import divergence, run_records, snapshots, trackers
@@ -65,7 +62,7 @@ def print_summary(
     sizes = input_.vocabulary_sizes()
     if sizes:
         facts.append(("vocabulary", ", ".join(f"{name} {size:,}" for name, size in sizes.items())))
-    filled = share_filled(first_batch(input_, trainer.p.seed))
+    filled = share_filled(experiments.first_batch(input_, trainer.p.seed))
     if filled is not None:
         facts.append(("packing", f"{filled:.1%} of a batch's positions hold tokens"))
     tables.print_facts(console, [*facts, ("steps", f"{trainer.steps:,}")])
@@ -140,7 +137,7 @@ def train(
     params = _prepared(params, steps)
     try:
         with (
-            StopRequest() as stop,
+            signals.StopRequest() as stop,
             _stopping_when_closed(console, stop),
             StageDisplay(console) as progress,
             _backend(options, params, str(logdir), progress) as backend,
@@ -152,7 +149,7 @@ def train(
             start = _starting_point(init_from, directory, params, console)
             with directory.claim(params, functools.partial(_say, console)):
                 return _train(params, backend, directory, start, stop, console, progress, observers)
-    except StoppedError as stopped:
+    except signals.StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
 
 
@@ -173,10 +170,12 @@ def _backend(options: RuntimeOptions, params: Params, logdir: str, progress: Pro
 
 
 @contextlib.contextmanager
-def _stopping_when_closed(console: rich.console.Console, stop: StopRequest) -> Iterator[None]:
+def _stopping_when_closed(
+    console: rich.console.Console, stop: signals.StopRequest
+) -> Iterator[None]:
     """Asks to stop if nobody reads the console any more."""
     file = console.file
-    guarded = GuardedStream(file, functools.partial(stop.request, CLOSED_OUTPUT))
+    guarded = GuardedStream(file, functools.partial(stop.request, signals.CLOSED_OUTPUT))
     console.file = cast(IO[str], guarded)
     try:
         yield
@@ -189,7 +188,7 @@ def _train(
     backend: Backend,
     logdir: Logdir,
     start: FirstWeights | None,
-    stop: StopRequest,
+    stop: signals.StopRequest,
     console: rich.console.Console,
     progress: Progress,
     observers: Sequence[ObserverFactory],
@@ -206,7 +205,7 @@ def _train(
         if first:
             input_.load_vocabularies(first.extras)
         input_.progress = progress
-        task = with_vocabulary_sizes(params.task, input_)
+        task = experiments.with_vocabulary_sizes(params.task, input_)
         progress.begin("Building the model")
         trainer = make_trainer(params, task)
         runtime = checked(backend.make_runtime(trainer), params.run.check_determinism_every)
@@ -278,7 +277,10 @@ def _warn_of_new_schedule(
     console: rich.console.Console, params: Params, checkpoint: Checkpoint
 ) -> None:
     """Warns if a changed number of steps stretches or shortens the learning rate's schedule."""
-    before, now = experiment_from_text(checkpoint.params_text).run.steps, params.run.steps
+    before, now = (
+        params_text.experiment_from_text(checkpoint.params_text).run.steps,
+        params.run.steps,
+    )
     schedule = params.step.schedule
     if before != now and schedule.cls.ends_with_run(schedule):
         _say(

@@ -7,10 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, explained, letters, names
 from lingvo_gshard.core.lazy import keras
-from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.sharding import Mesh, Partitioning, Split
 
 # The layout of a variable: letters such as "MH", or for each dimension an axis, axes or None.
@@ -99,7 +97,7 @@ class Layouts:
             )
         if isinstance(layout, str):
             with explained(f"`layout`: {path}", ValueError):
-                check_layout(layout, len(shape))
+                letters.check_layout(layout, len(shape))
             split = self.partitioning.split(layout, kind, shape=shape)
         else:
             split = tuple(_axes(entry) for entry in layout)

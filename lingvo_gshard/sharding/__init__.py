@@ -5,40 +5,6 @@
 - `manual` opens a region whose author moves the data between devices.
 """
 
-from lingvo_gshard.sharding.annotate import annotate, annotate_like, annotate_weights
-from lingvo_gshard.sharding.einsum import einsum
-from lingvo_gshard.sharding.manual import full_to_shard, manual, mesh_in_use, shard_to_full
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import PartitioningOptions
-from lingvo_gshard.sharding.paper_api import mesh_split, replicate, shard, split
-from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning, use_partitioning
-from lingvo_gshard.sharding.platforms import HARDWARE, hardware_of, platform_in_use
-from lingvo_gshard.sharding.sharding_tables import REPLICATED, weight_rows
-from lingvo_gshard.sharding.strategies import Split, Strategy
+import lazy_loader
 
-__all__ = [
-    "HARDWARE",
-    "Mesh",
-    "Partitioning",
-    "PartitioningOptions",
-    "REPLICATED",
-    "Split",
-    "Strategy",
-    "annotate",
-    "annotate_like",
-    "annotate_weights",
-    "current_partitioning",
-    "einsum",
-    "full_to_shard",
-    "hardware_of",
-    "manual",
-    "mesh_in_use",
-    "mesh_split",
-    "platform_in_use",
-    "replicate",
-    "shard",
-    "shard_to_full",
-    "split",
-    "use_partitioning",
-    "weight_rows",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,8 @@
 from .evaluation import Evaluation as Evaluation
+from .evaluation import EvaluationRuntime as EvaluationRuntime
 from .evaluation import Table as Table
+from .evaluation import WeightedMeans as WeightedMeans
+from .evaluation import perplexity as perplexity
 from .language_model import LanguageModelTask as LanguageModelTask
 from .task import BatchSpecs as BatchSpecs
 from .task import Decoding as Decoding

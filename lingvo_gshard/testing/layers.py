@@ -12,19 +12,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lingvo_gshard.core import Experiment, NestedMap, Params, UserError, context
-from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core import (
+    Experiment,
+    NestedMap,
+    Params,
+    UserError,
+    context,
+    initializers,
+    letters,
+    params_text,
+)
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.testing.test_case import TestCase
-from lingvo_gshard.training import CheckpointStore
-from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training import CheckpointStore, arrays
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
 from lingvo_gshard.wings.inference.loading import make_engine
@@ -294,18 +299,18 @@ class LayerTest(TestCase):
         rows = (specs.flatten_items(), theta.flatten_items(), again.flatten(), other.flatten())
         for (path, spec), (theta_path, weight), same, different in zip(*rows, strict=True):
             self.assertEqual((path, f"layer.{path}"), (theta_path, spec.path))
-            check_layout(spec.layout, len(spec.shape))
+            letters.check_layout(spec.layout, len(spec.shape))
             self.assertEqual((tuple(weight.shape), weight.dtype.name), (spec.shape, spec.dtype))
             self.assertTrue(np.isfinite(weight).all(), path)
             np.testing.assert_array_equal(weight, same)
-            self.assertIsInstance(spec.initializer, Initializer)
+            self.assertIsInstance(spec.initializer, initializers.Initializer)
             is_constant = spec.initializer.kind == "constant"
             self.assertEqual(np.array_equal(weight, different), is_constant, path)
 
     def test_params_round_trip_through_text(self) -> None:
         """Params that were written as a run's params.txt are read back."""
         experiment = Experiment.params().set(name=self.case.name, task=self.case.params)
-        read = experiment_from_text(experiment.to_text())
+        read = params_text.experiment_from_text(experiment.to_text())
         self.assertEqual(read.diff(experiment), [])
         self.assertEqual(read.task, self.case.params)
 
@@ -355,7 +360,7 @@ class LayerTest(TestCase):
             checkpoint = store.restore()
             store.close()
         assert checkpoint is not None
-        read = unflatten(specs, checkpoint.arrays.get("theta", {}), "weights")
+        read = arrays.unflatten(specs, checkpoint.arrays.get("theta", {}), "weights")
         for (path, one), other in zip(theta.flatten_items(), read.flatten(), strict=True):
             np.testing.assert_array_equal(one, other, err_msg=path)
 

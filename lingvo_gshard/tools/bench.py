@@ -23,8 +23,7 @@ to standard output and the table to standard error.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.tools.console import subcommands
 
 NAME = "gshard-bench"

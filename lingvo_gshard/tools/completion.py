@@ -22,21 +22,17 @@ from collections.abc import Iterator, Mapping
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiments
-from lingvo_gshard.core import Options, UserError, declared
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Options, UserError, declared, names
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.tools.console import launcher, shells, startup
 from lingvo_gshard.tools.console.shells import Command, Flag
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.wings.planning.machines import topologies
 
 SUBCOMMANDS = tuple(shells.SCRIPTS)
 _NUMBERS = ("int", "float")
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags()
+define_flags = maker()
 
 
 def main(argv: list[str]) -> int:

@@ -41,7 +41,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import rich.console
-from absl import flags
 from rich.markup import escape
 
 from lingvo_gshard.core import Progress
@@ -55,7 +54,7 @@ from lingvo_gshard.tools.diagnosis.accelerator import checks as accelerator
 from lingvo_gshard.tools.diagnosis.accelerator import report
 from lingvo_gshard.tools.diagnosis.accelerator.trials import Machine
 from lingvo_gshard.tools.diagnosis.environment import Check, State
-from lingvo_gshard.tools.flags.definitions import integer, make_flags, refuse, string, switch
+from lingvo_gshard.tools.flags.definitions import integer, maker, refuse, string, switch
 from lingvo_gshard.wings.services import run_records
 
 # Devices that are made where there is no accelerator.
@@ -67,17 +66,14 @@ _COLORS = {
     State.SKIPPED: "dim",
 }
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        accelerator=switch("Whether kernels, exchanges and layers are checked and measured, too."),
-        devices=integer(
-            "Number of devices to check; 0: all accelerators, or two virtual CPU devices.", 0, 0
-        ),
-        page=string("Markdown file that --accelerator writes.", "accelerator.md"),
-        json=output.json_flag("all checks"),
-    )
+define_flags = maker(
+    accelerator=switch("Whether kernels, exchanges and layers are checked and measured, too."),
+    devices=integer(
+        "Number of devices to check; 0: all accelerators, or two virtual CPU devices.", 0, 0
+    ),
+    page=string("Markdown file that --accelerator writes.", "accelerator.md"),
+    json=output.json_flag("all checks"),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -38,15 +38,14 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.options import TaskOptions
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import UserError, declared
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, declared, names
 from lingvo_gshard.tasks import Evaluation, Task
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.definitions import (
     Flags,
     comma_list,
     integer,
-    make_flags,
+    maker,
     refuse,
     string,
     switch,
@@ -63,54 +62,44 @@ from lingvo_gshard.tools.flags.run import (
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.services.progress import StageDisplay
 
-# Flags that are options of some tasks' evaluation.
-_TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "by_source")
 # Flags of an evaluation on tasks of lm-evaluation-harness.
 _HARNESS_FLAGS = tuple(declared(TaskOptions))
 # `best` is no flag here, since one text of each row is scored.
 _SEARCH_FLAGS = tuple(name for name in declared(DecodingOptions) if name != "best")
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    notes = {"seed": "Here it is 0 by default, so that scores repeat."}
-    return make_flags(
-        logdir=LOGDIR,
-        checkpoint=CHECKPOINT,
-        split=string("Split to score: train, dev or test.", "test"),
-        **_task_flags(),
-        tasks=comma_list(
-            "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
-            "split. For language models.",
-            [],
-        ),
-        **option_flags(TaskOptions(tasks=())),
-        json=output.json_flag("all scores"),
-        output="File to write to, tab-separated: language, source, reference, translation. For "
-        "translation.",
-        **option_flags(DecodingOptions(), _SEARCH_FLAGS, notes),
-        precision=precision_flag(),
-        **runtime_flags(),
-    )
-
-
-def _task_flags() -> Flags:
-    """Returns the flags of `_TASK_FLAGS`."""
-    return dict(
-        languages=comma_list(
-            "Source languages to score, such as es,de; by default all. For translation.", []
-        ),
-        max_rows_per_language=integer(
-            "Scores a fixed random choice of at most this many rows per language. For translation.",
-            least=1,
-        ),
-        shuffled=switch(
-            "Also scores shuffled sources; --noshuffled does not. For translation.", True
-        ),
-        by_source=switch(
-            "Also scores the texts of each source of the prepared data. For language models."
-        ),
-    )
+_NOTES = {"seed": "Here it is 0 by default, so that scores repeat."}
+# Flags that are options of some tasks' evaluation.
+_TASK_FLAGS: Flags = dict(
+    languages=comma_list(
+        "Source languages to score, such as es,de; by default all. For translation.", []
+    ),
+    max_rows_per_language=integer(
+        "Scores a fixed random choice of at most this many rows per language. For translation.",
+        least=1,
+    ),
+    shuffled=switch("Also scores shuffled sources; --noshuffled does not. For translation.", True),
+    by_source=switch(
+        "Also scores the texts of each source of the prepared data. For language models."
+    ),
+)
+define_flags = maker(
+    logdir=LOGDIR,
+    checkpoint=CHECKPOINT,
+    split=string("Split to score: train, dev or test.", "test"),
+    **_TASK_FLAGS,
+    tasks=comma_list(
+        "Tasks or groups of lm-evaluation-harness, such as arc_easy,hellaswag; in place of a "
+        "split. For language models.",
+        [],
+    ),
+    **option_flags(TaskOptions(tasks=())),
+    json=output.json_flag("all scores"),
+    output="File to write to, tab-separated: language, source, reference, translation. For "
+    "translation.",
+    **option_flags(DecodingOptions(), _SEARCH_FLAGS, _NOTES),
+    precision=precision_flag(),
+    **runtime_flags(),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -43,7 +43,7 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tasks import Decoding
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import comma_list, integer, make_flags
+from lingvo_gshard.tools.flags.definitions import comma_list, integer, maker
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, required_logdir
 from lingvo_gshard.wings.export.formats import FORMATS, format_of
@@ -59,28 +59,25 @@ _SEARCH_DEFAULTS = {
 }
 _SIZE_FLAGS = ("rows", "lengths")
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        checkpoint=CHECKPOINT,
-        output="The new directory.",
-        format=f"What to write: {', '.join(FORMATS)}.",
-        **option_flags(DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS),
-        precision=precision_flag(default=None),
-        quality_rows=integer(
-            "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
-            500,
-            0,
-        ),
-        rows=comma_list("Numbers of texts that programs decode together; by default 1,8,32."),
-        lengths=comma_list(
-            "Numbers of tokens that programs take of a text, such as 32,128; longer texts are "
-            "cut. By default 32,64,128, ... up to what the model takes."
-        ),
-        json=output.json_flag("what was written: files, bytes, seconds"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    checkpoint=CHECKPOINT,
+    output="The new directory.",
+    format=f"What to write: {', '.join(FORMATS)}.",
+    **option_flags(DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS),
+    precision=precision_flag(default=None),
+    quality_rows=integer(
+        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
+        500,
+        0,
+    ),
+    rows=comma_list("Numbers of texts that programs decode together; by default 1,8,32."),
+    lengths=comma_list(
+        "Numbers of tokens that programs take of a text, such as 32,128; longer texts are "
+        "cut. By default 32,64,128, ... up to what the model takes."
+    ),
+    json=output.json_flag("what was written: files, bytes, seconds"),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -42,25 +42,22 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write, write_lines
 from lingvo_gshard.tools.console.stages import LineProgress
-from lingvo_gshard.tools.flags.definitions import make_flags, switch
+from lingvo_gshard.tools.flags.definitions import maker, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.wings.inference.text_generator import Text, TextGenerator
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        checkpoint=CHECKPOINT,
-        stream=switch("Shows each text while it is generated."),
-        **option_flags(DRAWING),
-        precision=precision_flag(),
-        json=output.json_flag("a line for each beginning"),
-        **line_flags(),
-        **runtime_flags(in_cluster=False),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    checkpoint=CHECKPOINT,
+    stream=switch("Shows each text while it is generated."),
+    **option_flags(DRAWING),
+    precision=precision_flag(),
+    json=output.json_flag("a line for each beginning"),
+    **line_flags(),
+    **runtime_flags(in_cluster=False),
+)
 
 
 def main(argv: list[str]) -> int:

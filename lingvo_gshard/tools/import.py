@@ -30,41 +30,38 @@ import pathlib
 import time
 
 import rich.console
-from absl import flags
 
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.importing import import_model, open_model
 from lingvo_gshard.core import UserError
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import integer, make_flags, string
+from lingvo_gshard.tools.flags.definitions import integer, maker, string
 from lingvo_gshard.tools.flags.run import IGNORE_KEYS, SETTINGS
-from lingvo_gshard.training.step.precision import precision_names
+from lingvo_gshard.training import precision
 from lingvo_gshard.wings.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.wings.services.progress import StageDisplay
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        **{"from": "Directory of the published model."},
-        logdir="Directory of the new run.",
-        length=integer(
-            "Positions of a row in training, and of a generated text; 0: those that the model was "
-            "made for, 1,024 at most.",
-            0,
-            0,
-        ),
-        precision=string(
-            f"Types of weights and activations, as step.precision: {', '.join(precision_names())}.",
-            "float32",
-        ),
-        ignore_keys=IGNORE_KEYS,
-        **SETTINGS,
-        params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
-        "only those whose path contains it.",
-        json=output.json_flag("what was imported"),
-    )
+define_flags = maker(
+    **{"from": "Directory of the published model."},
+    logdir="Directory of the new run.",
+    length=integer(
+        "Positions of a row in training, and of a generated text; 0: those that the model was "
+        "made for, 1,024 at most.",
+        0,
+        0,
+    ),
+    precision=string(
+        "Types of weights and activations, as step.precision: "
+        f"{', '.join(precision.precision_names())}.",
+        "float32",
+    ),
+    ignore_keys=IGNORE_KEYS,
+    **SETTINGS,
+    params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
+    "only those whose path contains it.",
+    json=output.json_flag("what was imported"),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -77,8 +77,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import Params, UserError, explained
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Params, UserError, explained, names
 from lingvo_gshard.runtime import Program, devices_for
 from lingvo_gshard.sharding import (
     HARDWARE,
@@ -90,7 +89,7 @@ from lingvo_gshard.sharding import (
 )
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.flags.definitions import make_flags, string, switch
+from lingvo_gshard.tools.flags.definitions import maker, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import EXPERIMENT
@@ -99,31 +98,28 @@ from lingvo_gshard.training import Trainer, experiments
 
 NAME = "gshard-inspect"
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this program's flags."""
-    return make_flags(
-        **EXPERIMENT,
-        plan=plan_flag(),
-        **weights.trained_flags(),
-        **option_flags(PartitioningOptions()),
-        **option_flags(RuntimeOptions(), ("compilation_cache", "max_replicated_mb")),
-        **compiler.compiler_flags(),
-        slots=switch("Also lists the optimizer's moments."),
-        compile=switch("Compiles the function for the mesh; shows its memory and collectives."),
-        activations="Pattern of layers, such as 'decoder.layers[0]': compiles the function and "
-        "shows the sharding of these layers' activations.",
-        kernels=f"Platform, {' or '.join(HARDWARE)}, or {inspection.HERE} for the platform "
-        "of this machine: lists the layers that use its kernels, and says why others use none.",
-        placement="Pattern of paths, such as '*.w_in': shows which devices hold which part of "
-        "these weights.",
-        function=string(
-            f"The function to list, compile or save: {', '.join(inspection.FUNCTIONS)}.",
-            inspection.FUNCTIONS[0],
-        ),
-        program="File to save the lowered function to, which runs where only jax is installed.",
-        json=output.json_flag(),
-    )
+define_flags = maker(
+    **EXPERIMENT,
+    plan=plan_flag(),
+    **weights.trained_flags(),
+    **option_flags(PartitioningOptions()),
+    **option_flags(RuntimeOptions(), ("compilation_cache", "max_replicated_mb")),
+    **compiler.compiler_flags(),
+    slots=switch("Also lists the optimizer's moments."),
+    compile=switch("Compiles the function for the mesh; shows its memory and collectives."),
+    activations="Pattern of layers, such as 'decoder.layers[0]': compiles the function and "
+    "shows the sharding of these layers' activations.",
+    kernels=f"Platform, {' or '.join(HARDWARE)}, or {inspection.HERE} for the platform "
+    "of this machine: lists the layers that use its kernels, and says why others use none.",
+    placement="Pattern of paths, such as '*.w_in': shows which devices hold which part of "
+    "these weights.",
+    function=string(
+        f"The function to list, compile or save: {', '.join(inspection.FUNCTIONS)}.",
+        inspection.FUNCTIONS[0],
+    ),
+    program="File to save the lowered function to, which runs where only jax is installed.",
+    json=output.json_flag(),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -41,40 +41,35 @@ from __future__ import annotations
 
 import rich.console
 import rich.table
-from absl import flags
 
 from lingvo_gshard.api import preparation, tables
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import integer, make_flags, repeated, string
+from lingvo_gshard.tools.flags.definitions import integer, maker, repeated, string
 from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.wings.gin.binding import to_gin
 from lingvo_gshard.wings.preparation.preparation import counts, notes
 from lingvo_gshard.wings.services.progress import StageDisplay
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        source=repeated("Files to read. See above.", []),
-        output="Directory of the prepared data.",
-        workers=integer("Number of processes; 0: one for each core.", 0, 0),
-        on_bad_row=string("What to do with damaged files and bad rows: refuse or skip.", "refuse"),
-        on_copies=string(
-            "What to do if rows of dev or test that are given stand in another split: count or "
-            "refuse.",
-            "count",
-        ),
-        work="Local directory of unfinished work; by default, .work in the output.",
-        beam=repeated(
-            "Option of an Apache Beam pipeline, such as --beam=--runner=FlinkRunner; may be "
-            "repeated. The work is then done by Beam, on a file system that all its workers share."
-        ),
-        params="Shows the settings whose names contain this text, with their meaning, as gin for "
-        "--gin_file, and exits. Without a value, all.",
-        **SETTINGS,
-        json=output.json_flag("the manifest"),
-    )
+define_flags = maker(
+    source=repeated("Files to read. See above.", []),
+    output="Directory of the prepared data.",
+    workers=integer("Number of processes; 0: one for each core.", 0, 0),
+    on_bad_row=string("What to do with damaged files and bad rows: refuse or skip.", "refuse"),
+    on_copies=string(
+        "What to do if rows of dev or test that are given stand in another split: count or refuse.",
+        "count",
+    ),
+    work="Local directory of unfinished work; by default, .work in the output.",
+    beam=repeated(
+        "Option of an Apache Beam pipeline, such as --beam=--runner=FlinkRunner; may be "
+        "repeated. The work is then done by Beam, on a file system that all its workers share."
+    ),
+    params="Shows the settings whose names contain this text, with their meaning, as gin for "
+    "--gin_file, and exits. Without a value, all.",
+    **SETTINGS,
+    json=output.json_flag("the manifest"),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -27,15 +27,14 @@ import functools
 from collections.abc import Callable, Sequence
 
 import rich.console
-from absl import flags
 from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks import Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.units import in_bytes
-from lingvo_gshard.tools.flags.definitions import make_flags, repeated
-from lingvo_gshard.training.run.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
+from lingvo_gshard.tools.flags.definitions import maker, repeated
+from lingvo_gshard.training import DEVICE_MEMORY, HOST_MEMORY
 from lingvo_gshard.wings.reporting import page
 from lingvo_gshard.wings.reporting.run import RunReport
 from lingvo_gshard.wings.reporting.runs_report import Report, read_report
@@ -45,18 +44,15 @@ NAME = "gshard-report"
 # More differences, layers or marked steps than these are only on the page and in the JSON.
 _MOST_ROWS = 20
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        logdir=repeated(
-            "Directory of a run. Repeat the flag, or separate several directories by commas, to "
-            "compare runs.",
-            [],
-        ),
-        html="HTML file to write the report to, for a browser.",
-        json=output.json_flag("the report"),
-    )
+define_flags = maker(
+    logdir=repeated(
+        "Directory of a run. Repeat the flag, or separate several directories by commas, to "
+        "compare runs.",
+        [],
+    ),
+    html="HTML file to write the report to, for a browser.",
+    json=output.json_flag("the report"),
+)
 
 
 def main(argv: list[str]) -> int:

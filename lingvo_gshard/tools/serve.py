@@ -33,7 +33,7 @@ from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     decimal,
     integer,
-    make_flags,
+    maker,
     string,
     switch,
 )
@@ -48,32 +48,28 @@ from lingvo_gshard.tools.flags.run import (
 )
 from lingvo_gshard.wings.serving.limits import Limits
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        checkpoint=CHECKPOINT,
-        host=string("Address to listen on; 0.0.0.0 for all networks of this machine.", "127.0.0.1"),
-        port=integer("Port to listen on; 0 chooses a free one.", 8000, 0, 65535),
-        port_file="File for the port, written when the server listens.",
-        token_file="File with a bearer token that requests must bring; the page asks for it.",
-        allow_host=comma_list(
-            "Further names by which browsers and programs reach the server, besides --host; * for "
-            "any."
-        ),
-        allow_origin=comma_list(
-            "Origins of web pages that may use the server besides its own, such as "
-            "https://app.example.com; * for any."
-        ),
-        **option_flags(Limits()),
-        drain_seconds=decimal(
-            "Seconds that requests under way have after a signal to stop.", 30.0, 1.0
-        ),
-        warm_up=switch("Compiles what most requests need before the first is accepted.", True),
-        precision=precision_flag(),
-        **runtime_flags(in_cluster=False),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    checkpoint=CHECKPOINT,
+    host=string("Address to listen on; 0.0.0.0 for all networks of this machine.", "127.0.0.1"),
+    port=integer("Port to listen on; 0 chooses a free one.", 8000, 0, 65535),
+    port_file="File for the port, written when the server listens.",
+    token_file="File with a bearer token that requests must bring; the page asks for it.",
+    allow_host=comma_list(
+        "Further names by which browsers and programs reach the server, besides --host; * for any."
+    ),
+    allow_origin=comma_list(
+        "Origins of web pages that may use the server besides its own, such as "
+        "https://app.example.com; * for any."
+    ),
+    **option_flags(Limits()),
+    drain_seconds=decimal(
+        "Seconds that requests under way have after a signal to stop.", 30.0, 1.0
+    ),
+    warm_up=switch("Compiles what most requests need before the first is accepted.", True),
+    precision=precision_flag(),
+    **runtime_flags(in_cluster=False),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -71,8 +71,7 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
-from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes
-from lingvo_gshard.core.signals import CLOSED_OUTPUT, TrainingFailedError
+from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
@@ -80,7 +79,7 @@ from lingvo_gshard.tools.flags.definitions import (
     Flags,
     comma_list,
     integer,
-    make_flags,
+    maker,
     refuse,
     switch,
 )
@@ -141,34 +140,30 @@ def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
 
 NAME = "gshard-train"
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    return make_flags(
-        **EXPERIMENT,
-        plan=plan_flag(
-            "With --profile_steps, the profile is compared with the plan, and the ratios are "
-            "written for gshard-plan --calibration."
-        ),
-        logdir="Directory of the run, on a disk or in a bucket (gs://, s3://); created if it is "
-        "new.",
-        init_from="Directory of a run whose best or newest weights this run starts with, or of a "
-        "published model. Without --experiment, its Params are the defaults.",
-        steps=integer("Total number of steps; sets run.steps.", least=1),
-        seed=integer("Sets step.seed."),
-        writer=comma_list(
-            "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, "
-            "separated by a comma. Sets run.writers."
-        ),
-        **runtime_flags(),
-        **check_flags(),
-        profile_steps=PROFILE_STEPS,
-        json=output.json_flag("how training ended, or what --list shows,"),
-        list=switch("Lists the experiments and exits."),
-        params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
-        "only those whose path contains it, or matches it if it has wildcards, such as "
-        "'trainer.*'.",
-    )
+define_flags = maker(
+    **EXPERIMENT,
+    plan=plan_flag(
+        "With --profile_steps, the profile is compared with the plan, and the ratios are "
+        "written for gshard-plan --calibration."
+    ),
+    logdir="Directory of the run, on a disk or in a bucket (gs://, s3://); created if it is new.",
+    init_from="Directory of a run whose best or newest weights this run starts with, or of a "
+    "published model. Without --experiment, its Params are the defaults.",
+    steps=integer("Total number of steps; sets run.steps.", least=1),
+    seed=integer("Sets step.seed."),
+    writer=comma_list(
+        "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, "
+        "separated by a comma. Sets run.writers."
+    ),
+    **runtime_flags(),
+    **check_flags(),
+    profile_steps=PROFILE_STEPS,
+    json=output.json_flag("how training ended, or what --list shows,"),
+    list=switch("Lists the experiments and exits."),
+    params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
+    "only those whose path contains it, or matches it if it has wildcards, such as "
+    "'trainer.*'.",
+)
 
 
 def main(argv: list[str]) -> int:
@@ -201,7 +196,7 @@ def main(argv: list[str]) -> int:
             console=console,
             observers=profilers(values, params, planned, console),
         )
-    except TrainingFailedError as error:
+    except signals.TrainingFailedError as error:
         if processes.is_main():
             warn(f"{NAME}: error: {error}")
         return 1
@@ -267,7 +262,7 @@ def _print_outcome(
     command: str,
 ) -> None:
     step = f"{outcome.step:,}"
-    if outcome.signal == CLOSED_OUTPUT:
+    if outcome.signal == signals.CLOSED_OUTPUT:
         console = rich.console.Console(stderr=True)
     if outcome.finished and not outcome.metrics:
         steps = f"{params.run.steps:,}"

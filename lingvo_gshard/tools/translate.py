@@ -33,35 +33,32 @@ from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines
 from lingvo_gshard.tools.console.stages import LineProgress
-from lingvo_gshard.tools.flags.definitions import make_flags, string
+from lingvo_gshard.tools.flags.definitions import maker, string
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translation, Translator
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTranslationInput
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this command's flags."""
-    languages = {
-        f"{side}_language": string(
-            f"Code of the language of {texts}, of an imported model for many languages; by default "
-            f"the run's input.{side}_language.",
-            "",
-        )
-        for side, texts in (("source", "the lines"), ("target", "the translations"))
-    }
-    return make_flags(
-        logdir=LOGDIR,
-        checkpoint=CHECKPOINT,
-        **line_flags(),
-        **option_flags(DecodingOptions(), notes={"best": "Shown with --json alone."}),
-        precision=precision_flag(),
-        prefix=string("What every translation must begin with.", ""),
-        **languages,
-        json=output.json_flag("a line for each line"),
-        **runtime_flags(in_cluster=False),
+_LANGUAGES = {
+    f"{side}_language": string(
+        f"Code of the language of {texts}, of an imported model for many languages; by default "
+        f"the run's input.{side}_language.",
+        "",
     )
+    for side, texts in (("source", "the lines"), ("target", "the translations"))
+}
+define_flags = maker(
+    logdir=LOGDIR,
+    checkpoint=CHECKPOINT,
+    **line_flags(),
+    **option_flags(DecodingOptions(), notes={"best": "Shown with --json alone."}),
+    precision=precision_flag(),
+    prefix=string("What every translation must begin with.", ""),
+    **_LANGUAGES,
+    json=output.json_flag("a line for each line"),
+    **runtime_flags(in_cluster=False),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -47,12 +47,11 @@ from __future__ import annotations
 import functools
 
 import msgspec
-from absl import flags
 
 from lingvo_gshard.api.partitioning import verify
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import EXPERIMENT
@@ -64,12 +63,9 @@ DIFFERENT = 2
 # Exit code if nothing differs, but a part of the step was not compared.
 NOT_VERIFIED = 3
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this program's flags."""
-    return make_flags(
-        **EXPERIMENT, plan=plan_flag(), **option_flags(VerifyOptions()), json=output.json_flag()
-    )
+define_flags = maker(
+    **EXPERIMENT, plan=plan_flag(), **option_flags(VerifyOptions()), json=output.json_flag()
+)
 
 
 def main(argv: list[str]) -> int:

@@ -4,8 +4,8 @@ import hypothesis
 from hypothesis import strategies as st
 
 from lingvo_gshard.data import held_out
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.wings.preparation.cleaning.near_duplicates import fold
 
 _WORDS = st.lists(st.sampled_from("the a red green cat 3 sees STRASSE straße".split()), max_size=8)
 _ROWS = st.lists(

@@ -27,11 +27,8 @@ from lingvo_gshard.runtime.step_compiler import StepCompiler, traits_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.compiler_options.table import (
     ALL_TO_ALLS,
-    COLLECTIVE_PRODUCTS,
     OPTIONS,
     PARALLEL,
-    PIPELINED,
-    WHOLE_PRODUCTS,
     has_parallel_collectives,
     notes_on_ragged_exchanges,
     option_variants,
@@ -40,6 +37,10 @@ from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.planning.machines.chips import CHIPS
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
+
+# Groups of options in the table.
+COLLECTIVE_PRODUCTS, WHOLE_PRODUCTS = "collective matrix products", "whole products"
+PIPELINED = "pipelined collectives"
 
 PAGE = "docs/memory_and_communication.md"
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}

@@ -13,13 +13,11 @@ from typing import Any
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
 from lingvo_gshard.api.importing import published_settings
 from lingvo_gshard.api.saved_run import SavedRun
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.files import cached
+from lingvo_gshard.core import Params, UserError, cached
 from lingvo_gshard.data import Input
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tasks import Task, TokenTask
-from lingvo_gshard.training import Checkpoint, read_run
-from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training import Checkpoint, preferred, read_run
 from lingvo_gshard.wings.inference.engine.engine import Engine
 from lingvo_gshard.wings.inference.loading import facts_of, mesh_of, prepared_weights
 from lingvo_gshard.wings.inference.model_facts import ModelFacts

@@ -6,7 +6,9 @@ import glob as local_glob
 import os
 import pathlib
 import shutil
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import msgspec
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.files import regular
@@ -36,6 +38,24 @@ def read_text(path: GivenPath) -> str:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{os.fspath(path)} is not UTF-8: byte {error.start}") from None
+
+
+T = TypeVar("T")
+
+
+def text_beside(module: str, name: str) -> str:
+    """Returns the text of a file of the package.
+
+    Args:
+      module: `__file__` of the module beside it.
+      name: the file's name.
+    """
+    return pathlib.Path(module).with_name(name).read_text(encoding="utf-8")
+
+
+def table_beside(module: str, name: str, kind: type[T]) -> T:
+    """Returns the content of a JSON file of the package, of type `kind`; see `text_beside`."""
+    return msgspec.json.decode(text_beside(module, name), type=kind)
 
 
 def write_bytes(path: GivenPath, content: bytes) -> None:

@@ -1,1 +1,5 @@
 """Attention: kernels, masks and positions."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["rotary"])

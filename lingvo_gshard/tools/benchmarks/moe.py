@@ -38,7 +38,7 @@ from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import print_rows
-from lingvo_gshard.tools.flags.definitions import comma_list, decimal, integer, make_flags
+from lingvo_gshard.tools.flags.definitions import comma_list, decimal, integer, maker
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
 
@@ -46,22 +46,17 @@ EXPERTS_PER_TOKEN = 2
 # Name in the table and in --json -> the dispatch.
 _DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch, "dropless": DroplessDispatch}
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        json=output.json_flag(),
-        repeats=common.REPEATS,
-        gemm_size=common.gemm_size(),
-        model_dim=integer("Model dimension of the layers.", 512, 1),
-        hidden_dim=integer("Hidden dimension of an expert.", 2048, 1),
-        tokens=integer("Tokens of a batch.", 4096, 1),
-        group_size=integer("Tokens that are routed together as one group.", 1024, 1),
-        experts=comma_list("Numbers of experts.", ["8", "32", "64", "128"]),
-        skew=decimal(
-            "Share of tokens whose first expert is expert 0 in the skewed loads.", 0.2, 0, 1
-        ),
-    )
+define_flags = maker(
+    json=output.json_flag(),
+    repeats=common.REPEATS,
+    gemm_size=common.gemm_size(),
+    model_dim=integer("Model dimension of the layers.", 512, 1),
+    hidden_dim=integer("Hidden dimension of an expert.", 2048, 1),
+    tokens=integer("Tokens of a batch.", 4096, 1),
+    group_size=integer("Tokens that are routed together as one group.", 1024, 1),
+    experts=comma_list("Numbers of experts.", ["8", "32", "64", "128"]),
+    skew=decimal("Share of tokens whose first expert is expert 0 in the skewed loads.", 0.2, 0, 1),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

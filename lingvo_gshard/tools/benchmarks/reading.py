@@ -26,7 +26,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.console.units import in_bytes
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.wings.services.memory import resident_bytes
 
@@ -63,9 +63,7 @@ class ReadingTiming:
     memory_bytes: int
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(prepared="The sentence pairs: a directory.", json=output.json_flag())
+define_flags = maker(prepared="The sentence pairs: a directory.", json=output.json_flag())
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -17,19 +17,16 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.tools.benchmarks import common, exported
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 
 OPERAND = ("file", "write it with gshard-inspect --program=train_step.zip")
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        json=output.json_flag(),
-        repeats=common.REPEATS,
-        gemm_size=common.gemm_size(None),
-        init_state="File of the init_state program that makes the weights.",
-    )
+define_flags = maker(
+    json=output.json_flag(),
+    repeats=common.REPEATS,
+    gemm_size=common.gemm_size(None),
+    init_state="File of the init_state program that makes the weights.",
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, file: str) -> int:

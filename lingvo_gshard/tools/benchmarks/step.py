@@ -32,8 +32,8 @@ from lingvo_gshard.core import (
     UserError,
     known_sizes,
     layer_method,
+    registry,
 )
-from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import FeedForward, MixtureOfExperts, Sequential, TransformerStack
 from lingvo_gshard.runtime import SingleDeviceRuntime
@@ -43,10 +43,9 @@ from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import print_rows
-from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, string
+from lingvo_gshard.tools.flags.definitions import Flags, integer, maker, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
-from lingvo_gshard.training import Trainer, make_trainer
-from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
+from lingvo_gshard.training import Trainer, experiments, make_trainer
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.profiling.files import ProfileFiles
 from lingvo_gshard.wings.profiling.observer import ProfiledStep, tracer_of, write_profile
@@ -58,32 +57,27 @@ from lingvo_gshard.wings.verification import synthetic
 Batch = dict[str, np.ndarray]
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        experiment=common.EXPERIMENT,
-        json=output.json_flag(),
-        repeats=common.REPEATS,
-        gemm_size=common.gemm_size(),
-        profile="Directory for a profile of each model.",
-        **stack_flags(),
-    )
-
-
-def stack_flags() -> Flags:
-    """Returns the flags of an encoder alone."""
-    return dict(
-        model_dim=integer("Model dimension of the encoder alone.", 512, 1),
-        hidden_dim=integer(
-            "Hidden dimension of the encoder's feed-forward layers and experts.", 2048, 1
-        ),
-        num_experts=integer("Number of experts of the encoder's mixtures of experts.", 8, 1),
-        num_heads=integer("Attention heads of each layer of the encoder.", 8, 1),
-        num_layers=integer("Number of layers of the encoder; every other one has experts.", 2, 1),
-        rematerialize=string("Rematerialization policy of the encoder (docs/training.md).", "none"),
-        tokens=integer("Tokens of the encoder's batch.", 4096, 1),
-        row_length=integer("Tokens of a row of the encoder's batch.", 256, 1),
-    )
+# The flags of an encoder alone.
+STACK_FLAGS: Flags = dict(
+    model_dim=integer("Model dimension of the encoder alone.", 512, 1),
+    hidden_dim=integer(
+        "Hidden dimension of the encoder's feed-forward layers and experts.", 2048, 1
+    ),
+    num_experts=integer("Number of experts of the encoder's mixtures of experts.", 8, 1),
+    num_heads=integer("Attention heads of each layer of the encoder.", 8, 1),
+    num_layers=integer("Number of layers of the encoder; every other one has experts.", 2, 1),
+    rematerialize=string("Rematerialization policy of the encoder (docs/training.md).", "none"),
+    tokens=integer("Tokens of the encoder's batch.", 4096, 1),
+    row_length=integer("Tokens of a row of the encoder's batch.", 256, 1),
+)
+define_flags = maker(
+    experiment=common.EXPERIMENT,
+    json=output.json_flag(),
+    repeats=common.REPEATS,
+    gemm_size=common.gemm_size(),
+    profile="Directory for a profile of each model.",
+    **STACK_FLAGS,
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
@@ -202,7 +196,10 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
 
     Batches have the experiment's shapes and are full of synthetic sentences, so no data is read.
     """
-    specs, task = batch_specs(experiment), with_configured_vocabularies(experiment)
+    specs, task = (
+        experiments.batch_specs(experiment),
+        experiments.with_configured_vocabularies(experiment),
+    )
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
         trainer = make_trainer(experiment, params)

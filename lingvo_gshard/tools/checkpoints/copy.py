@@ -11,24 +11,19 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, required_logdir
-from lingvo_gshard.training import Logdir
-from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training import Logdir, preferred
 from lingvo_gshard.wings.services import inventory
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        checkpoint=CHECKPOINT,
-        output="Directory or bucket of the copy; created if it is new.",
-        json=output.json_flag("what was copied"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    checkpoint=CHECKPOINT,
+    output="Directory or bucket of the copy; created if it is new.",
+    json=output.json_flag("what was copied"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

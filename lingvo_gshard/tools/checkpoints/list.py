@@ -14,16 +14,13 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training import Logdir
 from lingvo_gshard.wings.services import inventory
 from lingvo_gshard.wings.services.inventory import CheckpointFacts
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(logdir=LOGDIR, json=output.json_flag("the checkpoints"))
+define_flags = maker(logdir=LOGDIR, json=output.json_flag("the checkpoints"))
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -14,21 +14,18 @@ from absl import flags
 
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.definitions import integer, maker
 from lingvo_gshard.tools.flags.options import DRY_RUN
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training import Logdir
 from lingvo_gshard.wings.services import inventory
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        keep=integer("Number of newest checkpoints to keep.", 3, 1),
-        dry_run=DRY_RUN,
-        json=output.json_flag("the steps of the deleted checkpoints"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    keep=integer("Number of newest checkpoints to keep.", 3, 1),
+    dry_run=DRY_RUN,
+    json=output.json_flag("the steps of the deleted checkpoints"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -16,19 +16,16 @@ from absl import flags
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.definitions import integer, maker
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.training import Logdir
 from lingvo_gshard.wings.services import inventory
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        step=integer("The checkpoint of this step alone.", least=0),
-        json=output.json_flag("what was found"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    step=integer("The checkpoint of this step alone.", least=0),
+    json=output.json_flag("what was found"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -20,9 +20,7 @@ from absl import flags
 
 from lingvo_gshard import tools
 from lingvo_gshard.api.closed_output import discard
-from lingvo_gshard.core import EXIT_CODES, VERSION
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.signals import CLOSED_OUTPUT
+from lingvo_gshard.core import EXIT_CODES, VERSION, names, signals
 from lingvo_gshard.tools.console import libraries, startup
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.process_start import open_closed_streams
@@ -109,7 +107,7 @@ def _print(command: str, text: str) -> int:
         # Python would try again to write at exit.
         discard(sys.stdout)
         if error.errno == errno.EPIPE:
-            return EXIT_CODES[CLOSED_OUTPUT]
+            return EXIT_CODES[signals.CLOSED_OUTPUT]
         return _fail(command, f"standard output cannot be written: {error.strerror}")
     return 0
 

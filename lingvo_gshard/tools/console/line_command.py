@@ -13,9 +13,7 @@ from typing import BinaryIO, TextIO, TypeVar
 from absl import flags
 
 from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.core import UserError, bounded_lines, explained
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files.lines import LONGEST_LINE
+from lingvo_gshard.core import LONGEST_LINE, UserError, bounded_lines, explained, names
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.stages import LineProgress

@@ -14,8 +14,7 @@ import msgspec
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core import UserError, atomic, explained
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.spelling import with_flags
 

@@ -16,8 +16,7 @@ import time
 from typing import IO, TextIO, cast
 
 from lingvo_gshard.api.closed_output import GuardedStream
-from lingvo_gshard.core import EXIT_CODES
-from lingvo_gshard.core.signals import FINISHING, REPEAT_SECONDS, SIGNALS, State, handled_signals
+from lingvo_gshard.core import EXIT_CODES, signals
 
 _SHOW_CURSOR = b"\x1b[?25h"
 
@@ -40,35 +39,35 @@ class SignalWatch:
         os.set_blocking(self._wakeup, False)
 
     def __enter__(self) -> SignalWatch:
-        State.is_watched = True
+        signals.State.is_watched = True
         threading.Thread(target=self._watch, name="signal watch", daemon=True).start()
-        for number in handled_signals():
+        for number in signals.handled_signals():
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         # Everything is done: a signal that arrives now would only spoil the end.
-        for number in handled_signals():
+        for number in signals.handled_signals():
             signal.signal(number, signal.SIG_IGN)
 
     def _watch(self) -> None:
         while received := os.read(self._pipe, 1):
             number = received[0]
-            if number in SIGNALS:
-                self._on_signal(SIGNALS[signal.Signals(number)])
+            if number in signals.SIGNALS:
+                self._on_signal(signals.SIGNALS[signal.Signals(number)])
 
     def _on_signal(self, name: str) -> None:
-        training = State.training
+        training = signals.State.training
         if self._saving_since is not None:
-            if time.monotonic() - self._saving_since < REPEAT_SECONDS:
+            if time.monotonic() - self._saving_since < signals.REPEAT_SECONDS:
                 return
             self._say(f"{self._name}: {name}: ended at once, without saving")
         elif training is None:
             self._say(f"{self._name}: stopped by {name}")
         elif training.finishing:
             self._saving_since = time.monotonic()
-            self._say(f"\n{self._name}: {name}: {FINISHING}")
+            self._say(f"\n{self._name}: {name}: {signals.FINISHING}")
             return
         else:
             self._say(f"{self._name}: {name}: stopped before the first step; nothing is lost")
@@ -79,8 +78,8 @@ class SignalWatch:
             os.write(self._screen, f"{text}\n".encode())
 
     def _end(self, code: int) -> None:
-        State.exit_code = code
-        for function in list(State.before_abrupt_end):
+        signals.State.exit_code = code
+        for function in list(signals.State.before_abrupt_end):
             with contextlib.suppress(Exception):
                 function()
         if os.isatty(self._screen):

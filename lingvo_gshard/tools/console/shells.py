@@ -7,6 +7,8 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from lingvo_gshard.core import objects
+
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
@@ -50,81 +52,12 @@ class Command:
         return " ".join(self.flags)
 
 
-_BASH = """\
-# Completes gshard-* commands in bash. Written by: gshard-completion bash
-_gshard_flags() {
-  case $1 in
-%(flags)s
-  esac
-}
-
-_gshard_words() {
-  case $1 in
-%(words)s
-  esac
-}
-
-_gshard_values() {
-  case $1 in
-%(values)s
-    *) return 1 ;;
-  esac
-}
-
-_gshard() {
-  local command=${COMP_WORDS[0]##*/} word=${COMP_WORDS[COMP_CWORD]}
-  local before=${COMP_WORDS[COMP_CWORD-1]} flag="" prefix="" offered
-  # Where = breaks words, --flag=value is three of them.
-  if [[ $word == "=" ]]; then
-    flag=$before word=""
-  elif [[ $before == "=" ]]; then
-    flag=${COMP_WORDS[COMP_CWORD-2]}
-  elif [[ $word == --*=* ]]; then
-    flag=${word%%%%=*} prefix=$flag= word=${word#*=}
-  fi
-  COMPREPLY=()
-  if [[ -n $flag ]]; then
-    if offered=$(_gshard_values "$flag"); then
-      mapfile -t COMPREPLY < <(compgen -P "$prefix" -W "$offered" -- "$word")
-    else
-      compopt -o filenames
-      mapfile -t COMPREPLY < <(compgen -P "$prefix" -f -- "$word")
-    fi
-  elif [[ $word == -* ]]; then
-    offered=$(_gshard_flags "$command ${COMP_WORDS[1]}")
-    mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$word")
-    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
-  else
-    offered=$(_gshard_words "$command")
-    if [[ $COMP_CWORD == 1 && -n $offered ]]; then
-      mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$word")
-    else
-      compopt -o filenames
-      mapfile -t COMPREPLY < <(compgen -f -- "$word")
-    fi
-  fi
-}
-
-complete -F _gshard %(commands)s
-"""
-
-_ZSH = """\
-#compdef %(commands)s
-# Completes gshard-* commands in zsh. Written by: gshard-completion zsh
-_gshard() {
-  local -a specs
-  case "${words[1]:t} ${words[2]}" in
-%(cases)s
-  esac
-  _arguments $specs
-}
-
-if [[ $funcstack[1] == _gshard ]]; then
-  _gshard "$@"
-else
-  compdef _gshard %(commands)s
-fi
-"""
+def _filled(shell: str, parts: Mapping[str, str]) -> str:
+    """Returns the script of a shell, completion.<shell>, with texts in place of @names@."""
+    script = objects.text_beside(__file__, f"completion.{shell}")
+    for name, text in parts.items():
+        script = script.replace(f"@{name}@", text)
+    return script
 
 
 def bash(commands: Sequence[Command]) -> str:
@@ -141,12 +74,13 @@ def bash(commands: Sequence[Command]) -> str:
         for flag in _by_name(commands).values()
         if flag.has_value and not flag.is_file
     ]
-    return _BASH % {
+    parts = {
         "flags": "\n".join(flags),
         "words": "\n".join(words),
         "values": "\n".join(values),
         "commands": " ".join(command.name for command in commands),
     }
+    return _filled("bash", parts)
 
 
 def zsh(commands: Sequence[Command]) -> str:
@@ -160,10 +94,8 @@ def zsh(commands: Sequence[Command]) -> str:
             cases.append(f"    {pattern}) specs=({' '.join(specs)}) ;;")
         if command.subcommands:
             cases.append(f"    '{command.name} '*) specs=({_zsh_words(command)}) ;;")
-    return _ZSH % {
-        "cases": "\n".join(cases),
-        "commands": " ".join(command.name for command in commands),
-    }
+    names = " ".join(command.name for command in commands)
+    return _filled("zsh", {"cases": "\n".join(cases), "commands": names})
 
 
 def _zsh_words(command: Command) -> str:

@@ -16,9 +16,7 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard.api.closed_output import discard
-from lingvo_gshard.core import EXIT_CODES, VERSION, UserError
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.signals import CLOSED_OUTPUT, StoppedError
+from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, registry, signals
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
@@ -123,13 +121,13 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
             code = _exit_code(main, argv)
             sys.stdout.flush()
             return code
-        except StoppedError as stopped:
+        except signals.StoppedError as stopped:
             warn(f"{name}: stopped by {stopped}")
             return EXIT_CODES[str(stopped)]
         except BrokenPipeError:
             # The reader of standard output is gone, such as head. Python would write at exit.
             discard(sys.stdout)
-            return EXIT_CODES[CLOSED_OUTPUT]
+            return EXIT_CODES[signals.CLOSED_OUTPUT]
         except (UserError, OSError) as error:
             # To the agent of a cluster, if one has started this command.
             report_problem(_message_of(error), is_consequence=isinstance(error, NotMetError))

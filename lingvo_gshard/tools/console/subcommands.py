@@ -7,8 +7,7 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.tools.console import output, startup
 
 

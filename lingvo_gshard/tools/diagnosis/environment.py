@@ -12,9 +12,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 
+import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from lingvo_gshard.core import objects
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.wings.services.run_records import PREFIXES
 
@@ -127,52 +129,40 @@ def _check_package(name: str, requirement: Requirement, tested: Mapping[str, str
     return Check(name, State.OK, installed)
 
 
-# Settings that change results or stop training -> (whether they break it, what they do).
-_HARMFUL: Mapping[str, tuple[bool, str]] = {
-    "JAX_DISABLE_JIT": (True, "jax compiles nothing, so that no program of ours runs"),
-    "JAX_ENABLE_X64": (False, "jax computes in 64 bits what it would compute in 32"),
-    "JAX_DEBUG_NANS": (False, "jax stops at a NaN, and donates no memory"),
-    "JAX_DEFAULT_MATMUL_PRECISION": (False, "products have another precision than the Params say"),
-    "NVIDIA_TF32_OVERRIDE": (False, "products have another precision than the Params say"),
-    "TF_XLA_FLAGS": (False, "TensorFlow compiles the local runtime's step with other options"),
-    "TF_DETERMINISTIC_OPS": (False, "TensorFlow refuses operations without deterministic kernels"),
-}
-# Settings that do what their users want.
-_HARMLESS: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
-    "JAX_COMPILATION_CACHE_DIR": "jax's own cache; ours is set by --compilation_cache",
-    "JAX_PLATFORMS": "jax uses these kinds of devices only",
-    "LIBTPU_INIT_ARGS": "options of the TPU's compiler and runtime",
-    "OMP_NUM_THREADS": "threads of NumPy's products; XLA ignores it",
-    "TF_CPP_MIN_LOG_LEVEL": "which messages of TensorFlow and XLA are printed",
-    "TF_ENABLE_ONEDNN_OPTS": "kernels of TensorFlow that compiled steps do not use",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "memory of TensorFlow on GPUs, under the local runtime",
-    "XLA_PYTHON_CLIENT_ALLOCATOR": "how jax allocates the memory of GPUs",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of a GPU's memory that jax takes",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "whether jax takes a GPU's memory at the start",
-}
-_FLAGS: Mapping[str, str] = {
-    "xla_force_host_platform_device_count": "not needed: --mesh makes virtual CPU devices itself",
-    "xla_dump_to": "XLA writes every program to files, which takes time",
-    "xla_cpu_enable_fast_math": "results differ from those that were tested",
-    "xla_disable_hlo_passes": "XLA compiles without passes that it needs",
-}
+class _Settings(msgspec.Struct, frozen=True):
+    """Settings of the environment, by name, with what they do.
+
+    Attributes:
+      breaking: they stop training.
+      changing: they change results or speed.
+      harmless: they do what their users want.
+      flags: options in XLA_FLAGS that need a warning.
+    """
+
+    breaking: dict[str, str]
+    changing: dict[str, str]
+    harmless: dict[str, str]
+    flags: dict[str, str]
+
+
+_SETTINGS = objects.table_beside(__file__, "environment.json", _Settings)
 
 
 def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
     """Yields a check of each setting that jax, XLA, TensorFlow or their drivers read."""
-    known = (*_HARMFUL, *_HARMLESS)
+    harmful = _SETTINGS.breaking | _SETTINGS.changing
+    known = harmful | _SETTINGS.harmless
     names = sorted(n for n in environment if n in known or n.startswith(PREFIXES))
     for name in names:
         found = f"{name}={environment[name]}"
         if name == "XLA_FLAGS":
             yield from _check_flags(environment[name])
-        elif name in _HARMFUL and not _is_off(environment[name]):
-            breaks, effect = _HARMFUL[name]
-            state = State.FAILURE if breaks else State.WARNING
-            yield Check("environment", state, found, f"{effect}; unset {name} unless you mean it")
+        elif name in harmful and not _is_off(environment[name]):
+            state = State.FAILURE if name in _SETTINGS.breaking else State.WARNING
+            advice = f"{harmful[name]}; unset {name} unless you mean it"
+            yield Check("environment", state, found, advice)
         else:
-            effect = _HARMLESS.get(name, "its effect on training is not known here")
+            effect = _SETTINGS.harmless.get(name, "its effect on training is not known here")
             yield Check("environment", State.OK, f"{found}: {effect}")
     if not names:
         yield Check("environment", State.OK, "no setting of jax, XLA, TensorFlow or libtpu")
@@ -182,8 +172,8 @@ def _check_flags(flags: str) -> Iterator[Check]:
     for flag in flags.split():
         name = re.sub(r"^--(no)?|=.*$", "", flag)
         found = f"XLA_FLAGS has {flag}"
-        if name in _FLAGS:
-            yield Check("environment", State.WARNING, found, _FLAGS[name])
+        if name in _SETTINGS.flags:
+            yield Check("environment", State.WARNING, found, _SETTINGS.flags[name])
         else:
             yield Check("environment", State.OK, f"{found}, which XLA's compiler reads")
 

@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import cached
+from lingvo_gshard.core import UserError, cached
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.layers import MixtureOfExperts, TransformerStack
-from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdRuntime
-from lingvo_gshard.runtime.spmd import SpmdOptions
+from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase, stack_cases
 from lingvo_gshard.tools.console import libraries

@@ -25,22 +25,19 @@ from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.fine_tuning.surgery import expert_placement, pruning
 from lingvo_gshard.wings.planning.loads.file import RouterLoads
 from lingvo_gshard.wings.planning.plan import plan
 from lingvo_gshard.wings.services.routers.counts import watched_layers
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        output=source_run.OUTPUT,
-        plan="The plan with the placement, which gshard-plan --loads --json wrote.",
-        json=output.json_flag("what was written"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    output=source_run.OUTPUT,
+    plan="The plan with the placement, which gshard-plan --loads --json wrote.",
+    json=output.json_flag("what was written"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -20,29 +20,25 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, explained, names
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.report import choose_rows_by_flags, row_flags, use_by_language
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.definitions import decimal, make_flags, string
+from lingvo_gshard.tools.flags.definitions import decimal, maker, string
 from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.fine_tuning.surgery import pruning
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.inference.translator import Translator
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        output=source_run.OUTPUT,
-        **row_flags("dev"),
-        keep=decimal("Share of each layer's experts to keep, rounded.", 0.5),
-        by=string("Criterion for the experts to keep: load or gate.", pruning.LOAD),
-        json=output.json_flag("what was written"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    output=source_run.OUTPUT,
+    **row_flags("dev"),
+    keep=decimal("Share of each layer's experts to keep, rounded.", 0.5),
+    by=string("Criterion for the experts to keep: load or gate.", pruning.LOAD),
+    json=output.json_flag("what was written"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

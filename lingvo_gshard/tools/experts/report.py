@@ -27,26 +27,24 @@ records. --json alone prints the JSON, and the tables go to standard error.
 from __future__ import annotations
 
 import collections
-import html
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jinja2
 import msgspec
 import numpy as np
 import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import Layer, NestedMap, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.data import Row, rows_by_language
-from lingvo_gshard.data.sources.readers import SPLITS
+from lingvo_gshard.core import Layer, NestedMap, UserError, names, objects
+from lingvo_gshard.data import Row, readers, rows_by_language
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened
-from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, make_flags, string
+from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, string
 from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.evaluation.translation_scores import choose_rows
 from lingvo_gshard.wings.fine_tuning.surgery import expert_use
@@ -57,31 +55,7 @@ from lingvo_gshard.wings.services.routers.router_records import routers_of_run
 
 # Branches of Indo-European and families, as Glottolog 5 (https://glottolog.org) has them. Codes are
 # ISO 639's; a creole stands with the language of its words.
-_CODES = {
-    "Romance": (
-        "an ast ca egl es ext fr frp gl ht it lij lmo nap oc pms pt rm ro roa scn sdc vec wa"
-    ),
-    "Germanic": "af da de fo frr fy gsw hrx is ksh lb nb nds nl nn no sco sli stq sv yi",
-    "Slavic": "be bg bs cs dsb hr hsb mk pl rsk ru rue sh sk sl sr szl uk",
-    "Celtic": "br cy ga gd",
-    "Baltic": "lt lv prg",
-    "Greek, Albanian and Armenian": "el grc hy sq",
-    "Indo-Aryan": ("as awa bho bn doi dv gu hi hif kok ks mai mr ne or pa pnb sa sd si skr ur"),
-    "Iranian": "bcc bgn ckb diq fa kmr ku lki lrc os ps tg",
-    "Uralic": "et fi hu koi kv mdf mhr mrj myv olo se smn udm vep vro",
-    "Turkic": "alt az azb ba crh cv kaa kjh kk krc ky sah tk tr tt tyv ug uz",
-    "Mongolic": "bxr mn xal",
-    "Afro-Asiatic": "acm am ar ary arz ha he kab mt om so ti",
-    "Caucasian": "ce inh ka xmf",
-    "Dravidian": "kn ml ta tcy te",
-    "Sino-Tibetan": "blk brx dz lzh mni my wuu yue zh",
-    "Japanese and Korean": "ja ko",
-    "Austroasiatic": "km vi",
-    "Tai-Kadai": "lo shn tdd th",
-    "Austronesian": ("ban bcl bew bjn btm fil hil id ilo jv kge ljp mg mi min ms su szy tet war"),
-    "Niger-Congo": ("bci ff gur guw ig kcg mos nr nso ny rw ss st sw tn ts ve wo xh yo zu"),
-    "Constructed": "avk eo ia ie io isv lfn tok vo",
-}
+_CODES = objects.table_beside(__file__, "language_families.json", dict[str, str])
 _FAMILIES = {code: family for family, codes in _CODES.items() for code in codes.split()}
 OTHER = "Other"
 
@@ -149,7 +123,7 @@ def row_flags(split: str) -> Flags:
 
 def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
     """Returns the rows that the flags choose; ValueError for an unknown split or language."""
-    names.check(values.split, SPLITS, f"--split={values.split} is unknown")
+    names.check(values.split, readers.SPLITS, f"--split={values.split} is unknown")
     rows = _text_input(run).rows(values.split)
     return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
 
@@ -199,25 +173,15 @@ def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
         yield {name: values[:filled] for name, values in batch.items()}
 
 
-# With more experts than this the squares are too small for numbers.
-_MOST_WITH_NUMBERS = 32
 # The colors of squares go from none to the full color in so many steps.
 _STRENGTHS = 20
 # Numbers on squares at least this strong are written in the color for dark squares.
 _DARK = 11
 
-_FILES = (("lingvo_gshard.wings.pages", "reset.css"), ("lingvo_gshard.wings.pages", "base.css"))
-_STYLE = """
-p { color: var(--muted); }
-.scroll { overflow-x: auto; padding: 14px; background: var(--panel); border: 1px solid var(--line);
-  border-radius: 8px; }
-table { width: auto; border-collapse: separate; border-spacing: 2px; font-size: 12px; }
-th, td { padding: 0; font-weight: normal; }
-thead th { color: var(--muted); }
-tbody th { padding-right: 4px; text-align: right; }
-td { height: 24px; min-width: 6px; outline: 1px solid var(--line); text-align: center; }
-.numbers td { min-width: 24px; }
-"""
+_FILES = (
+    *(("lingvo_gshard.wings.pages", name) for name in ("reset.css", "base.css")),
+    ("lingvo_gshard.tools.experts", "report.css"),
+)
 
 
 def _style() -> str:
@@ -228,63 +192,31 @@ def _style() -> str:
         f"color: var(--{'on-block' if strength >= _DARK else 'ink'}); }}"
         for strength in range(_STRENGTHS + 1)
     ]
-    return "\n".join([html_page.join_styles(_FILES), _STYLE, *strengths])
-
-
-_ABOUT = (
-    "Step {step:,}, {rows:,} rows of {split}. Each square shows an expert's share of a language's "
-    "tokens, in percent. The darkest square is the largest share of the layer. With even loads "
-    "every square would show {even}."
-)
+    return "\n".join([html_page.join_styles(_FILES), *strengths])
 
 
 def to_html(record: dict) -> str:
     """Returns the HTML page of a report, as `gshard-experts report --json` writes it."""
     sizes = sorted({layer["num_experts"] for layer in record["layers"]})
     even = " or ".join(f"{100 / size:.3g}" for size in sizes)
-    about = _ABOUT.format(**{name: record[name] for name in ("step", "rows", "split")}, even=even)
-    title = f"Experts of {record['experiment']}"
-    layers = "\n".join(map(_section, record["layers"]))
-    body = f"<main>\n<h1>{html.escape(title)}</h1>\n<p>{html.escape(about)}</p>\n{layers}\n</main>"
-    return html_page.page(title, _style(), body)
+    layers = [layer | {"squares": _squares(layer)} for layer in record["layers"]]
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+    template = environment.from_string(objects.text_beside(__file__, "report.html"))
+    body = template.render(record | {"layers": layers, "even": even})
+    return html_page.page(f"Experts of {record['experiment']}", _style(), body)
 
 
-def _section(layer: dict) -> str:
-    found = layer["all"]
-    facts = (
-        f"{layer['num_experts']} experts, largest violation {found['largest_violation']:.2f}, "
-        f"{found['dropped_share']:.1%} dropped, {found['dead_experts']} dead; languages differ by "
-        f"{layer['languages_differ']:.1%} of their tokens"
-    )
-    return (
-        f"<section>\n<h2>{html.escape(layer['path'])}</h2>\n<p>{facts}</p>\n"
-        f'<div class="scroll">{_map(layer)}</div>\n</section>'
-    )
-
-
-def _map(layer: dict) -> str:
-    """Returns the squares of one layer as a table."""
-    count, with_numbers = layer["num_experts"], layer["num_experts"] <= _MOST_WITH_NUMBERS
+def _squares(layer: dict) -> dict[str, list[tuple[float, int]]]:
+    """Returns language -> each expert's share of its tokens, with the strength of the square."""
     shares = {
         language: np.array(found["load"]) / max(sum(found["load"]), 1.0)
         for language, found in layer["languages"].items()
     }
     largest = max(row.max() for row in shares.values()) or 1.0
-    heads = "".join(f"<th>{expert if with_numbers else ''}</th>" for expert in range(count))
-    rows = []
-    for language, row in shares.items():
-        name = html.escape(language)
-        squares = [
-            f'<td class="s{round(share / largest * _STRENGTHS)}" '
-            f'title="{name}, expert {expert}: {share:.1%}">'
-            f"{f'{100 * share:.0f}' if with_numbers else ''}</td>"
-            for expert, share in enumerate(row)
-        ]
-        rows.append(f"<tr><th>{name}</th>{''.join(squares)}</tr>")
-    return (
-        f'<table class="{"numbers" if with_numbers else "small"}">'
-        f"<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    return {
+        language: [(share, round(share / largest * _STRENGTHS)) for share in row]
+        for language, row in shares.items()
+    }
 
 
 _MOST_SHOWN = 3
@@ -292,15 +224,12 @@ _MOST_SHOWN = 3
 NUMBERS = ("tokens", "used", "violation", "dropped", "dead", "entropy")
 MOST_USED = "most used"
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        **row_flags("test"),
-        html="File for an HTML page with maps of experts by language.",
-        json=output.json_flag("all numbers"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    **row_flags("test"),
+    html="File for an HTML page with maps of experts by language.",
+    json=output.json_flag("all numbers"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -14,12 +14,17 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end, objects
 from lingvo_gshard.tools.flags.run import required_logdir
-from lingvo_gshard.training import Checkpoint, CheckpointStore, Logdir, Trainer, make_trainer
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
-from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training import (
+    Checkpoint,
+    CheckpointStore,
+    Logdir,
+    Trainer,
+    arrays,
+    experiments,
+    make_trainer,
+)
 from lingvo_gshard.wings.services.progress import StageDisplay
 
 # The help of --output, which names the new directory.
@@ -73,11 +78,11 @@ class SourceRun:
     def theta(self) -> NestedMap:
         """The run's weights."""
         specs = self.trainer.theta_specs
-        return unflatten(specs, self.checkpoint.theta, "weights")
+        return arrays.unflatten(specs, self.checkpoint.theta, "weights")
 
     def trainer_of(self, params: Params) -> Trainer:
         """Returns the trainer of an experiment with this run's vocabularies."""
-        return make_trainer(params, with_vocabulary_sizes(params.task, self.run.input))
+        return make_trainer(params, experiments.with_vocabulary_sizes(params.task, self.run.input))
 
     def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
         """Writes a new run with the vocabularies and the data position of this one.

@@ -30,33 +30,30 @@ from lingvo_gshard.core import Params, UserError, explained
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.experts import source_run
 from lingvo_gshard.tools.experts.source_run import SourceRun
-from lingvo_gshard.tools.flags.definitions import integer, make_flags, switch
+from lingvo_gshard.tools.flags.definitions import integer, maker, switch
 from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.wings.fine_tuning.surgery import upcycling
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.inference.translator import Translator
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir="Directory of the dense run.",
-        output=source_run.OUTPUT,
-        experts=integer("Number of experts per layer, 2 or more."),
-        moe_every=integer(
-            "Layers moe_every, 2 * moe_every, ... get experts. 0 uses task.<stack>.moe_every of "
-            "the dense run, or 2 if that is 0.",
-            0,
-            0,
-        ),
-        **SETTINGS,
-        exact=switch(
-            "Whether to refuse options with which the new model would compute another function.",
-            True,
-        ),
-        restart=switch("Starts at step 0 with new optimizer moments."),
-        json=output.json_flag("what was written"),
-    )
+define_flags = maker(
+    logdir="Directory of the dense run.",
+    output=source_run.OUTPUT,
+    experts=integer("Number of experts per layer, 2 or more."),
+    moe_every=integer(
+        "Layers moe_every, 2 * moe_every, ... get experts. 0 uses task.<stack>.moe_every of "
+        "the dense run, or 2 if that is 0.",
+        0,
+        0,
+    ),
+    **SETTINGS,
+    exact=switch(
+        "Whether to refuse options with which the new model would compute another function.",
+        True,
+    ),
+    restart=switch("Starts at step 0 with new optimizer moments."),
+    json=output.json_flag("what was written"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

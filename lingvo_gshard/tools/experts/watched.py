@@ -34,11 +34,10 @@ import rich.table
 import rich.text
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.tables import make_table, print_table
-from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.definitions import integer, maker
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord, routers_of_run
 
@@ -47,16 +46,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 32
 _MOST_SHOWN = 4
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        logdir=LOGDIR,
-        layer="Shows the layers with this text in their path.",
-        by="Shows the experts of each language, or of each class.",
-        step=integer("Shows this watched step; default: the last one.", least=1),
-        json=output.json_flag("all records"),
-    )
+define_flags = maker(
+    logdir=LOGDIR,
+    layer="Shows the layers with this text in their path.",
+    by="Shows the experts of each language, or of each class.",
+    step=integer("Shows this watched step; default: the last one.", least=1),
+    json=output.json_flag("all records"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 from absl import flags
@@ -15,6 +16,11 @@ Definition = Callable[[str, flags.FlagValues], object]
 # Flags by name. The help shows them in this order. A text alone is the help of a `string` without a
 # default.
 Flags = dict[str, Definition | str]
+
+
+def maker(**definitions: Definition | str) -> Callable[[], flags.FlagValues]:
+    """Returns what makes a command's flags."""
+    return functools.partial(make_flags, **definitions)
 
 
 def make_flags(**definitions: Definition | str) -> flags.FlagValues:

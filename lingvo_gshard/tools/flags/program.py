@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError, declared
-from lingvo_gshard.core.files import cached
+from lingvo_gshard.core import UserError, cached, declared
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options

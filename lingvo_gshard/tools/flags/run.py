@@ -12,8 +12,7 @@ from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.tools.flags.definitions import Definition, Flags, comma_list, repeated, string
 from lingvo_gshard.tools.flags.options import option_flags, read_options
-from lingvo_gshard.training import BEST
-from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
+from lingvo_gshard.training import BEST, ObserverFactory
 from lingvo_gshard.wings.cluster.member import ClusterOptions
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED
 

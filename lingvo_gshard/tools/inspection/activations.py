@@ -7,18 +7,12 @@ from collections.abc import Sequence
 import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import (
-    array_text,
-    make_table,
-    print_table,
-    say_hidden,
-)
+from lingvo_gshard.tools.console.tables import array_text, make_table, print_table, say_hidden
 from lingvo_gshard.tools.console.units import in_bytes
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.wings.propagation.activations import Activation

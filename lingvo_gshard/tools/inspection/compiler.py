@@ -8,9 +8,8 @@ from typing import Any
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.runtime import compile_options, devices_for, platform_of
-from lingvo_gshard.runtime.compile_options import CompileOptions
+from lingvo_gshard.core import names
+from lingvo_gshard.runtime import CompileOptions, compile_options, devices_for, platform_of
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.flags.definitions import Flags, refuse
 from lingvo_gshard.tools.flags.options import option_flags

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Layer, Params, UserError, scope_name
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.kernel_use import KernelUse
+from lingvo_gshard.core import Layer, Params, UserError, kernel_use, names, scope_name
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime import Program, devices_for, platform_of, train_program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program
@@ -234,7 +232,7 @@ def check_partitioner(platform: str | None, partitioner: str) -> None:
 
 def kernel_uses(
     function: str, platform: str, params: Params, trainer: Trainer, partitioning: Partitioning
-) -> tuple[str, tuple[KernelUse, ...]]:
+) -> tuple[str, tuple[kernel_use.KernelUse, ...]]:
     """Returns the platform, and whether each layer of a function uses its kernels."""
     device_kind = ""
     if platform == HERE:

@@ -8,7 +8,7 @@ import rich.console
 import rich.table
 from rich.markup import escape
 
-from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
+from lingvo_gshard.core import kernel_use
 from lingvo_gshard.sharding import HARDWARE, Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.tools.console.output import say
@@ -86,14 +86,17 @@ def print_pipelines(console: rich.console.Console, pipelines: Sequence[dict]) ->
 
 
 def print_kernels(
-    console: rich.console.Console, function: str, platform: str, uses: Sequence[KernelUse]
+    console: rich.console.Console,
+    function: str,
+    platform: str,
+    uses: Sequence[kernel_use.KernelUse],
 ) -> None:
     """Prints which layers use kernels of a platform, and why others use none."""
     say(console, f"\nkernels of {function} on {platform}:")
     nothing = "no layer could use a kernel"
     if platform not in HARDWARE:
         nothing = f"{platform} has no kernels; those of {' and '.join(HARDWARE)} are known"
-    for line in uses_in_words(uses) or [nothing]:
+    for line in kernel_use.uses_in_words(uses) or [nothing]:
         say(console, f"  {line}")
 
 

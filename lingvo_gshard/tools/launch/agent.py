@@ -27,7 +27,7 @@ from absl import flags
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents import leftovers
@@ -41,14 +41,11 @@ from lingvo_gshard.wings.services.run_lock import JOB
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        **option_flags(AgentOptions()),
-        **option_flags(HostOptions()),
-        json=output.json_flag("the exit code"),
-    )
+define_flags = maker(
+    **option_flags(AgentOptions()),
+    **option_flags(HostOptions()),
+    json=output.json_flag("the exit code"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import stores
+from lingvo_gshard.core import UserError, stores
 from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.flags.options import read_options, spell_options
 from lingvo_gshard.tools.launch.words import check_utf8

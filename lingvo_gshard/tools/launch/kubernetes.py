@@ -27,31 +27,22 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+import jinja2
 import rich.console
 import yaml
 from absl import flags
 
-from lingvo_gshard.core import Options, UserError, option
+from lingvo_gshard.core import Options, UserError, objects, option
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.wings.cluster.rendezvous import SECRET
 
-_GROUP = "hosts"
 _KEY = "secret"
 # The file that an agent touches, for the probe.
 _ALIVE = "/tmp/gshard-agent"
-# Pods that are evicted again and again do not end the job; the agents decide when it fails.
-_RETRIES = 1_000_000
-# Names of TPUs and pools of nodes in Google Kubernetes Engine.
-_TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
-_TPU_LABEL, _TOPOLOGY_LABEL = (
-    f"cloud.google.com/gke-tpu-{name}" for name in ("accelerator", "topology")
-)
-_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_POOL = "cloud.google.com/gke-nodepool"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,14 +78,12 @@ class KubernetesOptions(Options):
             raise UserError(f"`gpus={self.gpus}` and `tpu_accelerator`: hosts have one of them")
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        **option_flags(KubernetesOptions()),
-        **option_flags(AgentOptions()),
-        dry_run=DRY_RUN,
-        json=output.json_flag("the manifest"),
-    )
+define_flags = maker(
+    **option_flags(KubernetesOptions()),
+    **option_flags(AgentOptions()),
+    dry_run=DRY_RUN,
+    json=output.json_flag("the manifest"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
@@ -136,119 +125,39 @@ def job_set(
         raise UserError(
             f"`slices={kubernetes.slices}` cannot share `max_hosts={options.max_hosts}` equally"
         )
-    metadata: dict[str, Any] = {"name": kubernetes.job_name}
-    if kubernetes.namespace:
-        metadata["namespace"] = kubernetes.namespace
-    if kubernetes.tpu_accelerator:
-        # A slice is a pool of nodes of its own.
-        metadata["annotations"] = {_EXCLUSIVE: _POOL}
-    hosts = options.max_hosts // kubernetes.slices
-    job = {
-        "parallelism": hosts,
-        "completions": hosts,
-        "completionMode": "Indexed",
-        "backoffLimit": _RETRIES,
-        "podFailurePolicy": {"rules": _rules()},
-        "template": {"spec": _pod(kubernetes, options, words)},
-    }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": metadata,
-        "spec": {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            # The agents start workers again themselves.
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [
-                {"name": _GROUP, "replicas": kubernetes.slices, "template": {"spec": job}}
-            ],
-        },
-    }
+    environment = jinja2.Environment(
+        trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=_in_line
+    )
+    template = environment.from_string(objects.text_beside(__file__, "job_set.yaml"))
+    filled = template.render(
+        dataclasses.asdict(kubernetes),
+        hosts=options.max_hosts // kubernetes.slices,
+        command=_command(kubernetes, options, words),
+        alive=_ALIVE,
+        # Stopping a worker may take so long.
+        limit=int(options.stop_seconds + options.lost_seconds),
+        secret=SECRET,
+        key=_KEY,
+    )
+    return yaml.safe_load(filled)
 
 
-def _rules() -> list[dict[str, Any]]:
-    """Returns what the end of a pod means: the job failed, or the pod comes back."""
-    codes = {"containerName": "agent", "operator": "In", "values": [1]}
-    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
-    return [
-        {"action": "FailJob", "onExitCodes": codes},
-        {"action": "Ignore", "onPodConditions": disrupted},
-    ]
-
-
-def _pod(
+def _command(
     kubernetes: KubernetesOptions, options: AgentOptions, words: Sequence[str]
-) -> dict[str, Any]:
+) -> list[str]:
+    """Returns the command of a pod, as a manifest spells it."""
     host = "$(JOB)-$(INDEX)"
     own = HostOptions(host=host, address=f"{host}.{kubernetes.job_name}", alive_file=_ALIVE)
     if kubernetes.tpu_topology is not None:
         # The chips of a slice start on all hosts together: no host can check its own.
         options = dataclasses.replace(options, check_after_failures=0)
     given = _literal([*spell_options(options), "--", *words])
-    container: dict[str, Any] = {
-        "name": "agent",
-        "image": kubernetes.image,
-        "command": ["gshard-launch", "agent", *spell_options(own), *given],
-        "env": _environment(kubernetes.job_name),
-        "livenessProbe": _probe(options),
-        "volumeMounts": [{"name": "memory", "mountPath": "/dev/shm"}],
-    }
-    memory = {"medium": "Memory", "sizeLimit": f"{kubernetes.memory_gib}Gi"}
-    pod: dict[str, Any] = {
-        # The agents decide what happens next, so that a pod is not started again in its place.
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": kubernetes.save_seconds,
-        "containers": [container],
-        "volumes": [{"name": "memory", "emptyDir": memory}],
-    }
-    if kubernetes.tpu_accelerator:
-        pod["nodeSelector"] = {
-            _TPU_LABEL: kubernetes.tpu_accelerator,
-            _TOPOLOGY_LABEL: kubernetes.tpu_topology,
-        }
-    devices = (
-        {_TPU: kubernetes.tpu_chips} if kubernetes.tpu_accelerator else {_GPU: kubernetes.gpus}
-    )
-    if all(devices.values()):
-        container["resources"] = {"limits": devices}
-    if kubernetes.volume:
-        claim = {"claimName": kubernetes.volume}
-        pod["volumes"].append({"name": "runs", "persistentVolumeClaim": claim})
-        container["volumeMounts"].append({"name": "runs", "mountPath": kubernetes.mount})
-    if kubernetes.service_account:
-        pod["serviceAccountName"] = kubernetes.service_account
-    return pod
+    return ["gshard-launch", "agent", *spell_options(own), *given]
 
 
 def _literal(words: Sequence[str]) -> list[str]:
     """Returns words as a manifest spells them: Kubernetes replaces $(NAME), and $$ by $."""
     return [word.replace("$", "$$") for word in words]
-
-
-def _environment(name: str) -> list[dict[str, Any]]:
-    def of_field(path: str) -> dict[str, Any]:
-        return {"fieldRef": {"fieldPath": path}}
-
-    index = of_field("metadata.annotations['batch.kubernetes.io/job-completion-index']")
-    return [
-        {"name": "JOB", "valueFrom": of_field("metadata.labels['job-name']")},
-        {"name": "INDEX", "valueFrom": index},
-        {"name": SECRET, "valueFrom": {"secretKeyRef": {"name": name, "key": _KEY}}},
-        {"name": "PYTHONUNBUFFERED", "value": "1"},
-    ]
-
-
-def _probe(options: AgentOptions) -> dict[str, Any]:
-    """Returns the probe that finds an agent that gives no signs of life any more."""
-    # Stopping a worker may take so long.
-    limit = int(options.stop_seconds + options.lost_seconds)
-    test = f"test $(($(date +%s) - $(stat -c %Y {_ALIVE}))) -lt {limit}"
-    return {
-        "exec": {"command": ["sh", "-c", test]},
-        "initialDelaySeconds": limit,
-        "periodSeconds": 30,
-        "failureThreshold": 3,
-    }
 
 
 def _secret(kubernetes: KubernetesOptions, secret: str) -> dict[str, Any]:
@@ -259,12 +168,17 @@ def _secret(kubernetes: KubernetesOptions, secret: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-def as_yaml(value: dict[str, Any]) -> str:
+def as_yaml(value: object) -> str:
     """Returns plain data as YAML in ASCII, with all text in quotes.
 
     Text without quotes would depend on the reader: 1e3 is a number to some, and text to others.
     """
     return yaml.dump(value, Dumper=_Quoting, sort_keys=False, width=math.inf)
+
+
+def _in_line(value: object) -> str:
+    """Returns plain data as YAML within a line of the template."""
+    return yaml.dump([value], Dumper=_Quoting, default_flow_style=True, width=math.inf)[1:-2]
 
 
 class _Quoting(yaml.SafeDumper):

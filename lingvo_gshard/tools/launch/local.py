@@ -23,11 +23,10 @@ from collections.abc import Mapping, Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, declared
-from lingvo_gshard.core.signals import StopRequest
+from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, declared, signals
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import integer, make_flags
+from lingvo_gshard.tools.flags.definitions import integer, maker
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, spell_options
 from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
@@ -36,15 +35,13 @@ from lingvo_gshard.wings.agents.worker import start_process
 _POLL_SECONDS = 0.2
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    names = [name for name in declared(AgentOptions) if name != "max_hosts"]
-    return make_flags(
-        hosts=integer("Number of hosts.", 1, 1),
-        **option_flags(AgentOptions(), names),
-        dry_run=DRY_RUN,
-        json=output.json_flag("what would be started"),
-    )
+_AGENT = [name for name in declared(AgentOptions) if name != "max_hosts"]
+define_flags = maker(
+    hosts=integer("Number of hosts.", 1, 1),
+    **option_flags(AgentOptions(), _AGENT),
+    dry_run=DRY_RUN,
+    json=output.json_flag("what would be started"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
@@ -58,7 +55,10 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
         output.write_json(values.json, {"commands": commands})
         return 0
     environment = _devices(mesh, values.hosts)
-    with StopRequest() as stop, LocalAgents(commands, environment, options.max_restarts) as agents:
+    with (
+        signals.StopRequest() as stop,
+        LocalAgents(commands, environment, options.max_restarts) as agents,
+    ):
         stop.finishing = True
         with called_before_abrupt_end(agents.kill):
             return agents.wait(stop)
@@ -99,7 +99,7 @@ class LocalAgents:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def wait(self, stop: StopRequest) -> int:
+    def wait(self, stop: signals.StopRequest) -> int:
         """Waits for all agents, and passes a request to stop on to them.
 
         Returns:

@@ -29,10 +29,9 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, option
-from lingvo_gshard.core.signals import StopRequest
+from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, objects, option, signals
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.meeting import shared_secret
@@ -64,14 +63,12 @@ class SlurmOptions(Options):
     follow: bool = option(True, "Shows the job's log until it ends.")
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        **option_flags(SlurmOptions()),
-        **option_flags(AgentOptions()),
-        dry_run=DRY_RUN,
-        json=output.json_flag("the script, and the number of the job"),
-    )
+define_flags = maker(
+    **option_flags(SlurmOptions()),
+    **option_flags(AgentOptions()),
+    dry_run=DRY_RUN,
+    json=output.json_flag("the script, and the number of the job"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
@@ -128,11 +125,14 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
         settings.append(f"time={slurm.time_limit}")
     settings += slurm.sbatch
     agent = [sys.executable, "-m", "lingvo_gshard", "launch", "agent"]
-    return _TEMPLATE.format(
-        settings="\n".join(map(_setting, settings)),
-        keep=shlex.quote(_KEEP_AGENT),
-        agent=shlex.join([*agent, *spell_options(options), "--", *words]),
-    )
+    parts = {
+        "settings": "\n".join(map(_setting, settings)),
+        "keep": shlex.quote(_KEEP_AGENT),
+        "agent": shlex.join([*agent, *spell_options(options), "--", *words]),
+    }
+    # All at once, since arguments of users may have such marks.
+    template = objects.text_beside(__file__, "slurm_job.bash")
+    return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
 
 
 def _setting(given: str) -> str:
@@ -165,38 +165,11 @@ _KEEP_AGENT = """trap : USR1 TERM
 while "$@"; code=$?; [ $code -eq 137 ]; do :; done
 exit $code"""
 
-_TEMPLATE = """\
-#!/bin/bash
-{settings}
-
-# Slurm signals this shell before the time limit and when it preempts the job. The agents have the
-# workers save.
-stop() {{
-    reason=$1
-    scancel --signal=USR1 "$SLURM_JOB_ID"
-}}
-trap 'stop limit' USR1
-trap 'stop preempted' TERM
-
-# A job that is queued again may get fewer nodes than it first asked for.
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill --wait=0 \\
-    bash -c {keep} agent \\
-    {agent} &
-agents=$!
-# A signal ends `wait` early.
-while wait "$agents"; code=$?; kill -0 "$agents" 2>/dev/null; do :; done
-
-if [ "$reason" = limit ] && [ "$code" -ne 0 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
-
 
 def _follow(job: str, log: pathlib.Path) -> int:
     """Prints a job's log until the job ends. Returns its exit code."""
     place = 0
-    with StopRequest() as stop:
+    with signals.StopRequest() as stop:
         stop.finishing = True
         while True:
             state, code = _state(job)

@@ -26,7 +26,7 @@ from absl import flags
 
 from lingvo_gshard.core import Options, UserError, is_bucket, option
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import DRY_RUN, option_flags, read_options, spell_options
 from lingvo_gshard.tools.launch.command import read_command
 from lingvo_gshard.wings.agents.options import AgentOptions
@@ -52,14 +52,12 @@ class TpuVmOptions(Options):
     )
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        **option_flags(TpuVmOptions()),
-        **option_flags(AgentOptions()),
-        dry_run=DRY_RUN,
-        json=output.json_flag("the commands"),
-    )
+define_flags = maker(
+    **option_flags(TpuVmOptions()),
+    **option_flags(AgentOptions()),
+    dry_run=DRY_RUN,
+    json=output.json_flag("the commands"),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:

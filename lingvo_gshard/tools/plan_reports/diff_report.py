@@ -12,8 +12,7 @@ from typing import Any
 import rich.console
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.tables import make_table

@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end
-from lingvo_gshard.core.signals import StopRequest
+from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, signals
 from lingvo_gshard.wings.agents.health import HealthCheck
 from lingvo_gshard.wings.agents.keeper import Keeper, Preparation
 from lingvo_gshard.wings.agents.leader import Leader
@@ -142,7 +141,7 @@ class Agent:
         elif self._was_lost():
             self._check_after_failure()
         self._reach.start()
-        with StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
+        with signals.StopRequest() as stop, called_before_abrupt_end(self._kill_worker):
             # A request lets this loop go on until the worker has saved.
             stop.finishing = True
             # Slurm sends it some time before the limit of a job.
@@ -162,7 +161,7 @@ class Agent:
         assert self._code is not None
         return self._code
 
-    def _loop(self, stop: StopRequest) -> None:
+    def _loop(self, stop: signals.StopRequest) -> None:
         while self._code is None:
             self._heed(stop)
             self._start_worker()
@@ -191,7 +190,7 @@ class Agent:
         is_fast = is_hard and not self._meeting.is_in_bucket
         return self._options.beat_seconds / (_FASTER if is_fast else 1)
 
-    def _heed(self, stop: StopRequest) -> None:
+    def _heed(self, stop: signals.StopRequest) -> None:
         """Has the worker save if this host was asked to stop."""
         if stop.requested and self._leaving is None:
             self._leaving = EXIT_CODES[stop.requested]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from lingvo_gshard.core.files import regular
+from lingvo_gshard.core import regular
 from lingvo_gshard.wings.agents import leftovers
 from lingvo_gshard.wings.agents.border import Border
 from lingvo_gshard.wings.cluster.envelope import PART, Envelope, are_equal, sign

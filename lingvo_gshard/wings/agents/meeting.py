@@ -26,8 +26,7 @@ from typing import TypeVar
 
 import msgspec
 
-from lingvo_gshard.core import UserError, is_bucket, whole_number
-from lingvo_gshard.core.files import atomic, objects, regular
+from lingvo_gshard.core import UserError, atomic, is_bucket, objects, regular, whole_number
 from lingvo_gshard.wings.agents.border import Border
 from lingvo_gshard.wings.agents.records import Beat, Record
 from lingvo_gshard.wings.cluster.envelope import RECORD, SIGN, ForeignError, pack, sign, unpack

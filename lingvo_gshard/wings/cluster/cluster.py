@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lingvo_gshard.core import EXIT_CODES, VERSION
+from lingvo_gshard.core import EXIT_CODES, VERSION, signals
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.core.signals import State, StoppedError, end_abruptly
 from lingvo_gshard.wings.cluster.member import (
     DEFAULT_TIMEOUT,
     ClusterMember,
@@ -31,12 +30,7 @@ from lingvo_gshard.wings.cluster.member import (
 )
 from lingvo_gshard.wings.cluster.peer_monitor import Departure, PeerMonitor, RollCall
 from lingvo_gshard.wings.cluster.relay import Relay
-from lingvo_gshard.wings.cluster.rendezvous import (
-    SECRET,
-    bind_address,
-    is_open_to_strangers,
-    meet,
-)
+from lingvo_gshard.wings.cluster.rendezvous import SECRET, bind_address, is_open_to_strangers, meet
 from lingvo_gshard.wings.cluster.worker_report import report_problem
 
 if TYPE_CHECKING:
@@ -136,11 +130,11 @@ class Cluster:
             self._close_relay()
             self._is_closed = True
             return
-        if isinstance(error, Exception) and not isinstance(error, StoppedError):
+        if isinstance(error, Exception) and not isinstance(error, signals.StoppedError):
             # If a collective failed because another process is gone, the monitor ends this one.
             time.sleep(_NEWS_SECONDS)
         reason, code, self._exit_code = _departure_of(error)
-        if not isinstance(error, StoppedError | KeyboardInterrupt):
+        if not isinstance(error, signals.StoppedError | KeyboardInterrupt):
             report_problem(reason)
         self._leave(reason, code)
         # Orbax's threads may keep this process alive as long as the others live.
@@ -162,7 +156,7 @@ class Cluster:
         )
         self._relay = Relay(member, token)
         atexit.register(self._at_exit)
-        State.before_abrupt_end.append(self._at_abrupt_end)
+        signals.State.before_abrupt_end.append(self._at_abrupt_end)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # jax's preemption service would take SIGTERM away from core/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
@@ -199,7 +193,7 @@ class Cluster:
             self._monitor.announce_departure(departure)
         self._push_files()
         if self._monitor is None:
-            end_abruptly(1)
+            signals.end_abruptly(1)
         self._end(1)
 
     def _push_files(self) -> None:
@@ -225,7 +219,7 @@ class Cluster:
     def _at_abrupt_end(self) -> None:
         """Tells the others that a signal ends this process."""
         if not self._is_closed:
-            self._leave("was stopped without saving", State.exit_code)
+            self._leave("was stopped without saving", signals.State.exit_code)
 
     def _on_departure(self, departure: Departure) -> bool:
         """Prints that a process is gone; returns False if this one is already ending by itself."""
@@ -264,7 +258,7 @@ class Cluster:
 
 def _departure_of(error: BaseException) -> tuple[str, int, int]:
     """Returns the reason in words, the exit code for the others, and this process's own."""
-    if isinstance(error, StoppedError):
+    if isinstance(error, signals.StoppedError):
         code = EXIT_CODES[str(error)]
         return f"was stopped ({error}) before the first step", code, code
     if isinstance(error, KeyboardInterrupt):

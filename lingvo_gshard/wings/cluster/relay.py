@@ -27,8 +27,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core import UserError, atomic
 from lingvo_gshard.wings.cluster.child_process import answer_stream, start_module
 from lingvo_gshard.wings.cluster.envelope import are_equal, sign
 from lingvo_gshard.wings.cluster.member import ClusterMember

@@ -23,8 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic
+from lingvo_gshard.core import UserError, atomic
 from lingvo_gshard.wings.cluster.envelope import are_equal, sign
 from lingvo_gshard.wings.cluster.member import ClusterMember
 

@@ -13,7 +13,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core.files import atomic, regular
+from lingvo_gshard.core import atomic, regular
 
 # The environment variable with the path of the file.
 REPORT_FILE = "GSHARD_WORKER_REPORT"

@@ -1,4 +1,4 @@
-"""The options of XLA's compilers that help steps: one table, with reasons.
+"""The options of XLA's compilers that help steps: one table, options.json, with reasons.
 
 Trainings and plans compile steps with the options of the table that are on, and `gshard-inspect
 --compiler` lists them.
@@ -10,18 +10,16 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
+from lingvo_gshard.core import objects
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime import Program, platform_of
-from lingvo_gshard.runtime.compile_options import DEFAULTS, RAGGED_EXCHANGE, Traits
+from lingvo_gshard.runtime import Program, compile_options, platform_of
 
 # Groups of options that are on in some programs and off in others.
-COLLECTIVE_PRODUCTS, ALL_TO_ALLS = "collective matrix products", "asynchronous all-to-alls"
-WHOLE_PRODUCTS, PIPELINED = "whole products", "pipelined collectives"
-PARALLEL = "parallel collectives"
+ALL_TO_ALLS, PARALLEL = "asynchronous all-to-alls", "parallel collectives"
 # The most collectives of a GPU that are in flight at the same time.
 _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 
-_PLAIN = Traits()
+_PLAIN = compile_options.Traits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,9 @@ class CompilerOption:
     needs_gathers_ahead: bool = False
     if_ragged: str = ""
 
-    def is_on(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> bool:
+    def is_on(
+        self, platform: str, device_kind: str, traits: compile_options.Traits = _PLAIN
+    ) -> bool:
         """Returns whether steps for a device are compiled with the option by default.
 
         Args:
@@ -73,225 +73,22 @@ class CompilerOption:
             return False
         return bool(re.search(self.devices, device_kind.lower()))
 
-    def value_for(self, platform: str, device_kind: str, traits: Traits = _PLAIN) -> str:
+    def value_for(
+        self, platform: str, device_kind: str, traits: compile_options.Traits = _PLAIN
+    ) -> str:
         """Returns the value that steps for a device have by default; "" is XLA's. See `is_on`."""
         if self.platform == platform and traits.is_ragged and self.if_ragged:
             return self.if_ragged
         return self.value if self.is_on(platform, device_kind, traits) else ""
 
 
-_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/benchmarks/xla_flags_library.py"
-_VLLM = (
-    "https://github.com/vllm-project/tpu-inference/blob/main/tpu_inference/models/vllm/"
-    "vllm_model_wrapper.py"
-)
-_NVIDIA = "https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance"
-_RECIPES = (
-    "https://github.com/AI-Hypercomputer/tpu-recipes/blob/main/training/v5p/SDXL-MaxDiffusion/"
-    "cluster_toolkit/run_recipe.sh"
-)
-_NATIVE_FP8 = "https://github.com/NVIDIA/JAX-Toolbox/blob/main/rosetta/docs/NATIVE_FP8.md"
-_MLPERF = (
-    "https://github.com/AI-Hypercomputer/maxtext/blob/ac9bf614e59e452077ec782c02a45519f004a78b/"
-    "MaxText/inference_mlperf/trillium/select_xla_flags.py"
-)
-_OLMOE = (
-    "https://github.com/AI-Hypercomputer/maxtext/blob/dd9c95112759f4e268128f997975f9afcbab3279/src/"
-    "maxtext/trainers/pre_train/scripts/olmo/run_olmoe3_3p5b_v4_128.sh"
-)
-_STREAMS = "https://github.com/openxla/xla/blob/main/xla/service/gpu/thunk_emitter.cc"
-_MOE = "docs/moe.md"
 _RAGGED = "https://github.com/marin-community/marin/pull/8081"
 
-# Parts of the names of libtpu's options for products with collectives, and what they mean.
-_TPU_COLLECTIVES = (("all_gather", "an all-gather"), ("reduce_scatter", "a reduce-scatter"))
-# Parts of the names of XLA's options for GPUs, and what they mean.
-# Why all-gathers of steps in parts are not pipelined; see `Traits`.
-_NOT_IN_PARTS = (
-    ", and for micro-batches whose weights are not split by fsdp: XLA then computes a forward pass "
-    "twice, and a plan with sequence parallelism takes 36% longer"
-)
-# Why nothing overlaps a ragged exchange on GPUs.
-_WRONG_BESIDE = (
-    "where the first backward pass of large banks of experts had gradients that are not numbers "
-    f"({_RAGGED})"
-)
-_GPU_COLLECTIVES = (
-    ("all_gather", "all-gathers"),
-    ("reduce_scatter", "reduce-scatters"),
-    ("all_reduce", "all-reduces"),
-)
-
-# Parts of jax's names of devices. The collectives of TPU7x are asynchronous by default.
-_CORES = r"v[2-6]"
-_V5E = r"v5 lite"
-_HOPPER_AND_LATER = r"h[12]00|h20\b|b[23]00"
-
-OPTIONS = (
-    *(
-        CompilerOption("tpu", name, "True", reason, source, devices=_CORES)
-        for name, reason, source in (
-            (
-                "xla_enable_async_all_gather",
-                "all-gathers are asynchronous, such as those of fsdp's weights",
-                _MAXTEXT,
-            ),
-            (
-                "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-                "fusions carry all-gathers under matrix products; else they are made synchronous",
-                _MAXTEXT,
-            ),
-            (
-                "xla_enable_async_all_reduce",
-                "all-reduces are asynchronous, such as the sums of tensor parallelism",
-                _MAXTEXT,
-            ),
-            (
-                "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
-                "fusions carry all-reduces under matrix products",
-                _MAXTEXT,
-            ),
-            (
-                "xla_enable_async_reduce_scatter_fusion",
-                "reduce-scatters are asynchronous, such as the sums of fsdp's gradients",
-                _RECIPES,
-            ),
-            (
-                "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
-                "fusions carry reduce-scatters under matrix products",
-                _RECIPES,
-            ),
-        )
-    ),
-    *(
-        CompilerOption(
-            "tpu",
-            f"xla_tpu_{collective}_collective_matmul_mode",
-            "POST_SPMD_CONSERVATIVE",
-            f"fewer products with {words} become rings of partial products and permutes; off, "
-            "since 128 billion weights on 256 v5e, with tensor parallelism, are planned 18% "
-            "slower; fsdp alone gains 17% on eight v5p, so a search tries them",
-            _VLLM,
-            devices=None,
-            variant=COLLECTIVE_PRODUCTS,
-        )
-        for collective, words in _TPU_COLLECTIVES
-    ),
-    *(
-        CompilerOption(
-            "tpu",
-            f"xla_tpu_enable_windowed_einsum_for_{collective}",
-            "False",
-            f"products with {words} do not become loops of partial products and permutes; on for "
-            "v5e, whose permutes are not asynchronous there: 128 billion weights on 256 chips are "
-            "planned 26% faster; on other chips, where plans gain 8% to 32%, a search tries them",
-            _MLPERF,
-            devices=_V5E,
-            variant=WHOLE_PRODUCTS,
-        )
-        for collective, words in _TPU_COLLECTIVES
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_tpu_enable_async_all_to_all",
-        "True",
-        "all-to-alls are asynchronous, for experts' chunks; off, since it changes the schedule of "
-        "every program with an all-to-all",
-        _MOE,
-        devices=None,
-        variant=ALL_TO_ALLS,
-    ),
-    CompilerOption(
-        "tpu",
-        "xla_tpu_enable_async_ragged_all_to_all",
-        "True",
-        "ragged exchanges of dropless experts are asynchronous, so that the shared expert runs "
-        "beside them; on since its authors measured steps of 64 v4 to be faster with it",
-        _OLMOE,
-        devices=_CORES,
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_enable_latency_hiding_scheduler",
-        "True",
-        "computation is scheduled between the start and the end of collectives; off beside ragged "
-        f"exchanges, {_WRONG_BESIDE}",
-        _NVIDIA,
-        if_ragged="False",
-    ),
-    *(
-        CompilerOption(
-            "cuda",
-            f"xla_gpu_enable_pipelined_{collective}",
-            "True",
-            f"{words} of an iteration run beside the next or the one before; off on A100, where "
-            "plans become slower, and beside ragged exchanges"
-            f"{_NOT_IN_PARTS if collective == 'all_gather' else ''}",
-            _NVIDIA,
-            devices=_HOPPER_AND_LATER,
-            variant=PIPELINED,
-            suits_parts=collective != "all_gather",
-            if_ragged="False",
-        )
-        for collective, words in _GPU_COLLECTIVES
-    ),
-    CompilerOption(
-        "cuda",
-        _OVERLAP_LIMIT,
-        "4",
-        "up to four collectives have streams of their own, so that weights travel between hosts "
-        "while activations travel within them; off, since ragged exchanges are right only with one "
-        f"collective in flight ({_RAGGED}); with tensor parallelism and no experts, plans over "
-        "several hosts gain 5% to 10%, so a search tries it",
-        _STREAMS,
-        devices=None,
-        variant=PARALLEL,
-        if_ragged="1",
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_enable_while_loop_double_buffering",
-        "True",
-        "loops are unrolled by two; off, since it hides 1% more for a longer compilation",
-        _NVIDIA,
-        devices=None,
-    ),
-    *(
-        CompilerOption(
-            "cuda",
-            f"xla_gpu_{collective}_combine_threshold_bytes",
-            "134217728",
-            f"{words} are combined up to this size; off, since larger ones hide less",
-            _NVIDIA,
-            devices=None,
-        )
-        for collective, words in _GPU_COLLECTIVES
-        if collective != "all_gather"
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_all_gather_combine_threshold_bytes",
-        "536870912",
-        "the weights of a layer are gathered together, since large messages between hosts are "
-        "faster; on where a loop gathers them one layer ahead, as with zero1; else off, since "
-        "larger all-gathers hide less",
-        _NVIDIA,
-        needs_gathers_ahead=True,
-    ),
-    CompilerOption(
-        "cuda",
-        "xla_gpu_enable_triton_gemm",
-        "False",
-        "cuBLASLt computes products in FP8, which Triton would compute in bfloat16; on with "
-        "`step.precision = 'fp8'` alone",
-        _NATIVE_FP8,
-        precision="fp8",
-    ),
-)
+OPTIONS = objects.table_beside(__file__, "options.json", tuple[CompilerOption, ...])
 
 
-@DEFAULTS.register("table")
-def defaults(platform: str, device_kind: str, traits: Traits) -> dict[str, str]:
+@compile_options.DEFAULTS.register("table")
+def defaults(platform: str, device_kind: str, traits: compile_options.Traits) -> dict[str, str]:
     """Returns the options of the table that are on, by name; for the arguments see `is_on`."""
     values = {each.name: each.value_for(platform, device_kind, traits) for each in OPTIONS}
     return {name: value for name, value in values.items() if value}
@@ -324,7 +121,7 @@ def notes_on_ragged_exchanges(
 ) -> list[str]:
     """Returns what users should know about the options of a step with ragged exchanges."""
     platform = platform_of(device)
-    if platform != "cuda" or not program.calls(RAGGED_EXCHANGE, platform):
+    if platform != "cuda" or not program.calls(compile_options.RAGGED_EXCHANGE, platform):
         return []
     kept = [
         each.name

@@ -17,13 +17,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import NestedMap, Params, UserError, context, random_numbers
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.context import Context
+from lingvo_gshard.core import Context, NestedMap, Params, UserError, context, names, random_numbers
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Experts, TokenChoiceRouting, token_context
+from lingvo_gshard.layers import Exchange, Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
-from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.sharding import (
     annotate_weights,
     collectives,
@@ -31,8 +28,8 @@ from lingvo_gshard.sharding import (
     manual,
     mesh_in_use,
     platform_in_use,
+    resolve,
 )
-from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.wings.dropless.exchanges import (
     EXCHANGES,
     Axes,

@@ -25,15 +25,14 @@ from lingvo_gshard.core import (
     UserError,
     custom_gradient,
     known_sizes,
+    names,
     optimization_barrier,
     random_numbers,
+    scopes,
 )
-from lingvo_gshard.core.config import names
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.layers import Experts
+from lingvo_gshard.layers import Codec, Exchange, Experts
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
-from lingvo_gshard.layers.moe.exchange import Codec, Exchange
 from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use, platform_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless.sorted_rows import SortedRows, clip_loads
@@ -142,7 +141,7 @@ class RowExchange:
         """Returns the number of tokens of each part, and their trips."""
         tokens = known_sizes(expert_kT.shape)[1]
         sizes = self.exchange.sizes_of_chunks(tokens) if self.devices > 1 else [tokens]
-        with tf.name_scope(DISPATCH_SCOPE):
+        with tf.name_scope(scopes.DISPATCH_SCOPE):
             choices = zip(tf.split(expert_kT, sizes, 1), tf.split(gate_kT, sizes, 1), strict=True)
             return sizes, [self.trip(*each) for each in choices]
 
@@ -160,7 +159,7 @@ def _run(trips: Sequence[Trip], parts_TM: Sequence[tf.Tensor], theta: NestedMap)
     """
     arrived: list[tf.Tensor] = []
     for trip, x_TM in zip(trips, parts_TM, strict=True):
-        with tf.name_scope(DISPATCH_SCOPE):
+        with tf.name_scope(scopes.DISPATCH_SCOPE):
             if arrived:
                 x_TM, arrived[-1] = _wait_for_both(x_TM, arrived[-1])
             arrived.append(trip.there(x_TM))
@@ -174,11 +173,11 @@ def _run(trips: Sequence[Trip], parts_TM: Sequence[tf.Tensor], theta: NestedMap)
         x_CM, y_CM = _wait_for_both(x_CM, y_CM)
         with Exchange.chunk_context(index):
             following_CM = trip.compute(x_CM, theta)
-        with tf.name_scope(COMBINE_SCOPE):
+        with tf.name_scope(scopes.COMBINE_SCOPE):
             y_TM, y_CM = _wait_for_both(trips[index - 1].back(y_CM), following_CM)
         returned.append(y_TM)
     assert y_CM is not None
-    with tf.name_scope(COMBINE_SCOPE):
+    with tf.name_scope(scopes.COMBINE_SCOPE):
         return tf.concat([*returned, trips[-1].back(y_CM)], 0)
 
 

@@ -13,12 +13,18 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import NestedMap, context, custom_gradient, random_numbers, write_slice
-from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core import (
+    Context,
+    NestedMap,
+    context,
+    custom_gradient,
+    random_numbers,
+    remat_policy,
+    scopes,
+    write_slice,
+)
 from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
-from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.core.shapes import read_slice
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
@@ -259,7 +265,7 @@ class ExpertBlocks:
     def _over_experts(self, expert_step: Callable, buffers: list) -> list[tf.Tensor]:
         """Returns the buffers after one step for each expert that has rows."""
         start = (tf.constant(0), list(buffers))
-        name = loop_name(min(self.rows.loads.shape[0], self.even_rows))
+        name = scopes.loop_name(min(self.rows.loads.shape[0], self.even_rows))
         return tf.while_loop(
             lambda count, _: count < self.rows.active, expert_step, start, name=name
         )[1]
@@ -268,7 +274,7 @@ class ExpertBlocks:
     def _full_blocks_name(self) -> str:
         """The name of the loop over an expert's full blocks."""
         even_load = -(-self.even_rows // self.rows.loads.shape[0])
-        return loop_name(max(even_load - 1, 0) // self.sizes.full)
+        return scopes.loop_name(max(even_load - 1, 0) // self.sizes.full)
 
     def _by_size(self, rows: tf.Tensor, compute: Callable[[int], list]) -> list[tf.Tensor]:
         """Returns compute(size) for the smallest size that holds `rows`, 1 to a full block."""
@@ -284,7 +290,7 @@ class ExpertBlocks:
         self, weights: Tensors, block: tf.Tensor, start: tf.Tensor | None
     ) -> list[tf.Tensor]:
         """Returns the output of the block that begins at row `start`, then its saved tensors."""
-        saved = SavedProducts(_POLICY)
+        saved = remat_policy.SavedProducts(_POLICY)
         with self._block_at(start), saving(saved):
             output = self.network(self._packed(weights), block)
         return [output, *saved.results[:-1]]
@@ -303,7 +309,7 @@ class ExpertBlocks:
             tf.GradientTape() as tape,
             self._block_at(start),
             context.override(is_recomputing=True),
-            restoring(SavedProducts(_POLICY), [*saved, unused]),
+            restoring(remat_policy.SavedProducts(_POLICY), [*saved, unused]),
         ):
             tape.watch([block, *weights])
             output = self.network(self._packed(weights), block)

@@ -18,21 +18,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core import (
+    Context,
     NestedMap,
     context,
     custom_gradient,
     optimization_barrier,
     random_numbers,
+    scopes,
 )
-from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.dropless.exchanges import Axes, RowExchange
 
 LOCAL_LETTERS = {"k": "choices of a token"}
 
-_FURTHER_ROUNDS = loop_name(0)
+_FURTHER_ROUNDS = scopes.loop_name(0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import NestedMap, context, custom_gradient, kernel_use, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Experts, feed_forward, products
-from lingvo_gshard.layers.products import ProductContext, add_bias, rounded_by_rows
+from lingvo_gshard.layers import Experts, add_bias, feed_forward, products
 from lingvo_gshard.sharding import platform_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
@@ -32,7 +31,7 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     if found := products.obstacle(theta):
         return found
     weights = [weight for name, weight in theta.items() if name.startswith("w_")]
-    is_rounded = context.extension(ProductContext).rounding is not None
+    is_rounded = context.extension(products.ProductContext).rounding is not None
     obstacles = [
         kernels.grouped.obstacle(platform, rows, w, dtype.name, is_rounded) for w in weights
     ]
@@ -79,7 +78,7 @@ def compute_sorted(
     def add(x: tf.Tensor, name: str) -> tf.Tensor:
         return groups.add_bias(x, theta[name]) if experts.p.use_bias else x
 
-    with rounded_by_rows():
+    with products.rounded_by_rows():
         hidden = groups.multiply(x_rM, weights, is_output=False)
         if _is_activated_alone(experts):
             activation = ActivationCall(**feed_forward.options(experts.p))
@@ -93,7 +92,7 @@ def compute_sorted(
 def _is_activated_alone(experts: Experts) -> bool:
     """Returns whether nothing but what kernels compute is between the products."""
     has_dropout = experts.p.dropout_rate and context.current().training
-    rounding = context.extension(ProductContext).rounding
+    rounding = context.extension(products.ProductContext).rounding
     can_activate = kernels.grouped.can_activate(platform_in_use(), experts.p.activation, rounding)
     return can_activate and not (experts.p.use_bias or has_dropout)
 
@@ -125,7 +124,7 @@ class SortedGroups:
         layouts = _OUTPUT if is_output else _HIDDEN
         cast = [tf.cast(weight, x_rM.dtype) for weight in weights]
         known = [_restored(layouts) for _ in weights]
-        rounding = context.extension(ProductContext).rounding
+        rounding = context.extension(products.ProductContext).rounding
         found = kernels.grouped.products(x_rM, cast, self.load_E, self.usual_rows, known, rounding)
         return [_saved(layouts, each) for each in found]
 
@@ -150,7 +149,7 @@ class SortedGroups:
             activation,
             self.usual_rows,
             known,
-            context.extension(ProductContext).rounding,
+            context.extension(products.ProductContext).rounding,
         )
         return _saved(_OUTPUT, found)
 

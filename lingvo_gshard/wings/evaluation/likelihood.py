@@ -10,9 +10,8 @@ import numpy as np
 
 from lingvo_gshard.core import SILENT, Progress
 from lingvo_gshard.core.progress import PartProgress
-from lingvo_gshard.data import Row, rows_by_language
-from lingvo_gshard.data.packed_input import PairInput
-from lingvo_gshard.tasks.evaluation import EvaluationRuntime, WeightedMeans, perplexity
+from lingvo_gshard.data import PairInput, Row, rows_by_language
+from lingvo_gshard.tasks import EvaluationRuntime, WeightedMeans, perplexity
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,11 +19,8 @@ import numpy as np
 
 from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.lazy import bleu, chrf
-from lingvo_gshard.data import TextInput, permutation
-from lingvo_gshard.data.batching.packing import Batch
-from lingvo_gshard.data.packed_input import TextSize
-from lingvo_gshard.tasks import Evaluation, Table
-from lingvo_gshard.tasks.evaluation import EvaluationRuntime, WeightedMeans, perplexity
+from lingvo_gshard.data import TextInput, TextSize, packing, permutation
+from lingvo_gshard.tasks import Evaluation, EvaluationRuntime, Table, WeightedMeans, perplexity
 from lingvo_gshard.tasks.task import EVALUATIONS
 
 # Languages with fewer rows are scored, but left out of the average.
@@ -330,7 +327,7 @@ def measure(
 def _add(
     found: WeightedMeans,
     runtime: EvaluationRuntime,
-    batches: Iterable[Batch],
+    batches: Iterable[packing.Batch],
     progress: Progress,
     before: int,
 ) -> tuple[int, int]:

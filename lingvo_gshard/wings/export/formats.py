@@ -6,8 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
-from lingvo_gshard.core import Params, Progress, UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Params, Progress, UserError, names
 from lingvo_gshard.wings.export import (
     decoder,
     safetensors_writer,

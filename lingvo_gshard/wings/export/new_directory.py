@@ -17,9 +17,9 @@ from lingvo_gshard.core import (
     called_before_abrupt_end,
     explained,
     is_bucket,
+    objects,
+    stores,
 )
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import GivenPath
 from lingvo_gshard.wings.object_stores import buckets, scratch
 from lingvo_gshard.wings.object_stores.connections import split
 
@@ -27,7 +27,7 @@ from lingvo_gshard.wings.object_stores.connections import split
 _PROBE = ".gshard-probe"
 
 
-def check_folder_in_bucket(path: GivenPath) -> None:
+def check_folder_in_bucket(path: stores.GivenPath) -> None:
     """Raises UserError, which names `output`, if files cannot be written to a new folder."""
     split(path)
     url = os.fspath(path).rstrip("/")
@@ -43,7 +43,7 @@ def check_folder_in_bucket(path: GivenPath) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: GivenPath, needed: int) -> Iterator[pathlib.Path]:
+def new_folder(path: stores.GivenPath, needed: int) -> Iterator[pathlib.Path]:
     """Gives a local folder, and copies its files to a new one in a bucket when the context ends.
 
     If that fails, the files that were copied are deleted. Raises the errors of `new_directory`.

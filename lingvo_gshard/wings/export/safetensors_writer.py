@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from lingvo_gshard.core.config import params_text
+from lingvo_gshard.core import params_text
 from lingvo_gshard.wings.export.decoder import TrainedModel
 
 # The largest file, in bytes. A weight that is larger has a file of its own.

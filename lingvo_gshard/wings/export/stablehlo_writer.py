@@ -22,11 +22,9 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress
-from lingvo_gshard.core.config import params_text
+from lingvo_gshard.core import SILENT, Progress, params_text
 from lingvo_gshard.core.lazy import tf, tf_text
-from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.data.vocabularies.files import save_pair
+from lingvo_gshard.data import Vocabulary, save_pair
 from lingvo_gshard.runtime import Array, Program, lower
 from lingvo_gshard.runtime.lowering.lowering import Outputs
 from lingvo_gshard.sharding import Partitioning

@@ -22,10 +22,10 @@ from lingvo_gshard.layers import (
     FeedForward,
     LinearScores,
     MixtureOfExperts,
+    MultiHeadAttention,
     Router,
     SelfAttention,
 )
-from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.embedding import Softmax
 from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import (
+    MATRIX,
     Layer,
     NestedMap,
     Params,
@@ -27,11 +28,9 @@ from lingvo_gshard.core import (
     layer_method,
     letters,
 )
-from lingvo_gshard.core.layer import MATRIX
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import RULES, Product, ProductRule
+from lingvo_gshard.layers import RULES, Product, ProductRule, products
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.products import multiply, unrounded
 
 LOCAL_LETTERS = {"z": "rank of an adapter"}
 
@@ -77,8 +76,10 @@ class Adapters(Layer):
         left, right, output, batch = _letters(equation)
         rest = "".join(letter for letter in right if letter not in left)
         x_low, low = self.reduce(theta, name, equation, x)
-        with context.override(saved_products=None), unrounded():
-            return multiply(f"{low},{batch}{RANK}{rest}->{output}", x_low, theta[f"{name}_b"])
+        with context.override(saved_products=None), products.unrounded():
+            return products.multiply(
+                f"{low},{batch}{RANK}{rest}->{output}", x_low, theta[f"{name}_b"]
+            )
 
     @layer_method
     def reduce(
@@ -95,9 +96,9 @@ class Adapters(Layer):
         summed = "".join(letter for letter in right if letter in left and letter not in output)
         low = "".join(letter for letter in left if letter not in summed) + RANK
         # These products are cheap to repeat, so that remat policies need not know them.
-        with context.override(saved_products=None), unrounded():
+        with context.override(saved_products=None), products.unrounded():
             x = self.dropout.fprop(theta.dropout, x)
-            x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
+            x_low = products.multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
             return x_low * tf.constant(self.p.scale, x_low.dtype), low
 
 

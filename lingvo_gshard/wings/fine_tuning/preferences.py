@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.losses import per_token
+from lingvo_gshard.layers import losses
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.tasks import LanguageModelTask, Task
 from lingvo_gshard.tasks.language_model import LANGUAGE_MODEL_FEATURES
@@ -144,7 +144,7 @@ def _answers(
 ) -> tuple[tf.Tensor, Answers]:
     """Returns the log-probabilities of labels, [B,L], and of whole answers."""
     logits_BLV = task.logits(theta, batch)
-    own_BL = -per_token(logits_BLV, batch["target_labels"], 0.0, 0.0)[0]
+    own_BL = -losses.per_token(logits_BLV, batch["target_labels"], 0.0, 0.0)[0]
     (_, pairs) = known_sizes(batch["pairs"].shape)
     return own_BL, answers_of(own_BL, batch["target_segments"], batch["target_marks"], pairs)
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from lingvo_gshard.core import NestedMap, Params, UserError, explained
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training import BEST, Checkpoint, CheckpointStore, Logdir, Trainer
-from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training import BEST, Arrays, Checkpoint, CheckpointStore, Logdir, Trainer
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.fine_tuning.preferences import REFERENCE
 

@@ -15,12 +15,12 @@ from lingvo_gshard.runtime import (
     Array,
     Executable,
     Program,
+    Tracing,
     chosen_for,
     devices_for,
     lower,
     platform_of,
 )
-from lingvo_gshard.runtime.lowering.lowering import Tracing
 from lingvo_gshard.sharding import Mesh, Partitioning, Split, recording
 
 _log = logging.getLogger(__name__)

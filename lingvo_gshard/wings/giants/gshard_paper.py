@@ -9,10 +9,8 @@ in Google's code.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Experiment, Params
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.data import TranslationInput
-from lingvo_gshard.data.sources.tsv import TsvReader
+from lingvo_gshard.core import Experiment, Params, registry
+from lingvo_gshard.data import TranslationInput, tsv
 from lingvo_gshard.layers import (
     CrossAttention,
     EinsumDispatch,
@@ -20,9 +18,9 @@ from lingvo_gshard.layers import (
     SelfAttention,
     Sequential,
     Top2Router,
+    TransformerLayer,
     TransformerStack,
 )
-from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.training import RunOptions, Trainer
 from lingvo_gshard.training.step.adafactor import Adafactor
@@ -197,7 +195,7 @@ def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
 def _experiment(stack: Params, batch: int, mesh: str, strategy: str) -> Params:
     params = Experiment.params()
     params.input = TranslationInput.params().set(
-        corpus=TsvReader.params(),
+        corpus=tsv.TsvReader.params(),
         temperature=5.0,
         batch_rows=batch // LENGTH,
         source_length=LENGTH,

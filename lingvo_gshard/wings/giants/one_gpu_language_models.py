@@ -6,9 +6,8 @@ layers by the GPU's memory.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Experiment, Params
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.core import Experiment, Params, registry
+from lingvo_gshard.data import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers import MixtureOfExperts, RMSNorm, Top2Router, TransformerStack
 from lingvo_gshard.tasks import LanguageModelTask

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params
-from lingvo_gshard.core.config import registry
+from lingvo_gshard.core import Params, registry
 from lingvo_gshard.params import translation
 from lingvo_gshard.training.step.schedules import WarmupStableDecay
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch

@@ -8,18 +8,17 @@ activations of one would not fit.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Experiment, Params
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.core import Experiment, Params, registry
+from lingvo_gshard.data import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers import (
     EinsumDispatch,
+    LearnedPositions,
     MixtureOfExperts,
     RMSNorm,
     Top2Router,
     TransformerStack,
 )
-from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training import Adam, RunOptions, Trainer
 from lingvo_gshard.training.step.adafactor import Adafactor

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from lingvo_gshard.core import Experiment, Params
-from lingvo_gshard.core.config import registry
+from lingvo_gshard.core import Experiment, Params, registry
 from lingvo_gshard.layers import FeedForward, MixtureOfExperts, RMSNorm, TransformerStack
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training import Adam, Linear, RunOptions, Trainer

@@ -26,8 +26,7 @@ from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core import Params, UserError, explained
-from lingvo_gshard.core.config import names, params_text
+from lingvo_gshard.core import Params, UserError, explained, names, params_text
 from lingvo_gshard.core.config.params import ParamsError
 from lingvo_gshard.wings.gin import reader
 from lingvo_gshard.wings.gin.reader import Setting

@@ -15,8 +15,15 @@ from typing import Any
 
 from gin import config_parser
 
-from lingvo_gshard.core import Configurable, Params, UserError, explained
-from lingvo_gshard.core.config import names, params_text, registry
+from lingvo_gshard.core import (
+    Configurable,
+    Params,
+    UserError,
+    explained,
+    names,
+    params_text,
+    registry,
+)
 
 
 @dataclasses.dataclass(frozen=True)

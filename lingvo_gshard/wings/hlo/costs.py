@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.scopes import FusedCall
+from lingvo_gshard.core import scopes
 from lingvo_gshard.wings.hlo import tpu_slices
 from lingvo_gshard.wings.hlo.collectives import KINDS
 from lingvo_gshard.wings.hlo.demand import (
@@ -46,7 +46,7 @@ _PRECISION_PASSES = {
     PRECISIONS.index(name): passes for name, passes in (("DEFAULT", 1), ("HIGH", 3), ("HIGHEST", 6))
 }
 # Stands for the call of instructions of no kernel.
-_NO_CALL = FusedCall("", 0.0, 1.0)
+_NO_CALL = scopes.FusedCall("", 0.0, 1.0)
 # HLO's types of queries, keys and values, and of the factors of grouped products.
 _ATTENTION_DTYPES = frozenset("bf16 f16 f32".split())
 _GROUPED_DTYPES = _ATTENTION_DTYPES | frozenset("f8e4m3fn f8e5m2 s8".split())
@@ -111,9 +111,11 @@ def is_grouped_products(instruction: Instruction) -> bool:
     return bool(_grouped_rows(instruction)) and len(instruction.operands) > 2
 
 
-def _call(instruction: Instruction) -> FusedCall:
+def _call(instruction: Instruction) -> scopes.FusedCall:
     """Returns the call of a kernel; one without a name for all other instructions."""
-    found = FusedCall.of(instruction.op_name) if instruction.opcode == "custom-call" else None
+    found = (
+        scopes.FusedCall.of(instruction.op_name) if instruction.opcode == "custom-call" else None
+    )
     return found or _NO_CALL
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-from lingvo_gshard.core.scopes import trips_of
+from lingvo_gshard.core import scopes
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo import collectives as hlo_collectives
 from lingvo_gshard.wings.hlo import costs, demand
@@ -125,7 +125,7 @@ class _Reader:
         count = loop.trip_count
         if count is None:
             name = hlo_names.operation_name(instruction.op_name)
-            count = trips_of(instruction.op_name)
+            count = scopes.trips_of(instruction.op_name)
             if count == 0:
                 self.unused.append(name)
             else:

@@ -8,8 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, objects
 from lingvo_gshard.wings.inference.options import DecodingOptions
 
 SETTINGS_FILE = "generation_config.json"

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from lingvo_gshard.core.lazy import jax, jnp
-from lingvo_gshard.layers.feed_forward import CLAMPED, GATES
+from lingvo_gshard.layers import feed_forward
 
 # The functions of layers/feed_forward.py, by their names, for float32 arrays of jax.
 _FUNCTIONS: dict[str, Any] = {
@@ -54,9 +54,9 @@ class ActivationCall(msgspec.Struct, frozen=True):
         return *cast(tuple, gradient(d_activated)), activated
 
     def _compute(self, h: Any, factor: Any = None) -> Any:
-        if self.activation == CLAMPED:
+        if self.activation == feed_forward.CLAMPED:
             h = jnp.minimum(h, self.gate_limit)
             factor = jnp.clip(factor, -self.gate_limit, self.gate_limit) + 1.0
             return h * jax.nn.sigmoid(self.gate_alpha * h) * factor
-        activated = _FUNCTIONS[GATES.get(self.activation, self.activation)](h)
+        activated = _FUNCTIONS[feed_forward.GATES.get(self.activation, self.activation)](h)
         return activated if factor is None else activated * factor

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
-from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
+from lingvo_gshard.layers import DistanceBuckets
 from lingvo_gshard.wings.kernels.weight_dropout import DropoutOperands
 
 # Stands for the logit of a hidden key. Infinity would make NaN of a row without visible keys.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, jnp
-from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
+from lingvo_gshard.layers import DistanceBuckets
 
 
 class DistanceBias(NamedTuple):

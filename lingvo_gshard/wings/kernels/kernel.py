@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from lingvo_gshard.core import scopes
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
-from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.sharding import hardware_of
 from lingvo_gshard.sharding.platforms import is_interpreted
 
@@ -58,7 +58,7 @@ class Kernel:
             carries it into the compiled program, see `FusedCall`.
           read_share: the share of its weights that the kernel reads.
         """
-        with tf.name_scope(FusedCall(self.name, share, read_share).scope):
+        with tf.name_scope(scopes.FusedCall(self.name, share, read_share).scope):
             marked = gen_xla_ops.xla_custom_call_v2(
                 operands=operands,
                 call_target_name=f"{_PREFIX}{self.name}",

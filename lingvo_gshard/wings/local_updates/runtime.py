@@ -16,28 +16,26 @@ import numpy as np
 from lingvo_gshard.core import NestedMap, UserError
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
 from lingvo_gshard.core.lazy import Device, jax, jnp, tf
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import (
     Array,
+    Compilation,
     Executable,
     Program,
+    SpmdOptions,
     SpmdRuntime,
     batch_specs,
     lower,
     platform_of,
+    state_arrays,
     train_program,
+    traits_of,
 )
-from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
-from lingvo_gshard.runtime.program.step_programs import state_arrays
-from lingvo_gshard.runtime.spmd import SpmdOptions
-from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key, traits_of
+from lingvo_gshard.runtime.compilations import Inputs, inputs_of
+from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key
 from lingvo_gshard.sharding import Partitioning, annotate_weights
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.step.metric_vectors import (
-    Measurement,
-    ReadMeasured,
-    WeightedMetrics,
-)
+from lingvo_gshard.training import ReadMeasured, Trainer
+from lingvo_gshard.training.step.metric_vectors import Measurement, WeightedMetrics
 from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked
 from lingvo_gshard.wings.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 

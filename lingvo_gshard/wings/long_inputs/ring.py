@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import AttentionMask
-from lingvo_gshard.layers.attention.dense import soft_cap
-from lingvo_gshard.layers.attention.kernel import PLAIN, AttentionKernel, Softmax
+from lingvo_gshard.layers import AttentionKernel, AttentionMask, soft_cap
+from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate, einsum

@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
-from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core import (
+    Configurable,
+    NestedMap,
+    Params,
+    UserError,
+    VariableSpec,
+    initializers,
+)
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision, StatePart
 from lingvo_gshard.training.step.state_part import Seen, Verdict
@@ -77,7 +83,7 @@ class LossScale(Configurable, StatePart):
         """Returns the state's tree of VariableSpec."""
 
         def spec(name: str, dtype: str, start: float) -> VariableSpec:
-            return VariableSpec(f"{self.name}/{name}", "", (), dtype, constant(start))
+            return VariableSpec(f"{self.name}/{name}", "", (), dtype, initializers.constant(start))
 
         return NestedMap(
             good_steps=spec("good_steps", "int32", 0),

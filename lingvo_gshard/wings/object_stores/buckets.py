@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar, cast
 
-from lingvo_gshard.core.files.stores import Entry, GivenPath
+from lingvo_gshard.core import stores
 from lingvo_gshard.wings.object_stores import scratch
 from lingvo_gshard.wings.object_stores.connections import (
     file_system,
@@ -40,17 +40,17 @@ def path_of(path: str) -> pathlib.Path:
     return cast(pathlib.Path, epath.Path(path))
 
 
-def read_bytes(path: GivenPath) -> bytes:
+def read_bytes(path: stores.GivenPath) -> bytes:
     """Returns the content of a file."""
     return _call(path, lambda fs, url: fs.cat_file(url))
 
 
-def write_bytes(path: GivenPath, content: bytes) -> None:
+def write_bytes(path: stores.GivenPath, content: bytes) -> None:
     """Writes a file, which appears when it is complete."""
     _call(path, lambda fs, url: fs.pipe_file(url, content), writes=True)
 
 
-def append(path: GivenPath, line: bytes) -> None:
+def append(path: stores.GivenPath, line: bytes) -> None:
     """Adds bytes to the end of a file, which is created if it is not there."""
     file = CompareAndSwapFile(path)
     while True:
@@ -59,7 +59,7 @@ def append(path: GivenPath, line: bytes) -> None:
             return
 
 
-def open_to_read(path: GivenPath) -> BinaryIO:
+def open_to_read(path: stores.GivenPath) -> BinaryIO:
     """Opens a file to read its bytes from the beginning, as a stream.
 
     Reads are repeated like all requests, from where they were.
@@ -67,7 +67,7 @@ def open_to_read(path: GivenPath) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_ObjectReader(os.fspath(path)), _BLOCK_BYTES))
 
 
-def size_of(path: GivenPath) -> int | None:
+def size_of(path: stores.GivenPath) -> int | None:
     """Returns the size of a file in bytes; None if there is no such file."""
     try:
         info = _call(path, lambda fs, url: fs.info(url))
@@ -76,7 +76,7 @@ def size_of(path: GivenPath) -> int | None:
     return info["size"] if info["type"] == "file" else None
 
 
-def children(path: GivenPath) -> dict[str, Entry | None]:
+def children(path: stores.GivenPath) -> dict[str, stores.Entry | None]:
     """Returns name -> Entry for the files in a folder, and name -> None for its folders."""
     rows = _listed(path, lambda fs, url: {row["name"]: row for row in fs.ls(url, detail=True)})
     return {
@@ -86,14 +86,14 @@ def children(path: GivenPath) -> dict[str, Entry | None]:
     }
 
 
-def find(path: GivenPath) -> dict[str, Entry]:
+def find(path: stores.GivenPath) -> dict[str, stores.Entry]:
     """Returns the path below a folder -> Entry, for all files below it; empty if there are none."""
     rows = _listed(path, lambda fs, url: fs.find(url, detail=True))
     return {name: _entry(row) for name, row in sorted(rows.items()) if name and name[-1] != "/"}
 
 
 def _listed(
-    path: GivenPath, request: Callable[[Any, str], dict[str, dict[str, Any]]]
+    path: stores.GivenPath, request: Callable[[Any, str], dict[str, dict[str, Any]]]
 ) -> dict[str, dict[str, Any]]:
     """Returns what fsspec tells of names below a folder; empty without such a folder."""
     try:
@@ -104,13 +104,13 @@ def _listed(
     return {n.removeprefix(prefix): row for n, row in rows.items() if n.startswith(prefix)}
 
 
-def glob(pattern: GivenPath) -> list[str]:
+def glob(pattern: stores.GivenPath) -> list[str]:
     """Returns the URLs of the files and folders that match a pattern with *, ? and [], sorted."""
     scheme = split(pattern)[0]
     return [f"{scheme}://{name}" for name in sorted(_call(pattern, lambda fs, url: fs.glob(url)))]
 
 
-def remove(path: GivenPath) -> None:
+def remove(path: stores.GivenPath) -> None:
     """Deletes a file, if it is there."""
     try:
         _call(path, lambda fs, url: fs.rm_file(url))
@@ -118,7 +118,7 @@ def remove(path: GivenPath) -> None:
         return
 
 
-def remove_tree(path: GivenPath) -> None:
+def remove_tree(path: stores.GivenPath) -> None:
     """Deletes a folder with all that is in it, if it is there."""
     inside = [f"{os.fspath(path)}/{name}" for name in find(path)]
     if inside:
@@ -130,14 +130,14 @@ def remove_tree(path: GivenPath) -> None:
                 remove(one)
 
 
-def copy_tree(source: GivenPath, target: GivenPath) -> None:
+def copy_tree(source: stores.GivenPath, target: stores.GivenPath) -> None:
     """Copies all files below a folder to another folder in the same bucket."""
     for name in find(source):
         one, other = f"{os.fspath(source)}/{name}", f"{os.fspath(target)}/{name}"
         _call(one, lambda fs, url, other=other: fs.cp_file(url, other), writes=True)
 
 
-def download(path: GivenPath, local: GivenPath) -> None:
+def download(path: stores.GivenPath, local: stores.GivenPath) -> None:
     """Copies a file of a bucket to a new local file, whose folder must exist; or OSError."""
     target = os.fspath(local)
     partial = f"{target}.partial-{os.getpid()}"
@@ -149,7 +149,7 @@ def download(path: GivenPath, local: GivenPath) -> None:
         raise
 
 
-def upload(local: GivenPath, path: GivenPath) -> None:
+def upload(local: stores.GivenPath, path: stores.GivenPath) -> None:
     """Copies a local file to a bucket, where it appears when it is complete; or OSError."""
     source = os.fspath(local)
     # A local file that is missing is no trouble of the bucket.
@@ -157,7 +157,7 @@ def upload(local: GivenPath, path: GivenPath) -> None:
     _call(path, lambda fs, url: fs.put_file(source, url), writes=True)
 
 
-def local_file(path: GivenPath) -> pathlib.Path:
+def local_file(path: stores.GivenPath) -> pathlib.Path:
     """Returns a local copy of a file, which this process removes; or OSError."""
     name = os.fspath(path).rpartition("/")[2]
     target = scratch.new_folder("file") / name
@@ -165,21 +165,21 @@ def local_file(path: GivenPath) -> pathlib.Path:
     return target
 
 
-def local_folder(path: GivenPath) -> pathlib.Path:
+def local_folder(path: stores.GivenPath) -> pathlib.Path:
     """Returns a local copy of a folder as `local_file` does of a file."""
     target = scratch.new_folder(os.fspath(path).rstrip("/").rpartition("/")[2])
     download_all(path, target, list(find(path)))
     return target
 
 
-def download_all(path: GivenPath, target: pathlib.Path, names: list[str]) -> None:
+def download_all(path: stores.GivenPath, target: pathlib.Path, names: list[str]) -> None:
     """Copies named files below a folder of a bucket to a local folder, several at a time."""
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
     _several(lambda name: download(f"{os.fspath(path)}/{name}", target / name), names)
 
 
-def upload_folder(source: pathlib.Path, path: GivenPath) -> None:
+def upload_folder(source: pathlib.Path, path: stores.GivenPath) -> None:
     """Copies all files below a local folder to a folder of a bucket, several at a time."""
     files = (one for one in sorted(source.rglob("*")) if one.is_file())
     names = [one.relative_to(source).as_posix() for one in files]
@@ -234,20 +234,22 @@ class _ObjectReader(io.RawIOBase):
         return len(block)
 
 
-def _call(path: GivenPath, request: Callable[[Any, str], _Result], writes: bool = False) -> _Result:
+def _call(
+    path: stores.GivenPath, request: Callable[[Any, str], _Result], writes: bool = False
+) -> _Result:
     """Returns what a request returns; repeats it while the bucket is in trouble."""
     url = os.fspath(path).rstrip("/")
     return attempt(url, lambda: request(file_system(url), url), writes)
 
 
-def _prefix(path: GivenPath) -> str:
+def _prefix(path: stores.GivenPath) -> str:
     """Returns how fsspec's names of the files in a folder of a bucket begin."""
     _, bucket, key = split(path)
     return f"{bucket}/{key}/" if key else f"{bucket}/"
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    return Entry(row["size"], str(row.get("generation") or row.get("ETag")))
+def _entry(row: dict[str, Any]) -> stores.Entry:
+    return stores.Entry(row["size"], str(row.get("generation") or row.get("ETag")))
 
 
 # Identifies one write of a file. Two writes of equal bytes have different generations.
@@ -257,7 +259,7 @@ Generation = bytes
 class CompareAndSwapFile:
     """A file of a bucket with conditional reads and writes."""
 
-    def __init__(self, path: GivenPath):
+    def __init__(self, path: stores.GivenPath):
         """Names the file; it need not exist."""
         self._path = os.fspath(path)
         self._opened: Any = None

@@ -16,18 +16,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core import BucketError, is_bucket, whole_number
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import BucketError, is_bucket, objects, whole_number
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training import RunRecord, marker, steps_in
+from lingvo_gshard.training import NewestAndBest, RunRecord, WriteExtras, marker, steps_in
 from lingvo_gshard.training.run.checkpoint.orbax_storage import ORBAX
-from lingvo_gshard.training.run.checkpoint.run_item import WriteExtras
-from lingvo_gshard.training.run.checkpoint.storage import (
-    STORAGES,
-    DiskStorage,
-    NewestAndBest,
-    unused_name,
-)
+from lingvo_gshard.training.run.checkpoint.storage import STORAGES, DiskStorage, unused_name
 from lingvo_gshard.wings.object_stores import buckets
 from lingvo_gshard.wings.object_stores.connections import SCHEMES, key_value_store
 from lingvo_gshard.wings.object_stores.problems import problem_of

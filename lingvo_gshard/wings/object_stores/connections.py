@@ -14,8 +14,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files.stores import GivenPath
+from lingvo_gshard.core import UserError, stores
 
 if TYPE_CHECKING:
     import fsspec
@@ -119,7 +118,7 @@ def _arguments(scheme: str) -> dict[str, Any]:
     }
 
 
-def split(path: GivenPath) -> tuple[str, str, str]:
+def split(path: stores.GivenPath) -> tuple[str, str, str]:
     """Returns scheme ("gs" or "s3"), bucket and key of a path; UserError if it names no bucket."""
     text = os.fspath(path)
     scheme, _, rest = text.partition("://")

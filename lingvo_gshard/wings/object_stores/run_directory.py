@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.training.run.logdir import LOCKS, SYNCED, LockedError
+from lingvo_gshard.training import LOCKS, LockedError
+from lingvo_gshard.training.run.logdir import SYNCED
 from lingvo_gshard.wings.object_stores.buckets import CompareAndSwapFile, Generation
 from lingvo_gshard.wings.object_stores.connections import SCHEMES
 from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder

@@ -15,8 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from lingvo_gshard.core.files.atomic import NEW
-from lingvo_gshard.core.files.stores import Entry, GivenPath
+from lingvo_gshard.core import atomic, stores
 from lingvo_gshard.wings.object_stores import buckets, scratch
 
 # Changed files are copied at this interval.
@@ -34,7 +33,7 @@ class SyncedFolder:
       folder: the local folder; empty before `pull`.
     """
 
-    def __init__(self, place: GivenPath, left_out: Callable[[str], bool]):
+    def __init__(self, place: stores.GivenPath, left_out: Callable[[str], bool]):
         """Makes an empty local folder for one of a bucket.
 
         `left_out` says whether a file or folder at the top, by name, stays in the bucket alone.
@@ -57,7 +56,7 @@ class SyncedFolder:
         Raises:
           OSError: it cannot be read, or the disk is full.
         """
-        found: dict[str, Entry] = {}
+        found: dict[str, stores.Entry] = {}
         for name, entry in buckets.children(self._place).items():
             if self._left_out(name):
                 continue
@@ -130,7 +129,7 @@ class SyncedFolder:
         """Returns path below the folder -> size and time of change of each finished file."""
         found = {}
         for path in self.folder.rglob("*"):
-            if path.name.startswith(_UNFINISHED) or path.name.endswith(NEW):
+            if path.name.startswith(_UNFINISHED) or path.name.endswith(atomic.NEW):
                 continue
             # Files may be renamed meanwhile.
             with contextlib.suppress(OSError):

@@ -9,147 +9,36 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import atomic, objects
+import msgspec
+
+from lingvo_gshard.core import UserError, atomic, names, objects
 from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
 
 CONFIG_FILE = "config.json"
 
-# These keys do not change what a model computes, or only other libraries read them to train.
-_HARMLESS = frozenset(
-    (
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "_attn_implementation_internal",
-        "_commit_hash",
-        "_experts_implementation",
-        "_flash_attn_2_enabled",
-        "_name_or_path",
-        "architectures",
-        "attn_implementation",
-        # Names code that the model was published with. It is never run.
-        "auto_map",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "experts_implementation",
-        "finetuning_task",
-        "id2label",
-        "initializer_range",
-        "internal_version",
-        "is_encoder_decoder",
-        "is_llama_config",
-        "label2id",
-        "max_position_embeddings",
-        "max_sequence_length",
-        "model_type",
-        "num_labels",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "sep_token_id",
-        "task_specific_params",
-        "tf_legacy_loss",
-        "tokenizer_class",
-        "torch_dtype",
-        "torchscript",
-        "transformers.js_config",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_bfloat16",
-        "use_cache",
-    )
-)
-# Settings of generation. transformers 5 drops them here and reads generation_config.json instead.
-_GENERATION = frozenset(
-    (
-        "assistant_confidence_threshold",
-        "assistant_lookbehind",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "decoder_start_token_id",
-        "diversity_penalty",
-        "do_sample",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "encoder_repetition_penalty",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "exponential_decay_length_penalty",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "length_penalty",
-        "max_length",
-        "max_new_tokens",
-        "min_length",
-        "no_repeat_ngram_size",
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_scores",
-        "prefix",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict_in_generate",
-        "suppress_tokens",
-        "target_lookbehind",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
-    )
-)
-# Keys that any architecture may have, with the value that changes nothing: it says that a part is
-# not there, and families that may have the part read the key. transformers reads `is_causal` of
-# every config, and a null there makes attention bidirectional.
-_USUAL: dict[str, Any] = {
-    "add_cross_attention": False,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "cross_attention_hidden_size": None,
-    "embd_pdrop": 0.0,
-    "hidden_dropout": 0.0,
-    "is_causal": True,
-    "is_decoder": False,
-    "mlp_bias": False,
-    "mlp_only_layers": [],
-    "num_nextn_predict_layers": 0,
-    "per_layer_config": {},
-    "pruned_heads": {},
-    "qkv_bias": False,
-    "resid_pdrop": 0.0,
-    "rope_interleaved": False,
-    "shared_expert_intermediate_size": 0,
-    "tie_encoder_decoder": False,
-    "use_bidirectional_attention": False,
-    "use_mrope": False,
-    "use_sliding_window": False,
-}
+
+class _Keys(msgspec.Struct, frozen=True):
+    """Keys of transformers' configs, which config_keys.json lists.
+
+    Attributes:
+      harmless: keys that do not change what a model computes, or that only other libraries read to
+        train. `auto_map` names code that the model was published with. It is never run.
+      generation: settings of generation. transformers 5 drops them here and reads
+        generation_config.json instead.
+      rope_numbers: rotary parameters that are numbers.
+      usual: keys that any architecture may have, with the value that changes nothing. It says that
+        a part is not there, and families that may have the part read the key. transformers reads
+        `is_causal` of every config, and a null there makes attention bidirectional.
+    """
+
+    harmless: frozenset[str]
+    generation: frozenset[str]
+    rope_numbers: frozenset[str]
+    usual: dict[str, Any]
+
+
+_KEYS = objects.table_beside(__file__, "config_keys.json", _Keys)
 _REQUIRED = object()
-_ROPE_NUMBERS = frozenset(
-    (
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "factor",
-        "high_freq_factor",
-        "low_freq_factor",
-        "mscale",
-        "mscale_all_dim",
-        "original_max_position_embeddings",
-        "partial_rotary_factor",
-        "rope_theta",
-    )
-)
 # Types of JSON, in words.
 _KINDS = {
     int: "a whole number",
@@ -370,7 +259,7 @@ class PublishedConfig:
 
     def check_rope(self, found: Mapping[str, Any]) -> None:
         """Raises ValueError if a rotary parameter that is a number is none."""
-        for key in _ROPE_NUMBERS.intersection(found):
+        for key in _KEYS.rope_numbers.intersection(found):
             if found[key] is not None:
                 self._check(f"{key} of the rotary parameters", found[key], float, None)
 
@@ -414,7 +303,7 @@ class PublishedConfig:
         """Returns whether an entry may change the model, and no family read it."""
         if name in self._read or name in self._ignored or name == PACKING:
             return False
-        if name in _USUAL:
-            usual = _USUAL[name]
+        if name in _KEYS.usual:
+            usual = _KEYS.usual[name]
             return value != usual and not (value is None and not usual)
-        return value is not None and name not in _HARMLESS and name not in _GENERATION
+        return value is not None and name not in _KEYS.harmless | _KEYS.generation

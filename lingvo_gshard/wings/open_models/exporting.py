@@ -82,7 +82,8 @@ def check_same_task(task: Params, family: Family, config: PublishedConfig) -> No
     rows = _differences(_as_published(task), family.task_of(config))
     if rows:
         raise UserError(
-            f"{CONFIG_FILE} of {family.architecture} cannot describe this model: {_listed(rows)}"
+            f"{CONFIG_FILE} of {family.keys.architecture} cannot describe this model: "
+            f"{_listed(rows)}"
         )
 
 
@@ -102,7 +103,7 @@ def why_none_fits(task: Params) -> str:
     found = [(_differences_to(task, family), family) for family in FAMILIES.values()]
     rows, nearest = min(found, key=lambda pair: _distance(pair[0]))
     differs = _listed(rows) if rows else "its vocabulary was trained here"
-    return f"the nearest is {nearest.architecture}, but {differs}"
+    return f"the nearest is {nearest.keys.architecture}, but {differs}"
 
 
 def _as_published(task: Params) -> Params:
@@ -130,7 +131,7 @@ def _differences_to(task: Params, family: Family) -> list[_Difference]:
     except (AttributeError, ValueError, ZeroDivisionError, StopIteration):
         # The family's config cannot describe a part of this model, such as the kind of router, or
         # experts whose size the stack decides.
-        return [("decoder", "made of other parts", family.architecture)] * _MANY
+        return [("decoder", "made of other parts", family.keys.architecture)] * _MANY
     return _differences(task, described)
 
 

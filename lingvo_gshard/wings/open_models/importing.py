@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end, is_bucket
-from lingvo_gshard.core.files import atomic, objects, stores
+from lingvo_gshard.core import (
+    NestedMap,
+    Params,
+    UserError,
+    atomic,
+    called_before_abrupt_end,
+    is_bucket,
+    objects,
+    stores,
+)
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training import Logdir
-from lingvo_gshard.training.step import precision
+from lingvo_gshard.training import Logdir, precision
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor, without_factors
 from lingvo_gshard.wings.fine_tuning.preferences import without_reference
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PublishedConfig
@@ -130,7 +137,7 @@ class PublishedModel:
           UserError: a tensor that should be a copy differs from the table.
         """
         tensors = self.tensors
-        for name, candidates in self.family.copies.items():
+        for name, candidates in self.family.keys.copies.items():
             own = next(filter(shapes.__contains__, candidates), None)
             if name in shapes or name not in tensors or own is None:
                 continue

@@ -24,9 +24,7 @@ import msgspec
 import numpy as np
 import safetensors
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, names, objects
 
 SUFFIX = ".safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import path_of
+from lingvo_gshard.core import NestedMap, Params, objects, stores
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.training import Checkpoint, RunRecord, Trainer
 from lingvo_gshard.training.run.checkpoint import run_item
@@ -30,7 +28,7 @@ Box = Sequence[tuple[int, int]]
 
 def is_published(directory: str | os.PathLike) -> bool:
     """Returns whether a directory has a published model, and not a run."""
-    return objects.is_file(path_of(directory) / CONFIG_FILE)
+    return objects.is_file(stores.path_of(directory) / CONFIG_FILE)
 
 
 class PublishedStart:

@@ -25,13 +25,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from lingvo_gshard.core import UserError, is_bucket
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.training import Checkpoint, RunRecord, marker
+from lingvo_gshard.core import UserError, is_bucket, objects
+from lingvo_gshard.training import Checkpoint, RunRecord, WriteExtras, marker, quiet_orbax
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
-from lingvo_gshard.training.run.checkpoint.orbax_storage import quiet_orbax
-from lingvo_gshard.training.run.checkpoint.run_item import WriteExtras
 from lingvo_gshard.wings.object_stores import buckets, scratch
 from lingvo_gshard.wings.object_stores.checkpoints import checkpointer
 from lingvo_gshard.wings.object_stores.connections import key_value_store

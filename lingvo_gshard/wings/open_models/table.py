@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from lingvo_gshard.wings.open_models.transposing import copy
@@ -172,9 +173,8 @@ class Rearrangement:
 LAYER, EXPERT = "{layer}", "{expert}"
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorPattern:
-    """One pattern of published names.
+class TensorPattern(msgspec.Struct, frozen=True, array_like=True):
+    """One pattern of published names, a row of a table.
 
     Attributes:
       published: name of the tensor, such as "model.layers.{layer}.mlp.experts.{expert}.up_proj".
@@ -184,11 +184,11 @@ class TensorPattern:
         weight.
       arrangement: "<published letters>-><letters of the weight>". With {expert}, the letters
         describe the weight of one expert.
-      choose: for a tensor that holds several weights: see `Rearrangement.choose`.
       joined: if several rows name the same tensor: the letter of the dimension that concatenates
         the rows' weights, in the order of the rows. Empty if the tensor holds one weight. The first
         letter of a published dimension stands for all of this dimension. A weight without the
         letter has one index of it.
+      choose: for a tensor that holds several weights: see `Rearrangement.choose`.
       beside: path of a weight that the model must have for the row to apply; empty for none.
       not_beside: path of a weight that the model must not have for the row to apply.
     """
@@ -196,8 +196,8 @@ class TensorPattern:
     published: str
     weight: str
     arrangement: str
-    choose: tuple[tuple[str, int, int], ...] = ()
     joined: str = ""
+    choose: tuple[tuple[str, int, int], ...] = ()
     beside: str = ""
     not_beside: str = ""
 

@@ -6,8 +6,7 @@ import dataclasses
 
 from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training import STEP_PARTS, Ingredients
-from lingvo_gshard.training.step.state_part import StepPart
+from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 
 # The axis of the mesh over the workers, and the parts that they add to the state.

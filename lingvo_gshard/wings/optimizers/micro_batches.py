@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate, annotate_like
-from lingvo_gshard.training import STEP_PARTS, Ingredients
+from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart, TensorBatch
 from lingvo_gshard.training.step.gradients import (
     OWN_LOSS,
     Accumulate,
     Compute,
     LossWeights,
     Result,
-    TensorBatch,
     Weigh,
 )
-from lingvo_gshard.training.step.state_part import StepPart
 
 _REDUCE_DTYPE = "step.reduce_dtype"
 REDUCE_DTYPES = ("float32", "bfloat16")

@@ -24,15 +24,16 @@ from lingvo_gshard.core import (
     UserError,
     VariableSpec,
     scope_name,
+    to_device,
+    to_host,
 )
 from lingvo_gshard.core.layer import is_vector
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
-from lingvo_gshard.core.memory_kinds import to_device, to_host
 from lingvo_gshard.sharding import annotate_like, current_partitioning
-from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer
+from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer, StepPart, WeightStep
 from lingvo_gshard.training.step.clipping import Clipping
-from lingvo_gshard.training.step.optimizer import Moments, WeightStep
-from lingvo_gshard.training.step.state_part import StepPart, Update
+from lingvo_gshard.training.step.optimizer import Moments
+from lingvo_gshard.training.step.state_part import Update
 
 # The letter of stacked layers, whose weights are updated one after the other.
 _LAYERS = "R"

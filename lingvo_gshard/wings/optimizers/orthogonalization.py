@@ -28,10 +28,8 @@ import dataclasses
 import math
 import string
 
-from lingvo_gshard.core import VariableSpec, known_sizes, letters, write_slice
-from lingvo_gshard.core.layer import MATRIX
+from lingvo_gshard.core import MATRIX, VariableSpec, known_sizes, letters, shapes, write_slice
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import read_slice
 from lingvo_gshard.sharding import Mesh, current_partitioning, xla
 
 # These maximize the slope at 0. Singular values end between about 0.68 and 1.2 (Jordan et al.).
@@ -165,7 +163,7 @@ class _Plan:
         x = self._annotate(tf.pad(x, padding), layout, self.splits[0])
 
         def compute(i: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            part = read_slice(x, i * at_once, at_once, dimension)
+            part = shapes.read_slice(x, i * at_once, at_once, dimension)
             part = self._orthogonalize(part, steps)
             x = write_slice(x, part, i * at_once, dimension)
             return i + 1, self._annotate(x, layout, self.splits[0])
@@ -174,7 +172,7 @@ class _Plan:
             x = self._orthogonalize(x, steps)
         else:
             _, x = tf.while_loop(lambda i, _: i < times, compute, (tf.constant(0), x))
-        return read_slice(x, 0, layers, dimension)
+        return shapes.read_slice(x, 0, layers, dimension)
 
     def _orthogonalize(self, x: tf.Tensor, steps: int) -> tf.Tensor:
         """Moves a part of the weight to where it is computed, orthogonalizes it, and moves back."""

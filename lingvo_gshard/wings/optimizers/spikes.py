@@ -19,8 +19,7 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec
-from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec, initializers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
 from lingvo_gshard.training.step.state_part import Seen, Verdict
@@ -110,7 +109,7 @@ class Spikes(Configurable, StatePart):
         """Returns the state's tree of VariableSpec."""
 
         def spec(name: str, dtype: str) -> VariableSpec:
-            return VariableSpec(f"{self.name}/{name}", "", (), dtype, constant(0))
+            return VariableSpec(f"{self.name}/{name}", "", (), dtype, initializers.constant(0))
 
         statistics = [f"{name}_{kind}" for name in _WATCHED for kind in ("mean", "variance")]
         return NestedMap(

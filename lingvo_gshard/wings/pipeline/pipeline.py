@@ -12,15 +12,16 @@ from lingvo_gshard.core import (
     Layer,
     NestedMap,
     Params,
+    RematUnit,
     UserError,
     VariableSpec,
     context,
     layer_method,
+    names,
+    remat_policy,
+    stop_frozen,
 )
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.layer import stop_frozen
+from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Execution
 from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports

@@ -23,10 +23,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import Iteration, VariableSpec, custom_gradient
-from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
+from lingvo_gshard.core import Iteration, RematUnit, Repetition, VariableSpec, custom_gradient
+from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.repetition import Repetition
 from lingvo_gshard.sharding import annotate, current_partitioning, use_partitioning
 from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import parts_of

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, objects
 from lingvo_gshard.wings.planning.machines import chips
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.operation_rows import KINDS, kind_of

@@ -10,8 +10,7 @@ import msgspec
 
 from lingvo_gshard.core import SILENT, Params, Progress, UserError, option
 from lingvo_gshard.layers import MixtureOfExperts
-from lingvo_gshard.runtime import platform_of
-from lingvo_gshard.runtime.compile_options import CompileOptions
+from lingvo_gshard.runtime import CompileOptions, platform_of
 from lingvo_gshard.sharding import Partitioning, PartitioningOptions
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
 from lingvo_gshard.training import experiments

@@ -31,8 +31,7 @@ from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.runtime.program.program import bytes_of
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import TokenTask
-from lingvo_gshard.training import make_trainer
-from lingvo_gshard.training.experiments import check_overrides, requested_partitioner
+from lingvo_gshard.training import experiments, make_trainer
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
@@ -281,11 +280,11 @@ def plan_generation(
         training step could not be planned either.
     """
     partitioning = planned_partitioning(experiment, topology, options)
-    check_overrides(partitioning, make_trainer(experiment))
+    experiments.check_overrides(partitioning, make_trainer(experiment))
     # Tracing takes long, so a missing compiler is reported first.
     topology.compile_devices()
     depths = None if generation.every_layer else Depths.of(experiment.task.decoder)
-    partitioner = requested_partitioner(experiment, options.partitioner)
+    partitioner = experiments.requested_partitioner(experiment, options.partitioner)
 
     def plan_depth(layers: int) -> GenerationPlan:
         shallow = experiment.copy()

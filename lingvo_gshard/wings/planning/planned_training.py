@@ -7,9 +7,7 @@ import os
 
 import msgspec
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import Params, UserError, atomic, objects, params_text
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.machines import chips, topologies
@@ -146,7 +144,7 @@ def _search(text: bytes, version: int) -> SearchRecord:
 
 def _params(text: str) -> Params:
     try:
-        return experiment_from_text(text)
+        return params_text.experiment_from_text(text)
     except ValueError as error:
         raise UserError(f"its Params cannot be read: {error}") from error
 

@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import SILENT, VERSION, Progress
-from lingvo_gshard.core.kernel_use import uses_in_words
+from lingvo_gshard.core import SILENT, VERSION, Progress, kernel_use
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.runtime import Program, chosen_for, offloading, platform_of
+from lingvo_gshard.runtime import Program, chosen_for, offloading, platform_of, traits_of
 from lingvo_gshard.runtime.compile_options import in_words
-from lingvo_gshard.runtime.step_compiler import traits_of
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer
@@ -418,7 +416,7 @@ def _notes(
         else []
     )
     notes = [
-        *uses_in_words(program.kernels),
+        *kernel_use.uses_in_words(program.kernels),
         *filter(None, [compiled.note]),
         *topology.notes,
         f"capacity: {topology.chip.capacity_reason}",

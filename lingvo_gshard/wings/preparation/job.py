@@ -15,10 +15,16 @@ from typing import IO, Any, TypeVar
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Params, Progress, UserError, is_bucket
-from lingvo_gshard.core.config.params_text import class_today
-from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.core.files.stores import store_of
+from lingvo_gshard.core import (
+    Params,
+    Progress,
+    UserError,
+    atomic,
+    is_bucket,
+    objects,
+    params_text,
+    stores,
+)
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner
 from lingvo_gshard.wings.preparation.prepared.manifest import TEXT
 from lingvo_gshard.wings.preparation.sources import Source
@@ -141,7 +147,7 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
     Classes may have the names of earlier versions.
     """
     before = {
-        name: class_today(value) if isinstance(value, str) else value
+        name: params_text.class_today(value) if isinstance(value, str) else value
         for name, value in found.items()
     }
     for name in sorted(settings.keys() | before.keys()):
@@ -170,7 +176,7 @@ class Job:
 
     def deliver(self, *names: str) -> None:
         """Copies complete files of the output to its bucket, if it is in one."""
-        if store := store_of(self.output):
+        if store := stores.store_of(self.output):
             for name in names:
                 store.upload(f"{self.local_output}/{name}", f"{self.output}/{name}")
 

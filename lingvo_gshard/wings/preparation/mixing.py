@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.data.batching import mixture_plan
-from lingvo_gshard.data.batching.mixture_plan import Planner, language_shares
+from lingvo_gshard.core import Configurable, Params, UserError, names
+from lingvo_gshard.data import mixture_plan
 from lingvo_gshard.data.batching.table import Group
 
 
@@ -115,7 +113,9 @@ class Shares(Configurable):
         """
         weights = np.array([self._weight(group) for group in groups])
         temperature = self._temperature.at(step)
-        return language_shares(groups, temperature, weights, self.p.most_rows or math.inf)
+        return mixture_plan.language_shares(
+            groups, temperature, weights, self.p.most_rows or math.inf
+        )
 
     def by_block(
         self, groups: Sequence[Group], steps_of: Callable[[np.ndarray], float]
@@ -203,7 +203,7 @@ class Use:
         return self.read / self.rows
 
 
-def uses(planner: Planner, block: int, batch: int) -> list[Use]:
+def uses(planner: mixture_plan.Planner, block: int, batch: int) -> list[Use]:
     """Returns how often the rows of each language are in the batches before a position.
 
     Rows of earlier chapters count if they were drawn, also if they fit no batch.

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lingvo_gshard.core import BucketError, Params, bounded_lines
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources import readers, text, tsv
-from lingvo_gshard.data.sources.compression import decompressed
-from lingvo_gshard.data.sources.readers import LONG_LINE
+from lingvo_gshard.data import Row, compression, readers, tsv
+from lingvo_gshard.data.sources import text
 from lingvo_gshard.wings.preparation import sources as source
 from lingvo_gshard.wings.preparation.formats import (
     archives,
@@ -98,13 +96,13 @@ class PartReader(readers.FileReader):
         with archives.opened(path) as stored:
             stored.seek(span.begin)
             count = None if span.end is None else span.end - span.begin
-            with decompressed(path, stored) as file:
+            with compression.decompressed(path, stored) as file:
                 for line in bounded_lines(file, count, self._longest):
                     yield line
                     self.position = stored.tell() - span.begin
 
     def _raw_blocks(self, path: str) -> Iterator[bytes]:
-        with archives.opened(path) as stored, decompressed(path, stored) as file:
+        with archives.opened(path) as stored, compression.decompressed(path, stored) as file:
             while block := file.read(_BLOCK):
                 yield block
                 self.position = stored.tell()
@@ -240,7 +238,9 @@ class _ColumnsPart(PartReader):
             if isinstance(rows, str):
                 self._bad(f"{path}:{number}", fields.NO_FIELD, rows)
             elif any(max(len(r.source), len(r.target)) > self._longest for r in rows):
-                self._bad(f"{path}:{number}", LONG_LINE, f"more than {self._longest_in_words()}")
+                self._bad(
+                    f"{path}:{number}", readers.LONG_LINE, f"more than {self._longest_in_words()}"
+                )
             else:
                 yield from rows
 

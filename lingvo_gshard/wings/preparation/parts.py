@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Progress, UserError, is_bucket
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.data.sources import text, tsv
+from lingvo_gshard.core import Progress, UserError, is_bucket, objects
+from lingvo_gshard.data import tsv
+from lingvo_gshard.data.sources import text
 from lingvo_gshard.wings.preparation import sources as formats
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses
 from lingvo_gshard.wings.preparation.job import Job, Task

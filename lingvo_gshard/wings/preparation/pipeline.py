@@ -12,11 +12,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Params, Progress, UserError, is_bucket
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import store_of
-from lingvo_gshard.data.sources.readers import ON_BAD_ROW
+from lingvo_gshard.core import (
+    SILENT,
+    Params,
+    Progress,
+    UserError,
+    is_bucket,
+    names,
+    objects,
+    stores,
+)
+from lingvo_gshard.data import readers
 from lingvo_gshard.wings.preparation import (
     duplicates,
     parts,
@@ -99,7 +105,7 @@ def prepare(
         raise UserError(
             f"`source={text}` is text and `source={pairs}` sentence pairs; prepare them one by one"
         )
-    for name, known in (("on_bad_row", ON_BAD_ROW), ("on_copies", ON_COPIES)):
+    for name, known in (("on_bad_row", readers.ON_BAD_ROW), ("on_copies", ON_COPIES)):
         given = getattr(options, name)
         names.check(given, known, f"`{name}={given}` is unknown")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
@@ -166,7 +172,7 @@ class _Run:
 
     def _finished(self, settings: dict[str, Any], surveys: dict[str, Survey]) -> Manifest:
         """Returns the manifest that is there; ValueError if it is of other settings or sources."""
-        if store := store_of(self._job.output):
+        if store := stores.store_of(self._job.output):
             objects.make_folder(self._job.local_output)
             path = f"{self._job.local_output}/{manifests.FILE}"
             store.download(f"{self._job.output}/{manifests.FILE}", path)

@@ -6,11 +6,8 @@ import functools
 import os
 import pathlib
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.data import TextIds, TranslationInput, Vocabulary
-from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.data.packed_input import PairInput
+from lingvo_gshard.core import Params, UserError, names
+from lingvo_gshard.data import LanguageModelInput, PairInput, TextIds, TranslationInput, Vocabulary
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     PublishedVocabulary,
     ids_of,

@@ -11,12 +11,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, is_bucket
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.data.sources import compression
-from lingvo_gshard.data.sources.compression import without_suffix
-from lingvo_gshard.data.sources.readers import SPLITS
+from lingvo_gshard.core import UserError, is_bucket, names, objects
+from lingvo_gshard.data import compression, readers
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
 from lingvo_gshard.wings.preparation.formats import archives, datasets
 from lingvo_gshard.wings.preparation.formats.quoted import DELIMITERS
@@ -120,7 +116,7 @@ class Source:
         fields = {
             "format": (self.format, FORMATS),
             "content": (self.content, CONTENTS),
-            "split": (self.split, ("", *SPLITS)),
+            "split": (self.split, ("", *readers.SPLITS)),
             "document": (self.document, DOCUMENTS),
             "delimiter": (self.delimiter, tuple(DELIMITERS)),
         }
@@ -174,7 +170,7 @@ class Source:
         return cls(os.path.expanduser(path), **given)
 
     def _format(self) -> str:
-        _, ending = os.path.splitext(without_suffix(self.path))
+        _, ending = os.path.splitext(compression.without_suffix(self.path))
         if ending in _FORMAT_OF_ENDING:
             return _FORMAT_OF_ENDING[ending]
         if os.path.isdir(self.path):
@@ -195,7 +191,7 @@ class Source:
 
 def _name_from(path: str) -> str:
     """Returns a name for a source whose user gave none."""
-    stem = without_suffix(os.path.basename(path.rstrip("/")))
+    stem = compression.without_suffix(os.path.basename(path.rstrip("/")))
     for ending in _FORMAT_OF_ENDING:
         stem = stem.removesuffix(ending)
     if set("*?[") & set(stem):

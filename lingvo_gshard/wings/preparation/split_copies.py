@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core import Progress
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.held_out import fold
+from lingvo_gshard.data import Row, held_out
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import TextHashes, are_in
 from lingvo_gshard.wings.preparation.duplicates import found_in_train
 from lingvo_gshard.wings.preparation.job import Job, Task
@@ -114,7 +113,10 @@ def hashes_of(rows: Sequence[Row]) -> np.ndarray:
     found = [np.zeros((0, len(_KINDS)), np.uint64)]
     for begin in range(0, len(rows), _ROWS_AT_A_TIME):
         part = rows[begin : begin + _ROWS_AT_A_TIME]
-        sources, targets = [fold(row.source) for row in part], [fold(row.target) for row in part]
+        sources, targets = (
+            [held_out.fold(row.source) for row in part],
+            [held_out.fold(row.target) for row in part],
+        )
         # Line ends are in no folded text, so that different kinds are of different texts.
         kinds = (
             [f"{row.language}\n\n\n{row.source}\n\n{row.target}" for row in part],

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lingvo_gshard.core import Progress, UserError
-from lingvo_gshard.data import Row, Vocabulary, rows_by_language
-from lingvo_gshard.data.vocabularies.files import save_pair
+from lingvo_gshard.data import Row, Vocabulary, rows_by_language, save_pair
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.prepared import manifest as record_format

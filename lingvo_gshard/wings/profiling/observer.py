@@ -19,13 +19,18 @@ from typing import cast
 
 from lingvo_gshard.core import processes, scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import SingleDeviceRuntime, batch_specs
 from lingvo_gshard.sharding import Mesh, Partitioning, use_partitioning
 from lingvo_gshard.tasks import BatchSpecs
-from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver, Trainer
-from lingvo_gshard.training.run.monitoring.step_observer import ObserverFactory
-from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.training import (
+    MetricsRow,
+    ObservedRun,
+    ObserverFactory,
+    Runtime,
+    StepObserver,
+    Trainer,
+)
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.hlo import names as hlo_names
 from lingvo_gshard.wings.planning.calibration import Calibration

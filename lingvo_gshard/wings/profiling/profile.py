@@ -10,8 +10,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, objects
 from lingvo_gshard.wings.planning.operation_rows import KINDS
 from lingvo_gshard.wings.planning.plan.plan import Record
 

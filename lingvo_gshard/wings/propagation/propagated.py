@@ -14,8 +14,7 @@ import msgspec
 
 from lingvo_gshard.core import scope_name
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime import Executable, Program
-from lingvo_gshard.runtime.program.executable import without_cache
+from lingvo_gshard.runtime import Executable, Program, without_cache
 from lingvo_gshard.sharding import Mesh, Split, xla
 from lingvo_gshard.sharding.recording import Recorded
 from lingvo_gshard.wings import hlo

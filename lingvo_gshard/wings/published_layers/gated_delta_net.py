@@ -16,10 +16,8 @@ from lingvo_gshard.core import (
 )
 from lingvo_gshard.core.layer import BIAS, SCALE
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import AttentionMask, Reach, RMSNorm, product
+from lingvo_gshard.layers import AttentionKernel, AttentionMask, Reach, RMSNorm, product, rotary
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import AttentionKernel
-from lingvo_gshard.layers.attention.rotary import is_first_in_segment
 from lingvo_gshard.layers.products import joined_product
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops
@@ -172,7 +170,7 @@ class GatedDeltaNet(Layer):
             shifted_BLNf = _shifted(convolved_BLNf, segments_BL, back)
             sum_BLNf += tf.cast(shifted_BLNf, tf.float32) * taps_tNf[width - 1 - back]
         inputs = self._inputs(theta, sum_BLNf, others)
-        is_first_BL = is_first_in_segment(segments_BL)
+        is_first_BL = rotary.is_first_in_segment(segments_BL)
         mixed_BLNrd, state = delta_rule.run_rows(inputs, is_first_BL, self.p.chunk_size)
         # The last tokens of the last segment.
         is_last_BL = tf.equal(segments_BL, segments_BL[:, -1:])

@@ -16,13 +16,16 @@ from lingvo_gshard.core import (
     layer_method,
 )
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import MASKED, AttentionMask
-from lingvo_gshard.layers.attention import rotary
+from lingvo_gshard.layers import (
+    MASKED,
+    AttentionKernel,
+    AttentionMask,
+    LayerNorm,
+    heads_first,
+    products,
+    rotary,
+)
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
-from lingvo_gshard.layers.attention.rotary import TextPositions
-from lingvo_gshard.layers.norm import LayerNorm
-from lingvo_gshard.layers.products import multiply
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes
@@ -81,7 +84,7 @@ class IndexedAttention(LatentAttention):
         theta: NestedMap,
         x_BLM: tf.Tensor,
         low_BLq: tf.Tensor,
-        positions: TextPositions,
+        positions: rotary.TextPositions,
         mask: AttentionMask,
     ) -> tuple[AttentionKernel, AttentionMask]:
         length = known_sizes(x_BLM.shape)[1]
@@ -94,10 +97,10 @@ class IndexedAttention(LatentAttention):
 
     @layer_method
     def index_keys(
-        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: rotary.TextPositions
     ) -> dict[str, tf.Tensor]:
         """Returns the indexer's keys of new tokens for the cache: `index`, [B,1,L,D]."""
-        key_BLD = multiply("BLM,MD->BLD", x_BLM, theta.w_index_key)
+        key_BLD = products.multiply("BLM,MD->BLD", x_BLM, theta.w_index_key)
         key_BLD = self.index_norm.fprop(theta.index_norm, key_BLD)
         return {"index": heads_first(self._turned(key_BLD[:, :, None], positions))}
 
@@ -107,7 +110,7 @@ class IndexedAttention(LatentAttention):
         theta: NestedMap,
         x_BLM: tf.Tensor,
         low_BLq: tf.Tensor,
-        positions: TextPositions,
+        positions: rotary.TextPositions,
         index_BKD: tf.Tensor,
         bias_BLK: tf.Tensor,
     ) -> tf.Tensor:
@@ -121,18 +124,18 @@ class IndexedAttention(LatentAttention):
           bias_BLK: float32 bias of the logits, as without an indexer.
         """
         p = self.p
-        query_BLND = multiply("BLq,qND->BLND", low_BLq, theta.w_index_query)
+        query_BLND = products.multiply("BLq,qND->BLND", low_BLq, theta.w_index_query)
         query_BLND = tf.cast(self._turned(query_BLND, positions), tf.float32)
         index_BKD = tf.cast(index_BKD, tf.float32)
         scores_BNLK = tf.nn.relu(einsum("BLND,BKD->BNLK", query_BLND, index_BKD))
-        head_BLN = tf.cast(multiply("BLM,MN->BLN", x_BLM, theta.w_index_head), tf.float32)
+        head_BLN = tf.cast(products.multiply("BLM,MN->BLN", x_BLM, theta.w_index_head), tf.float32)
         scores_BLK = einsum("BLN,BNLK->BLK", head_BLN, scores_BNLK)
         scores_BLK = scores_BLK / math.sqrt(p.index_heads * p.index_dim) + bias_BLK
         scores_BLK = tf.stop_gradient(annotate(scores_BLK, "BLK", reserved="N"))
         lowest_BL1 = tf.math.top_k(scores_BLK, p.index_topk).values[..., -1:]
         return bias_BLK + tf.where(scores_BLK >= lowest_BL1, 0.0, MASKED)
 
-    def _turned(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
+    def _turned(self, x_BLND: tf.Tensor, positions: rotary.TextPositions) -> tf.Tensor:
         """Returns queries or keys of the indexer with as many rotated dimensions as others have."""
         p = self.p
         share = p.rotary_dim / p.index_dim
@@ -161,7 +164,7 @@ def _(
     theta: NestedMap,
     x_BLM: tf.Tensor,
     low_BLq: tf.Tensor,
-    positions: TextPositions,
+    positions: rotary.TextPositions,
     visible: Visible,
     slots: Sequence[tf.Tensor],
 ) -> Visible:

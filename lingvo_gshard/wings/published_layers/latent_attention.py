@@ -14,11 +14,18 @@ from lingvo_gshard.core import (
     layer_method,
 )
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Attention, AttentionMask, RMSNorm, product
-from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.kernel import AttentionKernel, heads_first
-from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
-from lingvo_gshard.layers.products import add_bias, joined_product
+from lingvo_gshard.layers import (
+    Attention,
+    AttentionKernel,
+    AttentionMask,
+    RMSNorm,
+    RotaryScaling,
+    add_bias,
+    heads_first,
+    product,
+    products,
+    rotary,
+)
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes, cached, decoding_weights, extend
@@ -138,7 +145,7 @@ class LatentAttention(Attention):
         theta: NestedMap,
         x_BLM: tf.Tensor,
         low_BLq: tf.Tensor,
-        positions: TextPositions,
+        positions: rotary.TextPositions,
         mask: AttentionMask,
     ) -> tuple[AttentionKernel, AttentionMask]:
         """Returns the kernel, and the mask of what each token attends to.
@@ -149,7 +156,7 @@ class LatentAttention(Attention):
         return self.kernel, mask
 
     def index_keys(
-        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: rotary.TextPositions
     ) -> dict[str, tf.Tensor]:
         """Returns what else the cache has of new tokens, by name: nothing."""
         del theta, x_BLM, positions
@@ -157,7 +164,7 @@ class LatentAttention(Attention):
 
     @layer_method
     def project(
-        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: rotary.TextPositions
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns queries [B,L,N,D], latent vectors [B,L,r], rotated keys [B,L,D] and a last one.
 
@@ -175,7 +182,7 @@ class LatentAttention(Attention):
 
         names = self.down_products
         equations = {f"w_{name}": f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}" for name in names}
-        *query_BLq, latent_BLr, key_BLD = joined_product(
+        *query_BLq, latent_BLr, key_BLD = products.joined_product(
             self, theta, equations, "BLM,Md->BLd", x_BLM, w_Md, split
         )
         low_BLq = x_BLM
@@ -199,7 +206,7 @@ class LatentAttention(Attention):
         p = self.p
         w_rND = tf.concat([theta.w_key, theta.w_value], -1)
         equation = "BLr,rND->BLND"
-        plain_BLND, values_BLND = joined_product(
+        plain_BLND, values_BLND = products.joined_product(
             self,
             theta,
             dict.fromkeys(("w_key", "w_value"), equation),
@@ -218,7 +225,7 @@ class LatentAttention(Attention):
         plain_BLND, rotated_BLND = tf.split(query_BLND, [self.p.plain_dim, self.p.rotary_dim], -1)
         return plain_BLND, rotated_BLND
 
-    def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
+    def _rotate(self, x_BLND: tf.Tensor, positions: rotary.TextPositions) -> tf.Tensor:
         return rotary_pairs.rotate(x_BLND, positions, 1.0, self.p, self.scaling)
 
     def join_down(self, theta: NestedMap, kind: str) -> tf.Tensor:
@@ -298,7 +305,7 @@ def restrict_slots(
     theta: NestedMap,
     x_BLM: tf.Tensor,
     low_BLq: tf.Tensor,
-    positions: TextPositions,
+    positions: rotary.TextPositions,
     visible: Visible,
     slots: Sequence[tf.Tensor],
 ) -> Visible:

@@ -7,8 +7,7 @@ import dataclasses
 from lingvo_gshard.core import NestedMap, Params, TokenShape, UserError, initializers, layer_method
 from lingvo_gshard.core.layer import BIAS
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention
-from lingvo_gshard.layers.attention.rotary import TextPositions
+from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of
 from lingvo_gshard.wings.published_layers import rotary_pairs
@@ -108,7 +107,7 @@ class PublishedAttention(SelfAttention):
 
     @layer_method
     def project_row(
-        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions | None
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: rotary.TextPositions | None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Returns queries, keys, values and the gate; see the base class."""
         query_BLND, key_BLND, value_BLND, gate_BLND = super().project_row(theta, x_BLM, positions)
@@ -116,7 +115,7 @@ class PublishedAttention(SelfAttention):
             value_BLND *= tf.constant(self.p.value_scale, value_BLND.dtype)
         return self._warmed(query_BLND, positions), key_BLND, value_BLND, gate_BLND
 
-    def _warmed(self, query_BLND: tf.Tensor, positions: TextPositions | None) -> tf.Tensor:
+    def _warmed(self, query_BLND: tf.Tensor, positions: rotary.TextPositions | None) -> tf.Tensor:
         """Returns the queries, larger at later positions if Params say so."""
         p = self.p
         if not p.temperature_floor:
@@ -128,13 +127,13 @@ class PublishedAttention(SelfAttention):
         return tf.cast(warmed_BLND, query_BLND.dtype)
 
     def _placed(
-        self, name: str, theta: NestedMap, x_BLND: tf.Tensor, positions: TextPositions | None
+        self, name: str, theta: NestedMap, x_BLND: tf.Tensor, positions: rotary.TextPositions | None
     ) -> tf.Tensor:
         if self.p.normalizes_rotated:
             return self._normalize(name, theta, self._rotate(x_BLND, positions))
         return super()._placed(name, theta, x_BLND, positions)
 
-    def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions | None) -> tf.Tensor:
+    def _rotate(self, x_BLND: tf.Tensor, positions: rotary.TextPositions | None) -> tf.Tensor:
         if not self.p.rotary_fraction:
             return x_BLND
         assert positions is not None

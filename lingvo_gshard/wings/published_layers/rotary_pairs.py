@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention import rotary
-from lingvo_gshard.layers.attention.rotary import RotaryScaling, TextPositions
+from lingvo_gshard.layers import RotaryScaling, rotary
 
 # The dimensions that are a pair: i and r/2 + i, or 2i and 2i + 1.
 HALVES, NEIGHBORS = "halves", "neighbors"
@@ -24,7 +23,7 @@ def define(p: Params) -> None:
 
 def rotate(
     x_BLND: tf.Tensor,
-    positions: TextPositions,
+    positions: rotary.TextPositions,
     fraction: float,
     p: Params,
     scaling: RotaryScaling,

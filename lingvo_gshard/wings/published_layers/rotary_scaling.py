@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention.rotary import RotaryScaling
+from lingvo_gshard.layers import RotaryScaling
 
 
 class _FixedScaling(RotaryScaling):

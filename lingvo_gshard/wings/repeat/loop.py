@@ -14,21 +14,22 @@ from lingvo_gshard.core import (
     Iteration,
     Layer,
     NestedMap,
+    RematUnit,
+    Repetition,
     VariableSpec,
     context,
     custom_gradient,
     known_sizes,
     layer_method,
     optimization_barrier,
+    remat_policy,
+    stop_frozen,
+    to_device,
+    to_host,
     write_slice,
 )
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
-from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
-from lingvo_gshard.core.layer import stop_frozen
+from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.memory_kinds import to_device, to_host
-from lingvo_gshard.core.repetition import Repetition
 from lingvo_gshard.layers import Execution
 from lingvo_gshard.sharding import (
     annotate,
@@ -230,7 +231,7 @@ class Loop:
         return LoopResult(x, traced.reports, values)
 
     def _trace(self, tensors: Tensors) -> _TracedBody:
-        runs: list[tuple[Reports, SavedProducts]] = []
+        runs: list[tuple[Reports, remat_policy.SavedProducts]] = []
 
         def iteration(*tensors_and_r: tf.Tensor) -> Tensors:
             *tensors, r = tensors_and_r

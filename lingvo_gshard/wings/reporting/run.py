@@ -11,9 +11,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, is_bucket, whole_number
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import atomic, objects, stores
+from lingvo_gshard.core import UserError, atomic, is_bucket, names, objects, stores, whole_number
 from lingvo_gshard.training import METRICS_FILE, Logdir
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.profiling.comparison import Comparison

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime.compilations import Compilation, Inputs, input_words, phases
+from lingvo_gshard.data import Batch
+from lingvo_gshard.runtime import Compilation
+from lingvo_gshard.runtime.compilations import Inputs, input_words, phases
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.run_options import CHOICES

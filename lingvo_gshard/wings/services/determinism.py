@@ -25,13 +25,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, processes
+from lingvo_gshard.core import NestedMap, processes, signals
 from lingvo_gshard.core.lazy import Device, jax, jnp
-from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.data import PackedBatch
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch, PackedBatch
 from lingvo_gshard.training import MetricsRow, ObservedRun, RunRecord, StepObserver
-from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
+from lingvo_gshard.training import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.arrays import IN_RUN_RECORD
 from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST
 from lingvo_gshard.training.run.runtime_protocol import Metrics
@@ -355,7 +353,7 @@ _PROGRAM = (
 )
 
 
-class WrongResultError(TrainingFailedError):
+class WrongResultError(signals.TrainingFailedError):
     """Two computations of a step, or two copies of a tensor, differ."""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 
 from lingvo_gshard.core import Params, UserError, processes
 from lingvo_gshard.core.config.names import nearest
-from lingvo_gshard.data.input import Batch
-from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
+from lingvo_gshard.data import Batch
+from lingvo_gshard.tasks import WeightedMeans, perplexity
 from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.training.run.checkpoint.run_item import Best
 from lingvo_gshard.wings.services.run_options import DEV

@@ -8,20 +8,18 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core import NestedMap, Params
+from lingvo_gshard.core import NestedMap, Params, signals
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.data import PackedBatch
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch, PackedBatch
 from lingvo_gshard.training import (
     METRICS_FILE,
     Checkpoint,
     MetricsRow,
     ObservedRun,
     StepObserver,
+    TensorBatch,
     Trainer,
 )
-from lingvo_gshard.training.step.gradients import TensorBatch
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.services.expert_balance import DEAD
 from lingvo_gshard.wings.services.metrics_rows import first_and_last, rows_until
@@ -258,7 +256,7 @@ def advice(params: Params, row: MetricsRow) -> str:
     return f"{words} Experts without tokens: {dead:.0f}." if dead else words
 
 
-class NonFiniteError(TrainingFailedError):
+class NonFiniteError(signals.TrainingFailedError):
     """The loss or the gradient of a training step is not finite."""
 
     @classmethod

@@ -19,7 +19,7 @@ import time
 import traceback
 
 from lingvo_gshard.core import Params, processes
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import compilations
 from lingvo_gshard.training import MetricsRow, StepObserver
 from lingvo_gshard.wings.cluster.peer_monitor import RollCall, Snapshot

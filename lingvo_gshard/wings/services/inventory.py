@@ -10,18 +10,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lingvo_gshard.core import UserError, is_bucket
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import store_of
-from lingvo_gshard.training import marker, read_run, steps_in
-from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
+from lingvo_gshard.core import UserError, is_bucket, objects, stores
+from lingvo_gshard.training import NewestAndBest, marker, quiet_orbax, read_run, steps_in
+from lingvo_gshard.training import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint.choice import best_of
-from lingvo_gshard.training.run.checkpoint.orbax_storage import (
-    COMMIT_MARKER,
-    quiet_orbax,
-    reason_of,
-)
-from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
+from lingvo_gshard.training.run.checkpoint.orbax_storage import COMMIT_MARKER, reason_of
+from lingvo_gshard.training.run.checkpoint.storage import storage_of
 
 _NEW = ".partial"
 
@@ -147,7 +141,7 @@ def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
 
 def _copy_file(source: str, target: str) -> int:
     """Copies a file and returns its size."""
-    if store := store_of(target):
+    if store := stores.store_of(target):
         if is_bucket(source):
             content = objects.read_bytes(source)
             store.write_bytes(target, content)

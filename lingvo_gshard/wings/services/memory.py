@@ -6,8 +6,7 @@ import pathlib
 import resource
 from typing import Any
 
-from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
-from lingvo_gshard.training.run.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
+from lingvo_gshard.training import DEVICE_MEMORY, HOST_MEMORY, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
 _STATUS = pathlib.Path("/proc/self/statm")

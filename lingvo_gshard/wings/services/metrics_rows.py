@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lingvo_gshard.core import bounded_lines
-from lingvo_gshard.core.files import regular
-from lingvo_gshard.core.files.lines import LONGEST_LINE
+from lingvo_gshard.core import LONGEST_LINE, bounded_lines, regular
 from lingvo_gshard.training import METRICS_FILE, MetricsRow
 from lingvo_gshard.training.run.monitoring.metrics import is_row_until
 

@@ -19,12 +19,8 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Params, explained, processes
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.core.signals import TrainingFailedError
-from lingvo_gshard.data import TrainBatches
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.core import Params, atomic, explained, objects, processes, signals
+from lingvo_gshard.data import Batch, TrainBatches
 from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.training.run.monitoring.step_observer import RollBackError
 from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
@@ -158,7 +154,7 @@ class RollBack(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(RollBack)
 
 
-class RollBackLimitError(TrainingFailedError):
+class RollBackLimitError(signals.TrainingFailedError):
     """Spikes came back after as many roll backs as are allowed."""
 
 
@@ -251,7 +247,7 @@ class RollBacks:
 
     def _write(self) -> None:
         content = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
-        replace_file(self._path, content)
+        atomic.replace_file(self._path, content)
 
 
 class RollBackWatch(StepObserver):

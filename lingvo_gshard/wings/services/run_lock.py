@@ -22,8 +22,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core.files import regular
-from lingvo_gshard.training.run.logdir import LOCKS, LockedError, MovedError
+from lingvo_gshard.core import regular
+from lingvo_gshard.training import LOCKS, LockedError
+from lingvo_gshard.training.run.logdir import MovedError
 
 # Environment variables that the agents of a cluster set: the job of this process, and its round.
 JOB, ROUND = "GSHARD_JOB", "GSHARD_ROUND"

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core import VERSION, write_atomically
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import VERSION, atomic, objects, write_atomically
 from lingvo_gshard.sharding import Mesh, Partitioning, weight_rows
 from lingvo_gshard.training import Trainer
 

@@ -10,8 +10,8 @@ import numpy as np
 from lingvo_gshard.core import NestedMap
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.runtime.compilations import Compilation
-from lingvo_gshard.training.run.runtime_protocol import Runtime
+from lingvo_gshard.runtime import Compilation
+from lingvo_gshard.training import Runtime
 
 
 class DeviceRuntime(Runtime, WeightsHolder, Protocol):

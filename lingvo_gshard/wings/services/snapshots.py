@@ -25,6 +25,7 @@ import numpy as np
 from lingvo_gshard.core import NestedMap, processes
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.training import (
+    Arrays,
     Checkpoint,
     Logdir,
     MetricsRow,
@@ -32,11 +33,7 @@ from lingvo_gshard.training import (
     RunRecord,
     StepObserver,
 )
-from lingvo_gshard.training.run.checkpoint.arrays import (
-    IN_RUN_RECORD,
-    Arrays,
-    check_fit,
-)
+from lingvo_gshard.training.run.checkpoint.arrays import IN_RUN_RECORD, check_fit
 from lingvo_gshard.training.run.checkpoint.run_item import Best
 from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.wings.services.roll_back import count_roll_backs

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, report_step
 

@@ -13,10 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError, processes
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import atomic, objects
-from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.core import UserError, atomic, names, objects, processes
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 
 # Name of a tracker -> the package that it needs.
@@ -136,7 +133,7 @@ def open_trackers(
             say(f"Warning: {name} gets no rows of this run ({problem})")
     if opened:
         try:
-            replace_file(logdir / TRACKERS_FILE, msgspec.json.encode(ids))
+            atomic.replace_file(logdir / TRACKERS_FILE, msgspec.json.encode(ids))
         except OSError as error:
             say(f"Warning: {TRACKERS_FILE} cannot be written ({error.strerror})")
     return Trackers(opened, say)

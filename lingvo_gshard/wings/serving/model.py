@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.training import BEST, Logdir
-from lingvo_gshard.training.run.checkpoint.choice import preferred
+from lingvo_gshard.training import BEST, Logdir, preferred
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import chat_template_of
 from lingvo_gshard.wings.inference.engine.engine import Engine
@@ -71,7 +69,7 @@ class ServedModel:
             made["source_vocabulary"] = input_.source_vocabulary
             made["translator"] = run.translator()
             if "languages" in input_.p:
-                made["languages"] = listed(input_.p.get("languages"))
+                made["languages"] = names.listed(input_.p.get("languages"))
         else:
             made |= {"vocabulary": input_.vocabulary, "template": _template_of(input_)}
         return cls(name, decoder.step, engine, **made)

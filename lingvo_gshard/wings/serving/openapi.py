@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lingvo_gshard.core import VERSION
+from lingvo_gshard.core import VERSION, objects
 from lingvo_gshard.wings.serving.endpoints import chat, completions, generate, state, translate
 from lingvo_gshard.wings.serving.errors import json_response
 from lingvo_gshard.wings.serving.service import Service
@@ -23,39 +23,21 @@ Respond: TypeAlias = "Callable[[Service, Request], Awaitable[Response]]"
 
 PATH = "/openapi.json"
 _REFERENCE = "#/components/schemas/{name}"
-# The statuses of answers that are no success, and what they say.
-STATUSES = {
-    400: "A field is wrong, or the body is no JSON.",
-    401: "The bearer token is missing or wrong.",
-    403: "A page of another web site sent the request.",
-    404: "There is no such path or model.",
-    408: "The body did not come in time.",
-    413: "The body is too large, or has too many texts.",
-    421: "The header Host names another server.",
-    422: "A field is wrong.",
-    500: "The server failed.",
-    503: "The server is full, about to stop, or compiles; Retry-After says when to ask again.",
-    504: "The time for the request is over.",
-}
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string", "description": "What is wrong, in a sentence."},
-                "type": {"enum": ["invalid_request_error", "server_error"]},
-                "param": {
-                    "type": ["string", "null"],
-                    "description": "Path of the field that is wrong.",
-                },
-                "code": {"type": ["string", "null"], "description": "A name for programs."},
-            },
-        }
-    },
-}
+
+
+class _Answers(msgspec.Struct, frozen=True):
+    """Answers that are no success.
+
+    Attributes:
+      statuses: their statuses, and what these say.
+      error: the schema of their bodies.
+    """
+
+    statuses: dict[str, str]
+    error: dict[str, Any]
+
+
+_ANSWERS = objects.table_beside(__file__, "answers.json", _Answers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +80,7 @@ def describe(name: str, version: str, has_token: bool) -> dict[str, Any]:
         path: {each.method: _operation(path, each, of_body[each.body] if each.body else None)}
         for path, each in OPERATIONS.items()
     }
-    components: dict[str, Any] = {"schemas": {**schemas, "Error": _ERROR}}
+    components: dict[str, Any] = {"schemas": {**schemas, "Error": _ANSWERS.error}}
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": f"lingvo_gshard: {name}", "version": version},
@@ -115,8 +97,8 @@ def _operation(path: str, operation: Operation, schema: Any) -> dict[str, Any]:
     error = {"schema": {"$ref": _REFERENCE.format(name="Error")}}
     kinds = ["application/json", *(["text/event-stream"] if operation.streams else [])]
     answers: dict[str, Any] = {
-        str(status): {"description": said, "content": {"application/json": error}}
-        for status, said in STATUSES.items()
+        status: {"description": said, "content": {"application/json": error}}
+        for status, said in _ANSWERS.statuses.items()
     }
     answers["200"] = {"description": "Success.", "content": {kind: {} for kind in kinds}}
     found: dict[str, Any] = {"summary": operation.summary, "responses": answers}

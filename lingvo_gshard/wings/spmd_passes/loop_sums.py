@@ -18,8 +18,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime import annotation_of, maker_of
-from lingvo_gshard.runtime.lowering.operations import shape_of
+from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.spmd_passes.builders import (
     Axes,

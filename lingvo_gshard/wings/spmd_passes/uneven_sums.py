@@ -16,8 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime import annotation_of, maker_of, operations_of
-from lingvo_gshard.runtime.lowering.operations import shape_of
+from lingvo_gshard.runtime import annotation_of, maker_of, operations_of, shape_of
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.builders import (
     constant,

@@ -9,16 +9,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, known_sizes
-from lingvo_gshard.core.kernel_use import uses_in_words
+from lingvo_gshard.core import NestedMap, kernel_use, known_sizes
 from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
-from lingvo_gshard.data.input import Batch
-from lingvo_gshard.runtime import Array, Executable, Program, batch_specs, lower
+from lingvo_gshard.data import Batch
+from lingvo_gshard.runtime import Array, Executable, Program, batch_specs, lower, state_arrays
 from lingvo_gshard.runtime.lowering.lowering import check_layers
-from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays, state_arrays
+from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.sharding import Mesh, Partitioning
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.step.metric_vectors import metric_vector
+from lingvo_gshard.training import Trainer, metric_vector
 from lingvo_gshard.wings.verification.findings import (
     Compared,
     TensorDifference,
@@ -78,7 +76,7 @@ def output_differences(
 
 def notes(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:
     """Returns notes on kernels, and on outputs that have no or another shape on one device."""
-    found = uses_in_words(partitioned.executable.program.kernels)
+    found = kernel_use.uses_in_words(partitioned.executable.program.kernels)
     places = [
         {seen.name: known_sizes(seen.tensor.shape) for seen, _ in step.outputs}
         for step in (partitioned, whole)

@@ -70,11 +70,11 @@ class RenamedParamsTest(testing.TestCase, parameterized.TestCase):
         params = registry.get("translation.quickstart")
         params = apply_gin(params, [], [f"task.decoder.execution = @{old}"])
         self.assertIs(params.task.decoder.execution.cls, Repeat)
-        for module in renames.RENAMED_MODULES.values():
+        for module in renames.TABLE.modules.values():
             importlib.import_module(f"lingvo_gshard.{module}")
 
     def test_classes_that_left_a_package_are_found(self):
-        for old, today in renames.RENAMED_CLASSES.items():
+        for old, today in renames.TABLE.classes.items():
             module, _, name = today.rpartition(".")
             found = getattr(importlib.import_module(f"lingvo_gshard.{module}"), name)
             self.assertEqual(

@@ -5,10 +5,10 @@ import lzma
 
 import pytest
 
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.text import IN_HELD_OUT, EmbeddedEnglish, TextReader
 from lingvo_gshard.wings.preparation.cleaning import leaks
-from lingvo_gshard.wings.preparation.cleaning.near_duplicates import fold
 
 TEXT = "one\ntwo\n\n \nthree\r\n\nfour\nfive\n"
 

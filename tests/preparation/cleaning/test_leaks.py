@@ -4,6 +4,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation.cleaning.leaks import (
     SOURCE_IN_TRAIN,
@@ -12,7 +13,6 @@ from lingvo_gshard.wings.preparation.cleaning.leaks import (
     reasons,
     reasons_against,
 )
-from lingvo_gshard.wings.preparation.cleaning.near_duplicates import fold
 
 _TEXT = st.lists(st.sampled_from("the a red green cat 3 sees STRASSE".split()), max_size=8)
 _ROWS = st.lists(

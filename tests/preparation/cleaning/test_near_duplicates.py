@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from lingvo_gshard.data.held_out import fold
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
-from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NearDuplicates, fold
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NearDuplicates
 
 
 def finder(similarity=0.8, **values):

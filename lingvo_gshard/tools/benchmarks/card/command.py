@@ -16,17 +16,14 @@ from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.console.tables import print_rows
-from lingvo_gshard.tools.flags.definitions import make_flags
+from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
 OPERAND = ("folder", "write it with gshard-bench fill --folder=FOLDER")
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        json=output.json_flag(), repeats=common.REPEATS, gemm_size=common.gemm_size(None)
-    )
+define_flags = maker(
+    json=output.json_flag(), repeats=common.REPEATS, gemm_size=common.gemm_size(None)
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console, folder: str) -> int:

@@ -26,7 +26,7 @@ from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRec
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import planning_stages
-from lingvo_gshard.tools.flags.definitions import decimal, make_flags, repeated, string
+from lingvo_gshard.tools.flags.definitions import decimal, maker, repeated, string
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import planned_program, planner
 from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
@@ -37,19 +37,16 @@ from lingvo_gshard.wings.planning.plan.plan import Plan
 EXPERIMENTS = ("language_model.one_gpu_dense", "language_model.one_gpu_experts")
 _COMPILATIONS = 8
 
-
-def define_flags() -> flags.FlagValues:
-    """Returns this subcommand's flags."""
-    return make_flags(
-        experiment="The experiment to fill a card with.",
-        json=output.json_flag(),
-        topology="The card, such as gpu:h100:1x1 or cpu:1.",
-        folder="Folder to write the step to, for gshard-bench card.",
-        grow=string("The setting to make as large as fits.", "task.decoder.num_layers"),
-        gin_param=repeated("A setting of the experiment; may be repeated.", []),
-        share=decimal("Most of the card's memory to plan for.", 0.9, 0, 1),
-        memory_gib=decimal("Memory of the card in GiB; by default the published one.", least=0),
-    )
+define_flags = maker(
+    experiment="The experiment to fill a card with.",
+    json=output.json_flag(),
+    topology="The card, such as gpu:h100:1x1 or cpu:1.",
+    folder="Folder to write the step to, for gshard-bench card.",
+    grow=string("The setting to make as large as fits.", "task.decoder.num_layers"),
+    gin_param=repeated("A setting of the experiment; may be repeated.", []),
+    share=decimal("Most of the card's memory to plan for.", 0.9, 0, 1),
+    memory_gib=decimal("Memory of the card in GiB; by default the published one.", least=0),
+)
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:

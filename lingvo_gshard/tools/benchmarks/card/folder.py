@@ -7,8 +7,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, objects
 from lingvo_gshard.wings.planning.plan.plan import Plan, load
 
 STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"

@@ -14,8 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core import UserError, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import products
-from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets
+from lingvo_gshard.layers import DistanceBuckets, products
 from lingvo_gshard.runtime import platform_of
 from lingvo_gshard.sharding import hardware_of
 from lingvo_gshard.sharding.platforms import is_interpreted

@@ -12,8 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     SETTINGS,
     SPECIAL_TOKENS,

@@ -12,13 +12,19 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import CleaningReport, Row, TextIds, TextInput, Vocabulary
-from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
-from lingvo_gshard.data.batching.packing import Tokens
-from lingvo_gshard.data.batching.table import MemoryTable
+from lingvo_gshard.data import (
+    CleaningReport,
+    Limit,
+    MemoryTable,
+    Row,
+    TextIds,
+    TextInput,
+    TextSize,
+    Vocabulary,
+    mixture_plan,
+    packing,
+)
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
-from lingvo_gshard.data.packed_input import TextSize
-from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.wings.fine_tuning.conversations import encoding
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import (
@@ -81,7 +87,7 @@ class ConversationInput(TextInput, CorpusInput):
         self._directory: pathlib.Path | None = None
 
     @classmethod
-    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
+    def specs_of(cls, bucket: mixture_plan.Bucket) -> dict[str, tf.TensorSpec]:
         specs = super().specs_of(bucket)
         return specs | {"target_marks": specs["target_labels"]}
 
@@ -130,11 +136,13 @@ class ConversationInput(TextInput, CorpusInput):
             path = pathlib.Path(directory) / TEMPLATE_FILE
             path.write_text(self.template.source, encoding="utf-8")
 
-    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
+    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
         """Returns each example as one piece. Its first token is given and not predicted."""
         predicted = lengths[:, 1] - 1
         sizes = np.minimum(predicted, self.p.length) if self.p.truncate else predicted
-        return Pieces(rows, np.ones(len(rows), np.int64), np.stack([sizes, sizes], axis=1))
+        return mixture_plan.Pieces(
+            rows, np.ones(len(rows), np.int64), np.stack([sizes, sizes], axis=1)
+        )
 
     def text_size(self, split: str) -> TextSize:
         """Returns the amount of text in a split that counts in the loss."""
@@ -192,9 +200,9 @@ class ConversationInput(TextInput, CorpusInput):
     def _table_of(self, kept: list[Encoded]) -> MemoryTable:
         lengths = np.array([len(encoded.ids) for encoded in kept], np.int64)
         empty = np.zeros(0, np.int32)
-        targets = Tokens.of(np.concatenate([empty, *(each.ids for each in kept)]), lengths)
-        marks = Tokens.of(np.concatenate([empty, *(each.counts for each in kept)]), lengths)
-        no_sources = Tokens.of(empty, np.zeros(len(kept), np.int64))
+        targets = packing.Tokens.of(np.concatenate([empty, *(each.ids for each in kept)]), lengths)
+        marks = packing.Tokens.of(np.concatenate([empty, *(each.counts for each in kept)]), lengths)
+        no_sources = packing.Tokens.of(empty, np.zeros(len(kept), np.int64))
         return MemoryTable(no_sources, targets, [""] * len(kept), marks)
 
 

@@ -8,10 +8,7 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.batching.mixture_plan import Bucket, Pieces
-from lingvo_gshard.data.batching.packing import Batch, Tokens
-from lingvo_gshard.data.batching.table import MemoryTable
+from lingvo_gshard.data import MemoryTable, Row, mixture_plan, packing
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import ConversationInput
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder
 from lingvo_gshard.wings.fine_tuning.conversations.examples import pair_of
@@ -46,18 +43,18 @@ class PreferenceInput(ConversationInput):
             )
 
     @classmethod
-    def buckets_of(cls, params: Params) -> list[Bucket]:
+    def buckets_of(cls, params: Params) -> list[mixture_plan.Bucket]:
         """Returns the one bucket. Each pair takes one of the places of the source."""
         return [(params.batch_rows, params.pairs_per_row, params.length)]
 
     @classmethod
-    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
+    def specs_of(cls, bucket: mixture_plan.Bucket) -> dict[str, tf.TensorSpec]:
         return {**super().specs_of(bucket), "pairs": tf.TensorSpec(bucket[:2], tf.int32)}
 
-    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
+    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
         """Returns each pair as one piece. Its first token is given and not predicted."""
         sizes = np.stack([np.ones(len(rows), np.int64), lengths[:, 1] - 1], axis=1)
-        return Pieces(rows, np.ones(len(rows), np.int64), sizes)
+        return mixture_plan.Pieces(rows, np.ones(len(rows), np.int64), sizes)
 
     def _encode(self, encoder: Encoder, row: Row) -> Encoded:
         chosen, rejected = map(encoder.encode, pair_of(json.loads(row.target)))
@@ -72,10 +69,10 @@ class PreferenceInput(ConversationInput):
 
     def _table_of(self, kept: list[Encoded]) -> MemoryTable:
         table = super()._table_of(kept)
-        one_each = Tokens.concatenate([[0]] * len(kept))
+        one_each = packing.Tokens.concatenate([[0]] * len(kept))
         return MemoryTable(one_each, table.targets, [""] * len(kept), table.marks)
 
-    def _finish(self, batch: Batch) -> Batch:
+    def _finish(self, batch: packing.Batch) -> packing.Batch:
         """Returns a batch whose pairs have two segments each."""
         marks_BL, segments_BL = batch["target_marks"], batch["target_segments"]
         column_L = np.arange(marks_BL.shape[1])

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
-from lingvo_gshard.data import CleaningReport, Row, held_out
-from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data import CleaningReport, Row, held_out, readers
 from lingvo_gshard.wings.fine_tuning.conversations.examples import FIELDS, example_of, pair_of
 from lingvo_gshard.wings.preparation.cleaning import normalization
 

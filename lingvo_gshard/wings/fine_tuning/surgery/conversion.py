@@ -14,8 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core import NestedMap, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.run.checkpoint.arrays import Arrays
+from lingvo_gshard.training import Arrays, Trainer
 
 # find(name, layout, shape) returns the array to use, or None to draw the weight.
 Find = Callable[[str, str, tuple[int, ...]], np.ndarray | None]

@@ -10,7 +10,7 @@ import numpy as np
 
 from lingvo_gshard.core import Layer, NestedMap, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training.step.metric_vectors import metric_vector
+from lingvo_gshard.training import metric_vector
 
 _OBSERVED = ("load", "gate", "tokens", "slots")
 _METRICS = ("dropped_share", "router_entropy")

@@ -11,10 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
+from lingvo_gshard.core import NestedMap, Params, UserError, names
+from lingvo_gshard.training import Arrays, Trainer, arrays
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.fine_tuning.surgery.upcycling import has_experts, stacks
@@ -102,7 +100,7 @@ def pruned_state(
     weights = conversion.by_name(specs.theta, theta)
     moments = conversion.by_name(specs.moments, moments)
 
-    def keep_experts(array: Array, name: str, layout: str) -> np.ndarray:
+    def keep_experts(array: arrays.Array, name: str, layout: str) -> np.ndarray:
         layer = next((path for path in kept if name.startswith(f"{path}.")), None)
         if layer is None or "E" not in layout:
             return np.asarray(array)

@@ -18,12 +18,11 @@ from lingvo_gshard.layers import (
     MixtureOfExperts,
     TransformerStack,
     feed_forward,
+    is_expert_layer,
     token_context,
 )
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.run.checkpoint.arrays import Array, Arrays
+from lingvo_gshard.training import Arrays, Trainer, arrays
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 
 _FEED_FORWARD, _EXPERTS = ".feed_forward.", ".feed_forward.experts."
@@ -170,7 +169,7 @@ def upcycled_state(
     return state
 
 
-def _fits(array: Array | None, shape: tuple[int, ...]) -> TypeGuard[np.ndarray]:
+def _fits(array: arrays.Array | None, shape: tuple[int, ...]) -> TypeGuard[np.ndarray]:
     return array is not None and tuple(array.shape) == tuple(shape)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Layer, NestedMap, context
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Layer, NestedMap, context, names
 from lingvo_gshard.wings.inference.layers import decoding_weights
 from lingvo_gshard.wings.inference.stored_weights import INT8, INT8_WEIGHTS, StoredPrecision
 

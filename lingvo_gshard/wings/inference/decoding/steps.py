@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import NestedMap, context, shapes
+from lingvo_gshard.core import NestedMap, context, scopes, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, platform_in_use
 from lingvo_gshard.sharding.partitioning import axes_of
@@ -89,7 +88,7 @@ class Steps:
 
         with context.scope(training=False):
             start = (tf.constant(0), _caches_of(state, without_row), records)
-            name = loop_name(self.most)
+            name = scopes.loop_name(self.most)
             _, state, records = tf.while_loop(is_running, run_one, start, name=name)
         return _caches_of(state, with_row), records
 
@@ -280,7 +279,7 @@ def _with_rows(
         lambda text, *_: text < count,
         write,
         (tf.constant(0), *old),
-        name=loop_name(count),
+        name=scopes.loop_name(count),
     )
     return tf.nest.pack_sequence_as(list(caches), written)
 

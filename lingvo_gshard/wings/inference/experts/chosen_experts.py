@@ -18,9 +18,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, layer_method, shapes
+from lingvo_gshard.core import NestedMap, layer_method, scopes, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, count_rows, sort_rows
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.dropless import sorted_experts
@@ -154,7 +153,7 @@ def _run_sorted(
     for index, weights in enumerate(experts):
         # The number of iterations with balanced loads. The first experts then have one row more.
         even_load = rows // count + (index < rows % count)
-        name = loop_name(-(-even_load // block))
+        name = scopes.loop_name(-(-even_load // block))
         run = functools.partial(_run_blocks, network, weights, block=block, name=name)
         y_rM = run(x_rM, y_rM, start_E[index], load_E[index])
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])

@@ -27,10 +27,10 @@ from lingvo_gshard.sharding import (
     current_partitioning,
     manual,
     mesh_in_use,
+    resolve,
     use_partitioning,
     xla,
 )
-from lingvo_gshard.sharding.manual import resolve
 from lingvo_gshard.sharding.partitioning import even
 
 LOCAL_LETTERS = {"k": "choices of a token", "c": "an expert and a gate for each choice"}

@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, shapes
+from lingvo_gshard.core import NestedMap, scopes, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import loop_name
 from lingvo_gshard.layers import count_rows, sort_rows
 
 LOCAL_LETTERS = {
@@ -73,7 +72,7 @@ def run(
         lambda index, _: index < blocks,
         compute,
         (tf.constant(0), tf.zeros_like(x_rM)),
-        name=loop_name(max(round(trips), 1)),
+        name=scopes.loop_name(max(round(trips), 1)),
     )
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
 

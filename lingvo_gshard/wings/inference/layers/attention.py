@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from lingvo_gshard.core import NestedMap, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Attention, CrossAttention, SelfAttention
-from lingvo_gshard.layers.attention import multi_head_attention, rotary
-from lingvo_gshard.layers.attention.kernel import heads_first
-from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+from lingvo_gshard.layers import (
+    Attention,
+    CrossAttention,
+    MultiHeadAttention,
+    SelfAttention,
+    heads_first,
+    rotary,
+)
+from lingvo_gshard.layers.attention import multi_head_attention
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import annotate, platform_in_use
 from lingvo_gshard.wings.inference.layers import cached

@@ -19,11 +19,9 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import NestedMap, shapes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import MASKED, AttentionMask, Reach
-from lingvo_gshard.layers.attention.dense import soft_cap
-from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax, heads_first
+from lingvo_gshard.layers import MASKED, AttentionMask, Reach, heads_first, rotary, soft_cap
+from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.layers.attention.rotary import positions_in_segments
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import axes_of
 
@@ -140,7 +138,7 @@ def chunks_of(segments_BL: tf.Tensor, chunk: int) -> tf.Tensor:
       chunk: positions of a chunk. The last one of a text may have fewer.
     """
     most = -(-shapes.known_sizes(segments_BL.shape)[1] // chunk)
-    chunks_BL = segments_BL * most + positions_in_segments(segments_BL) // chunk
+    chunks_BL = segments_BL * most + rotary.positions_in_segments(segments_BL) // chunk
     return annotate(tf.where(tf.equal(segments_BL, 0), 0, chunks_BL), "BL")
 
 

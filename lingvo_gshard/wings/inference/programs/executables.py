@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from lingvo_gshard.core import SILENT, Progress
 from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.runtime import Array, Program
-from lingvo_gshard.runtime.program.executable import without_cache
+from lingvo_gshard.runtime import Array, Program, without_cache
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 
 PREPARE, ADMIT, STEPS, GATES, SCORES = "prepare", "admit", "steps", "gates", "scores"

@@ -11,9 +11,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import NestedMap, known_sizes
+from lingvo_gshard.core import NestedMap, known_sizes, letters
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.letters import POSITIONS
 from lingvo_gshard.runtime import Array, Program, lower
 from lingvo_gshard.runtime.lowering.lowering import Outputs
 from lingvo_gshard.sharding import (
@@ -65,7 +64,7 @@ def row_parts(partitioning: Partitioning | None) -> int:
 
 def _unsplit(strategy: Strategy, **rules: tuple[str, ...]) -> Strategy:
     """Returns a strategy with other rules for activations, and none for their positions."""
-    kept = {x: axes for x, axes in strategy.activations.items() if x not in POSITIONS}
+    kept = {x: axes for x, axes in strategy.activations.items() if x not in letters.POSITIONS}
     return dataclasses.replace(strategy, activations=kept | rules)
 
 

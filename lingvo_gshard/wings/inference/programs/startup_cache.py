@@ -29,8 +29,7 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-from lingvo_gshard.core import UserError, is_bucket, write_atomically
-from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
+from lingvo_gshard.core import UserError, cached, is_bucket, write_atomically
 from lingvo_gshard.core.lazy import Device, jax, jnp, serialize_executable
 from lingvo_gshard.runtime import Array, standard_error
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
@@ -158,7 +157,7 @@ class CacheEntry:
     def read_program(self, key: ProgramKey, devices: Sequence[Device]) -> DecodingExecutable | None:
         """Returns a compiled program, loaded to devices; None if there is none that is usable."""
         try:
-            pickled = checked_content(self._read(_file_of(key)))
+            pickled = cached.checked_content(self._read(_file_of(key)))
             inputs, outputs, serialized = pickle.loads(pickled)
             # XLA notes that it compiled with preferences that are no features of a processor.
             with standard_error.hide():
@@ -174,7 +173,7 @@ class CacheEntry:
         try:
             serialized = serialize_executable.serialize(compiled.call)
             pickled = pickle.dumps((compiled.inputs, compiled.outputs, serialized))
-            write_atomically(str(self.path / _file_of(key)), with_digest(pickled))
+            write_atomically(str(self.path / _file_of(key)), cached.with_digest(pickled))
         except Exception:  # Not every backend can; the program is then compiled at every start.
             return
 
@@ -230,7 +229,7 @@ def prune(entry: CacheEntry, most_bytes: int = MOST_BYTES) -> None:
     with contextlib.suppress(OSError):
         others = [p for p in entry.path.parent.iterdir() if _NAME.fullmatch(p.name)]
     total = _size(entry.path)
-    for path in sorted(others, key=last_used, reverse=True):
+    for path in sorted(others, key=cached.last_used, reverse=True):
         if path == entry.path:
             continue
         is_replaced = path.name.startswith(f"{owner}-")

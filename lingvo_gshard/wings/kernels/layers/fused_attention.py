@@ -8,10 +8,9 @@ from typing import cast
 
 from lingvo_gshard.core import context, kernel_use, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import AttentionMask
-from lingvo_gshard.layers.attention.kernel import FUSED, Softmax, repeat_heads, weights_shape
-from lingvo_gshard.sharding import Split, hardware_of, manual, mesh_in_use, platform_in_use
-from lingvo_gshard.sharding.manual import resolve
+from lingvo_gshard.layers import AttentionMask, repeat_heads
+from lingvo_gshard.layers.attention.kernel import FUSED, Softmax, weights_shape
+from lingvo_gshard.sharding import Split, hardware_of, manual, mesh_in_use, platform_in_use, resolve
 from lingvo_gshard.sharding.partitioning import even
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.call import AttentionCall

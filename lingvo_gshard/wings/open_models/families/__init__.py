@@ -66,8 +66,9 @@ def family_of(config: PublishedConfig) -> Family:
     name = config.get("model_type", kind=str)
     if name in FAMILIES:
         return FAMILIES[name]
-    known = {key for family in FAMILIES.values() for key in (*family.defaults, *family.aliases)}
-    known |= _OFTEN_READ
+    known = set(_OFTEN_READ)
+    for family in FAMILIES.values():
+        known |= family.defaults.keys() | family.keys.aliases.keys()
     others = config.unknown_to(known)
     lacks = f" No family reads its {', '.join(others[:_SHOWN])}." if others else ""
     raise UserError(

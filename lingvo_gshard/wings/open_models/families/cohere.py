@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    HEAD_NORMS,
-    HEADS_NORMS,
-    USUAL,
-    decoder,
-)
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
     Part,
     attentions_by_type,
-    fixed,
     layer_types,
     layered,
     setting,
-    unread,
 )
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsLayerNorm
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
 _EPSILON = "layer_norm_eps"
-# Command R+ has a norm for each head, in place of one over all heads together.
-_TABLE = (
-    *(row for row in DECODER if row not in HEADS_NORMS),
-    *(dataclasses.replace(row, arrangement="ND->ND") for row in HEAD_NORMS),
-)
-_DEFAULTS = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    _EPSILON: 1e-5,
-    "logit_scale": 0.0625,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 40,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "use_qk_norm": False,
-    "vocab_size": 256000,
-}
-_COHERE2_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "use_qk_norm"} | {
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-}
-# Published files state these keys, though the class has no choice.
-_FIXED = {
-    "order_of_interleaved_layers": "local_attn_first",
-    "position_embedding_type": "rope_gptj",
-    "rotary_pct": 1.0,
-    "use_embedding_sharing": True,
-    "use_gated_activation": True,
-    "use_parallel_block": True,
-}
 
 
 def _read_layer(config: PublishedConfig, task: Params) -> None:
@@ -98,10 +55,8 @@ _PARTS = (
     Part(_read_layer),
 )
 COHERE = decoder(
-    model_type="cohere",
-    architecture="CohereForCausalLM",
-    table=_TABLE,
-    parts=(
+    "cohere",
+    (
         *_PARTS,
         Part(
             _read_norms,
@@ -109,17 +64,5 @@ COHERE = decoder(
         ),
     ),
     epsilon=_EPSILON,
-    defaults=_DEFAULTS,
 )
-COHERE2 = decoder(
-    model_type="cohere2",
-    architecture="Cohere2ForCausalLM",
-    parts=(
-        fixed(_FIXED),
-        unread("cache_implementation", "layer_switch", "use_parallel_embedding"),
-        *_PARTS,
-        layered(_kinds, _attentions),
-    ),
-    epsilon=_EPSILON,
-    defaults=_COHERE2_DEFAULTS,
-)
+COHERE2 = decoder("cohere2", (*_PARTS, layered(_kinds, _attentions)), epsilon=_EPSILON)

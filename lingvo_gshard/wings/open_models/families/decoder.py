@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,144 +11,14 @@ from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import SILU, Family, Part, always, rotating
 from lingvo_gshard.wings.open_models.families.rope import ROPE
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.repeat.loop import Repeat
 
-_LAYER, _OURS = "model.layers.{layer}", "decoder.{layer}"
-
-
-def layer_row(published: str, ours: str, arrangement: str, **options: Any) -> TensorPattern:
-    """Returns the row of a tensor of a layer, whose names are those within the layer.
-
-    Args:
-      published: name of the tensor.
-      ours: path of the weight.
-      arrangement: see `TensorPattern`.
-      **options: other fields of `TensorPattern`.
-    """
-    return TensorPattern(f"{_LAYER}.{published}", f"{_OURS}.{ours}", arrangement, **options)
-
-
-EMBEDDINGS = (
-    TensorPattern("model.embed_tokens.weight", "embedding.table", "VM->VM"),
-    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
-    TensorPattern("model.norm.weight", "decoder.final_norm.scale", "M->M"),
-)
-ATTENTION = (
-    layer_row("self_attn.q_proj.weight", "self_attention.w_query", "(ND)M->MND"),
-    layer_row("self_attn.k_proj.weight", "self_attention.w_key", "(ND)M->MND"),
-    layer_row("self_attn.v_proj.weight", "self_attention.w_value", "(ND)M->MND"),
-    layer_row("self_attn.o_proj.weight", "self_attention.w_out", "M(ND)->NDM"),
-)
-ATTENTION_BIASES = (
-    layer_row("self_attn.q_proj.bias", "self_attention.b_query", "(ND)->ND"),
-    layer_row("self_attn.k_proj.bias", "self_attention.b_key", "(ND)->ND"),
-    layer_row("self_attn.v_proj.bias", "self_attention.b_value", "(ND)->ND"),
-    layer_row("self_attn.o_proj.bias", "self_attention.b_out", "M->M"),
-)
-NORMS = (
-    layer_row("input_layernorm.weight", "self_attention_norm.scale", "M->M"),
-    layer_row("post_attention_layernorm.weight", "feed_forward_norm.scale", "M->M"),
-)
-HEAD_NORMS = (
-    layer_row("self_attn.q_norm.weight", "self_attention.query_norm.scale", "M->M"),
-    layer_row("self_attn.k_norm.weight", "self_attention.key_norm.scale", "M->M"),
-)
-# Norms over all heads together.
-HEADS_NORMS = tuple(dataclasses.replace(row, arrangement="(ND)->ND") for row in HEAD_NORMS)
-# Norms at the outputs of sublayers, as OLMo 2 has them.
-OUTPUT_NORMS = (
-    layer_row("post_attention_layernorm.weight", "self_attention_output_norm.scale", "M->M"),
-    layer_row("post_feedforward_layernorm.weight", "feed_forward_output_norm.scale", "M->M"),
-)
-# The biases of layer norms.
-NORM_BIASES = tuple(
-    TensorPattern(
-        row.published.replace(".weight", ".bias"), row.weight.replace(".scale", ".bias"), "M->M"
-    )
-    for row in (*NORMS, EMBEDDINGS[-1])
-)
-# One tensor for queries, keys and values, and one for the gate and its factor, as in Phi-3.
-FUSED_ATTENTION = (
-    *(
-        layer_row("self_attn.qkv_proj.weight", f"self_attention.w_{name}", "(ND)M->MND", joined="N")
-        for name in ("query", "key", "value")
-    ),
-    ATTENTION[-1],
-)
-
-
-def feed_forward_rows(block: str, ours: str = "feed_forward") -> Table:
-    """Returns the rows of a feed-forward layer with a gate.
-
-    Args:
-      block: published name of the feed-forward layer within its layer.
-      ours: path of ours.
-    """
-    return (
-        layer_row(f"{block}.gate_proj.weight", f"{ours}.w_in", "HM->MH"),
-        layer_row(f"{block}.up_proj.weight", f"{ours}.w_factor", "HM->MH"),
-        layer_row(f"{block}.down_proj.weight", f"{ours}.w_out", "MH->HM"),
-    )
-
-
-def fused_rows(published: str, out: str, ours: str = "feed_forward", experts: str = "") -> Table:
-    """Returns the rows of a feed-forward layer whose gate and factor are one tensor.
-
-    Args:
-      published: name of this tensor within its layer.
-      out: name of the tensor of the output product.
-      ours: path of our feed-forward layer.
-      experts: the letter of the experts; empty for a layer without experts.
-    """
-    fused = f"{experts}HM->{experts}MH"
-    return (
-        layer_row(published, f"{ours}.w_in", fused, joined="H"),
-        layer_row(published, f"{ours}.w_factor", fused, joined="H"),
-        layer_row(out, f"{ours}.w_out", f"{experts}MH->{experts}HM"),
-    )
-
-
-FEED_FORWARD = feed_forward_rows("mlp")
-FEED_FORWARD_BIASES = (
-    layer_row("mlp.gate_proj.bias", "feed_forward.b_in", "H->H"),
-    layer_row("mlp.up_proj.bias", "feed_forward.b_factor", "H->H"),
-    layer_row("mlp.down_proj.bias", "feed_forward.b_out", "M->M"),
-)
-# The tensors of most decoders. A row applies to the models that have its weight.
-DECODER = (
-    *EMBEDDINGS,
-    *ATTENTION,
-    *ATTENTION_BIASES,
-    *HEAD_NORMS,
-    *HEADS_NORMS,
-    *NORMS,
-    *FEED_FORWARD,
-    *FEED_FORWARD_BIASES,
-)
-# Llama's defaults in transformers for the keys that every `decoder` and `USUAL` read. Most classes
-# began so.
-DECODER_DEFAULTS: dict[str, Any] = {
-    "attention_dropout": 0.0,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
-
 
 def decoder(
     model_type: str,
-    architecture: str,
     parts: Sequence[Part],
-    table: Table = DECODER,
     epsilon: str = "rms_norm_eps",
     hidden: str = "intermediate_size",
     **options: Any,
@@ -158,9 +27,7 @@ def decoder(
 
     Args:
       model_type: see `Family`.
-      architecture: see `Family`.
       parts: all that changes these layers, in the order of reading.
-      table: see `Family`.
       epsilon: the key that has the epsilon of the norms.
       hidden: the key that has the size of H.
       **options: other attributes of `Family`.
@@ -178,7 +45,7 @@ def decoder(
             values |= part.values(task)
         return values
 
-    return Family(model_type, architecture, table, read_task, config_of, **options)
+    return Family(model_type, read_task, config_of, **options)
 
 
 def _plain_task(config: PublishedConfig, epsilon: str, hidden: str) -> Params:

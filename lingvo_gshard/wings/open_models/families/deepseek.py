@@ -6,116 +6,23 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    NORMS,
-    decoder,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
-    EXPERT_ALIASES,
-    SHARED_EXPERT,
     SIGMOID_EXPERTS,
     dense_layers,
     dropless_experts,
-    expert_rows,
     sigmoid_config,
 )
-from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers, fixed, unread
+from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
-from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
-
-
-def _row(published: str, ours: str, arrangement: str, joined: str = "") -> TensorPattern:
-    return layer_row(f"self_attn.{published}", f"self_attention.{ours}", arrangement, joined=joined)
-
-
-_ATTENTION = (
-    _row("q_proj.weight", "w_query", "(ND)M->MND"),
-    _row("q_a_proj.weight", "w_query_down", "qM->Mq"),
-    _row("q_a_proj.bias", "b_query_down", "q->q"),
-    _row("q_a_layernorm.weight", "query_norm.scale", "M->M"),
-    _row("q_b_proj.weight", "w_query", "(ND)q->qND"),
-    _row("kv_a_proj_with_mqa.weight", "w_latent", "rM->Mr", joined="r"),
-    _row("kv_a_proj_with_mqa.weight", "w_rotary_key", "DM->MD", joined="D"),
-    _row("kv_a_proj_with_mqa.bias", "b_latent", "r->r", joined="r"),
-    _row("kv_a_proj_with_mqa.bias", "b_rotary_key", "D->D", joined="D"),
-    _row("kv_a_layernorm.weight", "latent_norm.scale", "M->M"),
-    _row("kv_b_proj.weight", "w_key", "(ND)r->rND", joined="D"),
-    _row("kv_b_proj.weight", "w_value", "(ND)r->rND", joined="D"),
-    _row("o_proj.weight", "w_out", "M(ND)->NDM"),
-    _row("o_proj.bias", "b_out", "M->M"),
-)
-_INDEXER = (
-    _row("indexer.wq_b.weight", "w_index_query", "(ND)q->qND"),
-    _row("indexer.wk.weight", "w_index_key", "DM->MD"),
-    _row("indexer.weights_proj.weight", "w_index_head", "NM->MN"),
-    _row("indexer.k_norm.weight", "index_norm.scale", "M->M"),
-    _row("indexer.k_norm.bias", "index_norm.bias", "M->M"),
-)
-_TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), *SHARED_EXPERT)
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "first_k_dense_replace": 0,
-    "kv_lora_rank": 512,
-    "mlp_bias": False,
-    "moe_intermediate_size": 1407,
-    "n_group": None,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "norm_topk_prob": False,
-    "num_experts_per_tok": None,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "routed_scaling_factor": 1.0,
-    "topk_group": None,
-    "topk_method": _GREEDY,
-    "v_head_dim": 128,
-    "vocab_size": 102400,
-}
-_V3_DEFAULTS = {
-    key: value for key, value in _DEFAULTS.items() if key not in ("mlp_bias", "topk_method")
-} | {
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "max_position_embeddings": 4096,
-    "moe_intermediate_size": 2048,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "rope_interleave": True,
-    "routed_scaling_factor": 2.5,
-    "topk_group": 4,
-    "vocab_size": 129280,
-}
-_V32_DEFAULTS = {
-    key: value
-    for key, value in _V3_DEFAULTS.items()
-    if key not in ("num_nextn_predict_layers", "rope_interleave")
-} | {
-    "index_head_dim": 128,
-    "index_n_heads": 64,
-    "index_topk": 2048,
-    "max_position_embeddings": 163840,
-}
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -165,7 +72,6 @@ def _pairs_config(task: Params) -> dict[str, Any]:
 
 
 def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
-    config.expect("norm_topk_prob", False)
     method = config.expect("topk_method", _GREEDY, _LIMITED)
     hidden_dim = config.get("moe_intermediate_size")
     router = TopKRouter.params().set(
@@ -194,40 +100,10 @@ def _softmax_experts_config(task: Params) -> dict[str, Any]:
     }
 
 
-_LATENT = (
-    SILU,
-    # The first is derived from other sizes, the second and third are of another library.
-    unread("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads"),
-    Part(_read_attention, _attention_config),
-)
-_V3 = (
-    *_LATENT,
-    fixed({"scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
-    unread("aux_loss_alpha", "seq_aux"),
-    SIGMOID_EXPERTS,
-)
-V2 = decoder(
-    model_type="deepseek_v2",
-    architecture="DeepseekV2ForCausalLM",
-    table=_TABLE,
-    parts=(
-        *_LATENT,
-        fixed({"mlp_bias": False, "scoring_func": "softmax"}),
-        unread("seq_aux"),
-        Part(_read_softmax_experts, _softmax_experts_config),
-    ),
-    defaults=_DEFAULTS,
-    aliases={"num_experts": "n_routed_experts"},
-)
-V3 = decoder(
-    model_type="deepseek_v3",
-    architecture="DeepseekV3ForCausalLM",
-    table=_TABLE,
-    parts=(*_V3, Part(_read_pairs, _pairs_config)),
-    defaults=_V3_DEFAULTS,
-    aliases=EXPERT_ALIASES,
-    read_left_out=extra_layers,
-)
+_LATENT = (SILU, Part(_read_attention, _attention_config))
+_V3 = (*_LATENT, SIGMOID_EXPERTS)
+V2 = decoder("deepseek_v2", (*_LATENT, Part(_read_softmax_experts, _softmax_experts_config)))
+V3 = decoder("deepseek_v3", (*_V3, Part(_read_pairs, _pairs_config)), read_left_out=extra_layers)
 
 
 def _read_indexer(config: PublishedConfig, task: Params) -> None:
@@ -255,16 +131,11 @@ def _indexer_config(task: Params) -> dict[str, Any]:
 
 # Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
 V32 = decoder(
-    model_type="deepseek_v32",
-    architecture="DeepseekV32ForCausalLM",
-    table=(*_TABLE, *_INDEXER),
-    parts=(
-        fixed({"rope_interleave": True, "mlp_bias": False}),
+    "deepseek_v32",
+    (
         *_V3,
         Part(_read_indexer, _indexer_config),
     ),
-    defaults=_V32_DEFAULTS,
-    aliases={"num_local_experts": "n_routed_experts"},
     read_left_out=extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.

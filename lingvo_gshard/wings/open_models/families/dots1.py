@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    NORMS_BY_HEAD,
-    USUAL,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    SHARED_EXPERT,
-    SIGMOID_EXPERTS,
-    expert_rows,
-)
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import SIGMOID_EXPERTS
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -25,33 +14,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     run_in_periods,
     types_of_layers,
 )
-
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "first_k_dense_replace": 0,
-    "hidden_size": 4608,
-    "intermediate_size": 10944,
-    "max_window_layers": 62,
-    "moe_intermediate_size": 1408,
-    "n_group": 1,
-    "n_routed_experts": None,
-    "n_shared_experts": None,
-    "norm_topk_prob": False,
-    "num_experts_per_tok": None,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 32,
-    "routed_scaling_factor": 1.0,
-    "sliding_window": 4096,
-    "topk_group": 1,
-    "vocab_size": 152064,
-}
-
-
-def _read_names(config: PublishedConfig, task: Params) -> None:
-    """Checks the names that published files have for what the class does."""
-    del task
-    config.expect("scoring_func", "sigmoid", "noaux_tc")
-    config.expect("topk_method", "noaux_tc")
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -64,18 +26,15 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 
 FAMILY = decoder(
-    model_type="dots1",
-    architecture="Dots1ForCausalLM",
-    table=(*DECODER, *expert_rows("mlp"), *SHARED_EXPERT),
-    parts=(
+    "dots1",
+    (
         *USUAL,
         BIASES,
-        Part(_read_names),
+        # Published files have two names for what the class does.
+        Part(lambda config, task: config.expect("scoring_func", "sigmoid", "noaux_tc")),
         NORMS_BY_HEAD,
         layered(_kinds),
         SIGMOID_EXPERTS,
         Part(lambda config, task: run_in_periods(task.decoder)),
     ),
-    defaults=_DEFAULTS,
-    aliases={"num_local_experts": "n_routed_experts"},
 )

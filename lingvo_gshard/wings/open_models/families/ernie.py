@@ -5,58 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.layers import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    USUAL,
-    decoder,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import expert_rows, experts, shared_rows
-from lingvo_gshard.wings.open_models.families.family import Part, always, fixed, setting
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
+from lingvo_gshard.wings.open_models.families.family import Part, always, setting
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
-
-# Published with a dimension of size 1 before the experts.
-_SELECTION_BIAS = layer_row(
-    "mlp.moe_statics.e_score_correction_bias",
-    "feed_forward.router.selection_bias",
-    "gE->E",
-    choose=(("g", 0, 1),),
-)
-_DEFAULTS = DECODER_DEFAULTS | {
-    "head_dim": 128,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 18,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "tie_word_embeddings": True,
-    "use_bias": False,
-    "vocab_size": 103424,
-}
-del _DEFAULTS["attention_dropout"]
-_EXPERTS_DEFAULTS = {key: value for key, value in _DEFAULTS.items() if key != "head_dim"} | {
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 1536,
-    "moe_k": 6,
-    "moe_layer_end_index": -1,
-    "moe_layer_interval": 1,
-    "moe_layer_start_index": 1,
-    "moe_norm_min": 1e-12,
-    "moe_num_experts": 64,
-    "moe_num_shared_experts": 2,
-    "num_attention_heads": 20,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "router_aux_loss_coef": 0.001,
-}
 
 
 def _read_expert_layers(config: PublishedConfig, task: Params) -> None:
@@ -111,24 +66,13 @@ _PARTS = (
     ),
     always({"attention.rotary_pairs": NEIGHBORS}),
 )
-DENSE = decoder(
-    model_type="ernie4_5",
-    architecture="Ernie4_5ForCausalLM",
-    parts=_PARTS,
-    defaults=_DEFAULTS,
-)
+DENSE = decoder("ernie4_5", _PARTS)
 EXPERTS = decoder(
-    model_type="ernie4_5_moe",
-    architecture="Ernie4_5_MoeForCausalLM",
-    table=(*DECODER, *expert_rows("mlp"), *shared_rows("mlp.shared_experts"), _SELECTION_BIAS),
-    parts=(
+    "ernie4_5_moe",
+    (
         *_PARTS,
-        # Gates are divided by their sum, which is larger than the first.
-        fixed({"moe_norm_min": 1e-12, "use_bias": False}),
         Part(_read_expert_layers, _expert_layers_config),
         experts("moe_num_experts", "moe_k", coefficient=0.0, router=BiasedSoftmaxRouter),
         Part(_read_shared, _shared_config),
     ),
-    defaults=_EXPERTS_DEFAULTS,
-    aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
 )

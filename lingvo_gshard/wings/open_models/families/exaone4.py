@@ -5,10 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
     NORMS_BY_HEAD,
-    OUTPUT_NORMS,
     OUTPUT_POSITION,
     USUAL,
     decoder,
@@ -23,14 +20,6 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 
 _PERIOD = 4
-_DEFAULTS = DECODER_DEFAULTS | {
-    "intermediate_size": 16384,
-    "num_key_value_heads": 32,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 4096,
-    "sliding_window_pattern": _PERIOD,
-    "vocab_size": 102400,
-}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -52,14 +41,11 @@ def _period(config: PublishedConfig) -> int:
 
 
 FAMILY = decoder(
-    model_type="exaone4",
-    architecture="Exaone4ForCausalLM",
-    table=(*DECODER, *OUTPUT_NORMS),
-    parts=(
+    "exaone4",
+    (
         *USUAL,
         OUTPUT_POSITION,
         NORMS_BY_HEAD,
         layered(lambda config: layer_types(config, _period(config)), _attentions),
     ),
-    defaults=_DEFAULTS,
 )

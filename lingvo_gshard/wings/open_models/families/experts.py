@@ -5,65 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers import MixtureOfExperts, Router
-from lingvo_gshard.layers.moe.routers import TopKRouter
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.layers import MixtureOfExperts, Router, TopKRouter, is_expert_layer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import feed_forward_rows, layer_row
 from lingvo_gshard.wings.open_models.families.family import Part, fixed
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
-
-
-def shared_rows(block: str) -> Table:
-    """Returns the rows of a shared expert.
-
-    Args:
-      block: published name of the shared expert within its decoder layer.
-    """
-    return feed_forward_rows(block, "feed_forward.shared")
-
-
-def selection_bias(published: str) -> TensorPattern:
-    """Returns the row of the bias that balances the routed experts, given its name in a layer."""
-    return layer_row(published, "feed_forward.router.selection_bias", "E->E")
-
-
-# DeepSeek-V3's names for the shared expert, and for the bias of the router.
-SHARED_EXPERT = (
-    *shared_rows("mlp.shared_experts"),
-    selection_bias("mlp.gate.e_score_correction_bias"),
-)
-# Other names that the classes of GLM-4.5 and DeepSeek-V3 take.
-EXPERT_ALIASES = {
-    "num_local_experts": "n_routed_experts",
-    "num_mtp_layers": "num_nextn_predict_layers",
-}
-
-
-def expert_rows(
-    block: str, router: str = "gate", names: tuple[str, str, str] | None = None
-) -> Table:
-    """Returns the rows of a mixture of experts whose experts are published one by one.
-
-    Args:
-      block: published name of the layer within its decoder layer, such as "mlp".
-      router: published name of the router.
-      names: published names of the gate, of its factor and of the output product.
-    """
-    gate, factor, out = names or ("gate_proj", "up_proj", "down_proj")
-    one, ours = f"{block}.experts.{{expert}}", "feed_forward.experts"
-    return (
-        layer_row(f"{block}.{router}.weight", "feed_forward.router.w_gate", "EM->ME"),
-        layer_row(f"{one}.{gate}.weight", f"{ours}.w_in", "HM->MH"),
-        layer_row(f"{one}.{factor}.weight", f"{ours}.w_factor", "HM->MH"),
-        layer_row(f"{one}.{out}.weight", f"{ours}.w_out", "MH->HM"),
-    )
-
-
-# The rows of Mixtral's experts, as others have them, too.
-MIXTRAL_EXPERTS = expert_rows("block_sparse_moe", names=("w1", "w3", "w2"))
 
 
 def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
@@ -159,7 +105,7 @@ def experts(
 # Mixtral's keys.
 LOCAL_EXPERTS = experts("num_local_experts", hidden="intermediate_size")
 # Every layer has experts.
-ALL_SPARSE = fixed({"decoder_sparse_step": 1, "mlp_only_layers": []}, is_written=True)
+ALL_SPARSE = fixed({"decoder_sparse_step": 1, "mlp_only_layers": []})
 
 
 def sigmoid_experts(config: PublishedConfig) -> Params:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError, random_numbers
-from lingvo_gshard.core.config import names
+import msgspec
+
+from lingvo_gshard.core import Params, UserError, names, objects, random_numbers
 from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.table import Table
+from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput
 
 # Most positions of a row unless the user asks for another number.
 USUAL_LENGTH = 1024
+# The `copies` of families without others.
+_COPIES = {"lm_head.weight": ("model.embed_tokens.weight",)}
 # The version of transformers whose config classes have the defaults that families state.
 TRANSFORMERS = "5.24.0"
 
@@ -57,41 +61,48 @@ class Family:
 
     Attributes:
       model_type: the name of the architecture in `config.json`.
-      architecture: the class of transformers that runs it.
-      table: the weight that each published tensor goes to.
       read_task: returns the Params of the task that a config describes; raises UserError if the
         config asks for something that is not supported.
       config_of: returns the values of a `config.json` for the Params of a task. `config.json` does
         not describe every task in full, so callers make the task of these values and compare.
-      defaults: key of `config.json` -> the value that a missing key has, as the config class of
-        transformers (version TRANSFORMERS) states it, for the keys that the family reads.
-      aliases: another name of a key -> the key, as in the class's `attribute_map`.
-      read_left_out: returns the beginnings of the names of tensors that are not imported.
+      read_left_out: returns the beginnings of the names of further tensors that are not imported;
+        see `Keys.left_out`.
       input_of: returns the Params of the input, given the positions of a row.
       read_positions: returns the positions that the model was made for, and whether texts may have
         more.
       limit: the keys of a config that limit these positions, for messages.
       exported: returns the values of `config.json` that an export writes, given those that were
         imported.
-      copies: name of a tensor that may be a copy of a shared table -> names that this table may
-        have. The first of these names that the model needs is the table.
     """
 
     model_type: str
-    architecture: str
-    table: Table
     read_task: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
-    defaults: Mapping[str, Any]
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     read_left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
     input_of: Callable[[int], Params] = text_input
     read_positions: Callable[[PublishedConfig], tuple[int, bool]] = rotary_positions
     limit: str = "max_position_embeddings"
     exported: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
-    copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
-        default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
-    )
+
+    @property
+    def keys(self) -> Keys:
+        """The keys and tensors that need no code, as keys.json says."""
+        own = _all_keys()[self.model_type]
+        return own if own.copies else msgspec.structs.replace(own, copies=_COPIES)
+
+    @property
+    def table(self) -> Table:
+        """The weight that each published tensor goes to, as tables.json says."""
+        return _all_tables()[self.model_type]
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Key of `config.json` -> the value that a missing key has.
+
+        The config class of transformers (version TRANSFORMERS) states it. The keys are those that
+        the family reads.
+        """
+        return _all_defaults()[self.model_type]
 
     def task_of(self, config: PublishedConfig) -> Params:
         """Returns the Params of the task that a config describes.
@@ -99,19 +110,103 @@ class Family:
         Raises:
           UserError: the config asks for something that is not supported.
         """
-        return self.read_task(self._with_defaults(config))
+        config = self._with_defaults(config)
+        for key, value in self.keys.fixed.items():
+            config.expect(key, value)
+        for key in self.keys.unread:
+            config.get(key, None)
+        return self.read_task(config)
 
     def left_out(self, config: PublishedConfig) -> tuple[str, ...]:
         """Returns the beginnings of the names of tensors that are not imported."""
-        return self.read_left_out(self._with_defaults(config))
+        return (*self.keys.left_out, *self.read_left_out(self._with_defaults(config)))
 
     def positions_of(self, config: PublishedConfig) -> tuple[int, bool]:
         """Returns the positions that the model was made for, and whether texts may have more."""
         return self.read_positions(self._with_defaults(config))
 
     def _with_defaults(self, config: PublishedConfig) -> PublishedConfig:
-        config.take_defaults(self.defaults, self.aliases)
+        config.take_defaults(self.defaults, self.keys.aliases)
         return config
+
+
+class Keys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys and tensors of a family, or of a group of families, that need no code.
+
+    Attributes:
+      architecture: the class of transformers that runs a family.
+      why: what the entries are, or why they stand here.
+      groups: names of groups whose entries are added to these.
+      aliases: another name of a key -> the key, as in the class's `attribute_map`.
+      fixed: key that may have one value only -> the value. Configs that are written lack it.
+      unread: keys that may have any value, since no layer reads them.
+      left_out: the beginnings of the names of tensors that are not imported.
+      copies: name of a tensor that may be a copy of a shared table -> names that this table may
+        have. The first of these names that the model needs is the table.
+    """
+
+    architecture: str = ""
+    why: str = ""
+    groups: tuple[str, ...] = ()
+    aliases: dict[str, str] = {}
+    fixed: dict[str, Any] = {}
+    unread: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    copies: dict[str, tuple[str, ...]] = {}
+
+    def whole(self, groups: Mapping[str, Keys]) -> Keys:
+        """Returns these entries and the entries of the groups."""
+        whole = self
+        for part in (groups[name].whole(groups) for name in self.groups):
+            whole = Keys(
+                whole.architecture,
+                aliases=part.aliases | whole.aliases,
+                fixed=part.fixed | whole.fixed,
+                unread=part.unread + whole.unread,
+                left_out=part.left_out + whole.left_out,
+                copies=part.copies | whole.copies,
+            )
+        return whole
+
+
+@functools.cache
+def _all_keys() -> dict[str, Keys]:
+    """Returns the `keys` of each family, by its `model_type`."""
+    found = objects.table_beside(__file__, "keys.json", dict[str, dict[str, Keys]])
+    return {name: own.whole(found["groups"]) for name, own in found["families"].items()}
+
+
+class _Tables(msgspec.Struct):
+    """The content of tables.json.
+
+    Attributes:
+      groups: name -> rows that families have in common, or names of other groups.
+      families: `model_type` -> rows, and names of groups.
+    """
+
+    groups: dict[str, list[str | TensorPattern]]
+    families: dict[str, list[str | TensorPattern]]
+
+    def rows(self, entries: Iterable[str | TensorPattern]) -> Iterator[TensorPattern]:
+        """Yields the rows of a list of rows and names of groups."""
+        for entry in entries:
+            if isinstance(entry, str):
+                yield from self.rows(self.groups[entry])
+            else:
+                yield entry
+
+
+@functools.cache
+def _all_tables() -> dict[str, Table]:
+    """Returns the table of each family, by its `model_type`."""
+    found = objects.table_beside(__file__, "tables.json", _Tables)
+    return {name: tuple(found.rows(entries)) for name, entries in found.families.items()}
+
+
+@functools.cache
+def _all_defaults() -> dict[str, dict[str, Any]]:
+    """Returns the `defaults` of each family, by its `model_type`."""
+    return objects.table_beside(__file__, "defaults.json", dict[str, dict[str, Any]])
 
 
 def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
@@ -283,12 +378,11 @@ def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -
     return Part(read, values)
 
 
-def fixed(values: Mapping[str, Any], is_written: bool = False) -> Part:
-    """Returns the part of keys that may have one value only.
+def fixed(values: Mapping[str, Any]) -> Part:
+    """Returns the part of keys that may have one value only, and that configs of tasks have.
 
     Args:
       values: key -> the value.
-      is_written: whether a config of a task has the keys.
     """
 
     def read(config: PublishedConfig, task: Params) -> None:
@@ -296,7 +390,7 @@ def fixed(values: Mapping[str, Any], is_written: bool = False) -> Part:
         for key, value in values.items():
             config.expect(key, value)
 
-    return Part(read, lambda task: dict(values) if is_written else {})
+    return Part(read, lambda task: dict(values))
 
 
 def always(values: Mapping[str, Any]) -> Part:
@@ -316,11 +410,6 @@ def always(values: Mapping[str, Any]) -> Part:
 
 def _set(task: Params, path: str, value: Any) -> None:
     task.set_path(path.replace("attention.", "decoder.layer.self_attention."), value)
-
-
-def unread(*keys: str) -> Part:
-    """Returns the part of keys that may have any value, since no layer reads them."""
-    return Part(lambda config, task: [config.get(key, None) for key in keys])
 
 
 def layered(
@@ -351,7 +440,7 @@ def _read_window(config: PublishedConfig, task: Params) -> None:
 BIASES = setting("attention_bias", "attention.use_bias", "attention.use_output_bias", null=False)
 FEED_FORWARD_BIAS = setting("mlp_bias", "decoder.layer.feed_forward.use_bias", null=False)
 JITTER = setting("router_jitter_noise", "decoder.moe.router.jitter", null=0.0)
-SILU = fixed({"hidden_act": "silu"}, is_written=True)
+SILU = fixed({"hidden_act": "silu"})
 # One sliding window in all layers.
 WINDOW = Part(
     _read_window,

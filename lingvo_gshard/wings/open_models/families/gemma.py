@@ -6,17 +6,7 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
-    OUTPUT_NORMS,
-    decoder,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
@@ -26,61 +16,13 @@ from lingvo_gshard.wings.open_models.families.family import (
     layer_types,
     layered,
     pattern_of,
-    unread,
     windows_config,
 )
 from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
-_NORMS = (
-    NORMS[0],
-    *OUTPUT_NORMS,
-    layer_row("pre_feedforward_layernorm.weight", "feed_forward_norm.scale", "M->M"),
-)
-_TABLE = (*EMBEDDINGS, *ATTENTION, *_NORMS, *FEED_FORWARD)
 _GELU = "gelu_pytorch_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "head_dim": 256,
-    "hidden_activation": _GELU,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-    "use_bidirectional_attention": None,
-    "vocab_size": 256000,
-}
-_GEMMA_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "head_dim": 256,
-    "hidden_act": _GELU,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 16,
-    "tie_word_embeddings": True,
-    "use_bidirectional_attention": None,
-    "vocab_size": 256000,
-}
-_GEMMA3_DEFAULTS = _DEFAULTS | {
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "max_position_embeddings": 131072,
-    "rope_local_base_freq": 10000.0,
-    "rope_theta": 1e6,
-    "use_bidirectional_attention": False,
-    "vocab_size": 262208,
-}
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -145,8 +87,7 @@ def _set_norms(config: PublishedConfig, task: Params) -> None:
 
 # Parts of all generations, without rotations.
 _COMMON = (
-    fixed({"attention_bias": False}, is_written=True),
-    fixed({"use_bidirectional_attention": False}),
+    fixed({"attention_bias": False}),
     always(
         {
             "decoder.layer.norm.zero_centered": True,
@@ -159,42 +100,28 @@ _COMMON = (
 # Parts of Gemma 2 and 3.
 _LATER = (
     *_COMMON,
-    fixed({"hidden_activation": _GELU}, is_written=True),
-    # Some configs also have these keys; no model reads them.
-    unread("hidden_act", "cache_implementation"),
+    fixed({"hidden_activation": _GELU}),
     always({"decoder.layer.norm_position": "both"}),
     Part(_read_attention, _attention_config),
 )
 GEMMA = decoder(
-    model_type="gemma",
-    architecture="GemmaForCausalLM",
-    parts=(
+    "gemma",
+    (
         *_COMMON,
         # Old files name another function, and transformers takes this one for it.
         Part(
             lambda config, task: config.expect("hidden_act", _GELU, "gelu"),
             lambda task: {"hidden_act": _GELU},
         ),
-        unread("hidden_activation"),
         ROPE,
     ),
-    defaults=_GEMMA_DEFAULTS,
 )
-GEMMA2 = decoder(
-    model_type="gemma2",
-    architecture="Gemma2ForCausalLM",
-    table=_TABLE,
-    parts=(*_LATER, ROPE, layered(_gemma2_kinds)),
-    defaults=_DEFAULTS,
-)
+GEMMA2 = decoder("gemma2", (*_LATER, ROPE, layered(_gemma2_kinds)))
 GEMMA3 = decoder(
-    model_type="gemma3_text",
-    architecture="Gemma3ForCausalLM",
-    table=(*_TABLE, *HEAD_NORMS),
-    parts=(
+    "gemma3_text",
+    (
         *_LATER,
         Part(_set_norms),
         layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),
     ),
-    defaults=_GEMMA3_DEFAULTS,
 )

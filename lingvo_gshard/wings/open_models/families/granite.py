@@ -6,49 +6,13 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    NORMS,
-    USUAL,
-    decoder,
-    fused_rows,
-    layer_row,
-)
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FEED_FORWARD_BIAS,
-    Part,
-    setting,
-)
+from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS, Part, setting
 
-_ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS)
-_EXPERTS = (
-    layer_row("block_sparse_moe.router.layer.weight", "feed_forward.router.w_gate", "EM->ME"),
-    *fused_rows(
-        "block_sparse_moe.input_linear.weight",
-        "block_sparse_moe.output_linear.weight",
-        "feed_forward.experts",
-        "E",
-    ),
-)
-_SHARED = fused_rows(
-    "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight", "feed_forward.shared"
-)
 _MULTIPLIERS = dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
 )
-_COMMON_DEFAULTS = DECODER_DEFAULTS | _MULTIPLIERS | {"attention_bias": False}
-_DEFAULTS = _COMMON_DEFAULTS | {"mlp_bias": False}
-_EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
-    "num_experts_per_tok": 2,
-    "num_local_experts": 8,
-    "router_aux_loss_coef": 0.001,
-}
-_SHARED_DEFAULTS = _EXPERTS_DEFAULTS | {"shared_intermediate_size": 0}
 
 
 def _read_factors(config: PublishedConfig, task: Params) -> None:
@@ -80,27 +44,13 @@ def _factors_config(task: Params) -> dict[str, Any]:
 
 
 _PARTS = (*USUAL, BIASES, Part(_read_factors, _factors_config))
-DENSE = decoder(
-    model_type="granite",
-    architecture="GraniteForCausalLM",
-    parts=(*_PARTS, FEED_FORWARD_BIAS),
-    defaults=_DEFAULTS,
-)
-EXPERTS = decoder(
-    model_type="granitemoe",
-    architecture="GraniteMoeForCausalLM",
-    table=(*_ROWS, *_EXPERTS),
-    parts=(*_PARTS, LOCAL_EXPERTS),
-    defaults=_EXPERTS_DEFAULTS,
-)
+DENSE = decoder("granite", (*_PARTS, FEED_FORWARD_BIAS))
+EXPERTS = decoder("granitemoe", (*_PARTS, LOCAL_EXPERTS))
 SHARED = decoder(
-    model_type="granitemoeshared",
-    architecture="GraniteMoeSharedForCausalLM",
-    table=(*_ROWS, *_EXPERTS, *_SHARED),
-    parts=(
+    "granitemoeshared",
+    (
         *_PARTS,
         LOCAL_EXPERTS,
         setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
     ),
-    defaults=_SHARED_DEFAULTS,
 )

@@ -5,69 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    NORMS,
-    NORMS_BY_HEAD,
-    decoder,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    dropless_experts,
-    expert_rows,
-    shared_rows,
-)
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    SILU,
-    Part,
-    always,
-    fixed,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
+from lingvo_gshard.wings.open_models.families.experts import dropless_experts
+from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, Part, always
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
-_ROWS = (
-    *EMBEDDINGS,
-    *ATTENTION,
-    *ATTENTION_BIASES,
-    *NORMS,
-    layer_row("self_attn.query_layernorm.weight", "self_attention.query_norm.scale", "M->M"),
-    layer_row("self_attn.key_layernorm.weight", "self_attention.key_norm.scale", "M->M"),
-)
-# Keys of published files that no class of transformers reads, with the values that they may have.
-_FIXED = {
-    "norm_type": "rms",
-    "position_embedding_xdrope": False,
-    "use_cla": False,
-    "use_mla": False,
-    "use_qk_norm": True,
-    "use_rotary_pos_emb": True,
-}
-_EXPERTS_FIXED = {
-    "group_limited_greedy": False,
-    "moe_drop_tokens": False,
-    "moe_layer_num_skipped": 0,
-    "moe_random_routing_dropped_token": False,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "use_mixed_mlp_moe": True,
-}
 # Parameters that files give beside `alpha`, and that nobody reads then.
 _BESIDE_ALPHA = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "type")
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 290943,
-}
-_EXPERTS_DEFAULTS = _DEFAULTS | {"moe_topk": 1, "num_experts": 1}
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
@@ -128,25 +75,10 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 _PARTS = (
     SILU,
-    fixed(_FIXED),
-    unread("cla_share_factor", "dense_list", "eod_token_id", "attention_head_dim"),
     BIASES,
     NORMS_BY_HEAD,
     always({"attention.normalizes_rotated": True}),
     Part(_read_rope, _rope_config),
 )
-DENSE = decoder(
-    model_type="hunyuan_v1_dense",
-    architecture="HunYuanDenseV1ForCausalLM",
-    table=(*_ROWS, *FEED_FORWARD),
-    parts=_PARTS,
-    defaults=_DEFAULTS,
-)
-EXPERTS = decoder(
-    model_type="hunyuan_v1_moe",
-    architecture="HunYuanMoEV1ForCausalLM",
-    table=(*_ROWS, *expert_rows("mlp", router="gate.wg"), *shared_rows("mlp.shared_mlp")),
-    parts=(*_PARTS, fixed(_EXPERTS_FIXED), Part(_read_experts, _experts_config)),
-    defaults=_EXPERTS_DEFAULTS,
-    aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
-)
+DENSE = decoder("hunyuan_v1_dense", _PARTS)
+EXPERTS = decoder("hunyuan_v1_moe", (*_PARTS, Part(_read_experts, _experts_config)))

@@ -1,11 +1,6 @@
 """Llama: dense decoders (Llama 3, arXiv 2407.21783, section 3.2)."""
 
-from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS
 
-FAMILY = decoder(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    parts=(*USUAL, BIASES, FEED_FORWARD_BIAS),
-    defaults=DECODER_DEFAULTS | {"attention_bias": False, "mlp_bias": False},
-)
+FAMILY = decoder("llama", (*USUAL, BIASES, FEED_FORWARD_BIAS))

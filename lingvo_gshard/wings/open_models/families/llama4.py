@@ -8,21 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import is_expert_layer
+from lingvo_gshard.layers import RMSNorm, is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    NORMS,
-    USUAL,
-    decoder,
-    feed_forward_rows,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import dropless_experts, shared_rows
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import dropless_experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -33,42 +22,11 @@ from lingvo_gshard.wings.open_models.families.family import (
     rotating,
     run_in_periods,
     types_of_layers,
-    unread,
 )
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
-_FUSED = "feed_forward.experts.gate_up_proj"
-_EXPERTS = (
-    layer_row("feed_forward.router.weight", "feed_forward.router.w_gate", "EM->ME"),
-    layer_row(_FUSED, "feed_forward.experts.w_in", "EMH->EMH", joined="H"),
-    layer_row(_FUSED, "feed_forward.experts.w_factor", "EMH->EMH", joined="H"),
-    layer_row("feed_forward.experts.down_proj", "feed_forward.experts.w_out", "EHM->EHM"),
-)
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "attention_chunk_size": 8192,
-    "attn_scale": 0.1,
-    "attn_temperature_tuning": True,
-    "floor_scale": 8192,
-    "head_dim": 128,
-    "hidden_size": 5120,
-    "interleave_moe_layer_step": 1,
-    "intermediate_size": 8192,
-    "intermediate_size_mlp": 16384,
-    "max_position_embeddings": 131072,
-    "no_rope_layer_interval": 4,
-    "num_attention_heads": 40,
-    "num_experts_per_tok": 1,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 8,
-    "num_local_experts": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "use_qk_norm": True,
-    "vocab_size": 202048,
-}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -160,24 +118,11 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    model_type="llama4_text",
-    architecture="Llama4ForCausalLM",
-    table=(
-        *EMBEDDINGS,
-        *ATTENTION,
-        *ATTENTION_BIASES,
-        *NORMS,
-        *feed_forward_rows("feed_forward"),
-        *_EXPERTS,
-        *shared_rows("feed_forward.shared_expert"),
-    ),
-    parts=(
+    "llama4_text",
+    (
         *USUAL,
         BIASES,
-        # No layer of transformers reads them.
-        unread("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor"),
         layered(_kinds, _attentions, _layers_config),
         Part(_read_experts, _experts_config),
     ),
-    defaults=_DEFAULTS,
 )

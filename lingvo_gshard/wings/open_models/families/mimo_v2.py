@@ -9,14 +9,8 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import DECODER, decoder, layer_row
-from lingvo_gshard.wings.open_models.families.experts import (
-    EXPERT_ALIASES,
-    SHARED_EXPERT,
-    expert_rows,
-    sigmoid_config,
-    sigmoid_experts,
-)
+from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.experts import sigmoid_config, sigmoid_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SILU,
@@ -35,31 +29,6 @@ from lingvo_gshard.wings.open_models.families.rope import ropes_by_type, ropes_c
 _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334
 _DENSE, _SPARSE = "dense", "sparse"
-_SINKS = layer_row("self_attn.attention_sink_bias", "self_attention.sinks", "N->N")
-_DEFAULTS = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attention_value_scale": 0.707,
-    "head_dim": 192,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "max_position_embeddings": 131072,
-    "moe_intermediate_size": 2048,
-    "n_group": 1,
-    "n_routed_experts": 256,
-    "norm_topk_prob": True,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-5,
-    "routed_scaling_factor": 1.0,
-    "sliding_window": 129,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "v_head_dim": 128,
-    "vocab_size": 152576,
-}
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -138,10 +107,8 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    model_type="mimo_v2_flash",
-    architecture="MiMoV2FlashForCausalLM",
-    table=(*DECODER, _SINKS, *expert_rows("mlp"), SHARED_EXPERT[-1]),
-    parts=(
+    "mimo_v2_flash",
+    (
         SILU,
         setting("attention_bias", "attention.use_bias", null=False),
         setting("attention_value_scale", "attention.value_scale", null=1.0),
@@ -149,8 +116,5 @@ FAMILY = decoder(
         layered(_kinds, _attentions, _layers_config),
         Part(_read_experts, _experts_config),
     ),
-    defaults=_DEFAULTS,
-    aliases={"num_local_experts": EXPERT_ALIASES["num_local_experts"]},
-    read_left_out=lambda config: ("model.mtp.",),
     read_positions=lambda config: (config.get("max_position_embeddings"), False),
 )

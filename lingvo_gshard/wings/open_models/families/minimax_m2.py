@@ -7,56 +7,11 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    NORMS_OF_HEADS,
-    decoder,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    MIXTRAL_EXPERTS,
-    experts,
-    selection_bias,
-)
-from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part, fixed, unread
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_OF_HEADS, decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
+from lingvo_gshard.wings.open_models.families.family import JITTER, SILU, Part
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
-
-# Keys of published files that the class does not read.
-_UNREAD = (
-    "attn_type_list",
-    "layernorm_full_attention_beta",
-    "layernorm_linear_attention_beta",
-    "layernorm_mlp_beta",
-    "mlp_intermediate_size",
-    "mtp_transformer_layers",
-    "num_mtp_modules",
-    "shared_moe_mode",
-    "use_mtp",
-)
-_DEFAULTS = DECODER_DEFAULTS | {
-    "head_dim": 128,
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 196608,
-    "num_attention_heads": 48,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 8,
-    "num_local_experts": 256,
-    "rope_theta": 5e6,
-    "router_aux_loss_coef": 0.001,
-    "router_jitter_noise": 0.0,
-    "vocab_size": 200064,
-}
-# Published files state these keys, though the class has no choice.
-_FIXED = {
-    "qk_norm_type": "per_layer",
-    "scoring_func": "sigmoid",
-    "shared_intermediate_size": 0,
-    "use_qk_norm": True,
-    "use_routing_bias": True,
-}
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
@@ -68,17 +23,9 @@ def _read_rope(config: PublishedConfig, task: Params) -> None:
 
 
 FAMILY = decoder(
-    model_type="minimax_m2",
-    architecture="MiniMaxM2ForCausalLM",
-    table=(
-        *DECODER,
-        *MIXTRAL_EXPERTS,
-        selection_bias("block_sparse_moe.e_score_correction_bias"),
-    ),
-    parts=(
+    "minimax_m2",
+    (
         SILU,
-        fixed(_FIXED),
-        unread(*_UNREAD),
         NORMS_OF_HEADS,
         Part(_read_rope, ROPE.values),
         experts(
@@ -89,6 +36,4 @@ FAMILY = decoder(
         ),
         JITTER,
     ),
-    defaults=_DEFAULTS,
-    aliases={"num_experts": "num_local_experts"},
 )

@@ -7,10 +7,7 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
     NORMS_OF_HEADS,
-    OUTPUT_NORMS,
     OUTPUT_POSITION,
     decoder,
 )
@@ -26,14 +23,8 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
 
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 50304,
-}
 # The base of OLMo 3's rotations. transformers gives `rope_theta` to layers with full attention.
 _BASE = 5e5
-_OLMO3_DEFAULTS = _DEFAULTS | {"rope_theta": _BASE, "sliding_window": 4096}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -48,20 +39,11 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 
 _PARTS = (SILU, BIASES, OUTPUT_POSITION, NORMS_OF_HEADS)
-OLMO2 = decoder(
-    model_type="olmo2",
-    architecture="Olmo2ForCausalLM",
-    table=(*DECODER, *OUTPUT_NORMS),
-    parts=(*_PARTS, ROPE),
-    defaults=_DEFAULTS,
-)
+OLMO2 = decoder("olmo2", (*_PARTS, ROPE))
 OLMO3 = decoder(
-    model_type="olmo3",
-    architecture="Olmo3ForCausalLM",
-    table=OLMO2.table,
-    parts=(
+    "olmo3",
+    (
         *_PARTS,
         layered(lambda config: layer_types(config, period=4), _attentions, _layers_config),
     ),
-    defaults=_OLMO3_DEFAULTS,
 )

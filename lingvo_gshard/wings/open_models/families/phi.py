@@ -5,59 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    DECODER,
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FUSED_ATTENTION,
-    NORM_BIASES,
-    NORMS,
-    decoder,
-    fused_rows,
-)
-from lingvo_gshard.wings.open_models.families.experts import MIXTRAL_EXPERTS, experts
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    SILU,
-    WINDOW,
-    Part,
-    setting,
-    unread,
-)
+from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
+from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, WINDOW, Part, setting
 from lingvo_gshard.wings.open_models.families.rope import ROPE, set_rope
-from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.published_layers.routers import SparseMixerRouter
 
 _LENGTH = "original_max_position_embeddings"
-_DEFAULTS = DECODER_DEFAULTS | {
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "max_position_embeddings": 4096,
-    _LENGTH: 4096,
-    "resid_pdrop": 0.0,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": None,
-    "vocab_size": 32064,
-}
-_EXPERTS_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "input_jitter_noise": 0.0,
-    "intermediate_size": 6400,
-    "lm_head_bias": False,
-    "max_position_embeddings": 131072,
-    "num_experts_per_tok": 2,
-    "num_key_value_heads": 8,
-    "num_local_experts": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "router_aux_loss_coef": 0.001,
-    "router_jitter_noise": 0.01,
-    "sliding_window": None,
-    "vocab_size": 32064,
-}
-_FEED_FORWARD = fused_rows("mlp.gate_up_proj.weight", "mlp.down_proj.weight")
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
@@ -83,17 +39,7 @@ def _set_layer_norm(config: PublishedConfig, task: Params) -> None:
 
 
 _PARTS = (SILU, WINDOW, Part(_read_rope, _rope_config))
-PHI3 = decoder(
-    model_type="phi3",
-    architecture="Phi3ForCausalLM",
-    table=(*EMBEDDINGS, *FUSED_ATTENTION, *NORMS, *_FEED_FORWARD),
-    parts=(
-        *_PARTS,
-        unread("embd_pdrop"),
-        setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0),
-    ),
-    defaults=_DEFAULTS,
-)
+PHI3 = decoder("phi3", (*_PARTS, setting("resid_pdrop", "decoder.residual_dropout_rate", null=0.0)))
 _THRESHOLD = Part(
     lambda config, task: task.decoder.moe.router.set(
         threshold=2 * config.get("router_jitter_noise", kind=float)
@@ -101,15 +47,8 @@ _THRESHOLD = Part(
     lambda task: {"router_jitter_noise": task.decoder.moe.router.threshold / 2},
 )
 PHIMOE = decoder(
-    model_type="phimoe",
-    architecture="PhimoeForCausalLM",
-    table=(
-        *DECODER,
-        TensorPattern("lm_head.bias", "logit_bias", "V->V"),
-        *NORM_BIASES,
-        *MIXTRAL_EXPERTS,
-    ),
-    parts=(
+    "phimoe",
+    (
         *_PARTS,
         BIASES,
         setting("lm_head_bias", "use_logit_bias", null=False),
@@ -118,6 +57,4 @@ PHIMOE = decoder(
         setting("input_jitter_noise", "decoder.moe.router.jitter", null=0.0),
         _THRESHOLD,
     ),
-    defaults=_EXPERTS_DEFAULTS,
-    aliases={"num_experts": "num_local_experts"},
 )

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.layers.attention.rotary import RotaryScaling
+from lingvo_gshard.core import Params, UserError, names
+from lingvo_gshard.layers import RotaryScaling
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,

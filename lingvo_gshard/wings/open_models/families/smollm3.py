@@ -6,7 +6,7 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import DECODER_DEFAULTS, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FEED_FORWARD_BIAS,
@@ -16,26 +16,10 @@ from lingvo_gshard.wings.open_models.families.family import (
     attentions_by_type,
     layered,
     types_of_layers,
-    unread,
     windows_config,
 )
 
 _UNROTATED = ", unrotated"
-_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "hidden_size": 2048,
-    "max_position_embeddings": 32768,
-    "mlp_bias": False,
-    "no_rope_layer_interval": 4,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 4,
-    "rope_theta": 2e6,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "vocab_size": 128256,
-}
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -75,15 +59,11 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    model_type="smollm3",
-    architecture="SmolLM3ForCausalLM",
-    parts=(
+    "smollm3",
+    (
         *USUAL,
         BIASES,
         FEED_FORWARD_BIAS,
-        # A key of Qwen2's class.
-        unread("max_window_layers"),
         layered(_kinds, _attentions, _layers_config),
     ),
-    defaults=_DEFAULTS,
 )

@@ -24,10 +24,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import write_atomically
-from lingvo_gshard.core.context import Scope
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.cached import checked_content, last_used, with_digest
+from lingvo_gshard.core import cached, context, objects, write_atomically
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo.host_transfers import HOST_SPACE
 from lingvo_gshard.wings.hlo.messages import HloProto
@@ -68,7 +65,7 @@ class CompilationCache:
         path = self._path(key)
         found = None
         try:
-            packed = zlib.decompress(checked_content(objects.read_bytes(path)))
+            packed = zlib.decompress(cached.checked_content(objects.read_bytes(path)))
             found = msgspec.msgpack.decode(packed, type=OptimizedHlo)
             os.utime(path)
         except (ValueError, zlib.error):
@@ -91,7 +88,7 @@ class CompilationCache:
         packed = zlib.compress(msgspec.msgpack.encode(program), 1)
         with contextlib.suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(str(self._path(key)), with_digest(packed))
+            write_atomically(str(self._path(key)), cached.with_digest(packed))
             self._prune(self._path(key))
 
     def _path(self, key: str) -> pathlib.Path:
@@ -101,7 +98,7 @@ class CompilationCache:
         """Removes files used longest ago until the rest is small enough. The newest one stays."""
         files = [p for p in self.directory.iterdir() if _NAME.fullmatch(p.name) and p != newest]
         total = newest.stat().st_size
-        for path in sorted(files, key=last_used, reverse=True):
+        for path in sorted(files, key=cached.last_used, reverse=True):
             with contextlib.suppress(OSError):
                 total += path.stat().st_size
                 if total > self.most_bytes:
@@ -152,7 +149,7 @@ class Settings:
     generates_code: bool = False
 
 
-_settings = Scope("settings", Settings())
+_settings = context.Scope("settings", Settings())
 
 
 def current_settings() -> Settings:

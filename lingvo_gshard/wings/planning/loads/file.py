@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, explained, random_numbers
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, explained, objects, random_numbers
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes
 from lingvo_gshard.wings.planning.loads.devices import rows_by_device
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import OPTIMIZER_SCOPE, Options, UserError, option
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import OPTIMIZER_SCOPE, Options, UserError, names, option
 from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.wings.planning.loads import file
 from lingvo_gshard.wings.planning.loads.devices import EMPTY, least_largest, place, rows_by_device

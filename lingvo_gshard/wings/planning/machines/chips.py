@@ -7,8 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.wings.planning.machines import chip_figures
 from lingvo_gshard.wings.planning.machines.gpu_targets import GpuTarget
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names as nearest_names
+from lingvo_gshard.core import names as nearest_names
 from lingvo_gshard.wings.planning.machines import chips, compilers, cuda
 
 _FORMS = (

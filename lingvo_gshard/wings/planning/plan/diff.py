@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.wings.hlo.collectives import KINDS
 from lingvo_gshard.wings.planning.machines import compilers
 from lingvo_gshard.wings.planning.plan.plan import (

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, objects
 from lingvo_gshard.wings.planning.loads.file import RouterLoads
 from lingvo_gshard.wings.planning.roofline import Budget
 from lingvo_gshard.wings.planning.training.goodput_record import Goodput

@@ -14,8 +14,15 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import LOSS_SCOPE, SILENT, Progress, UserError, explained, scope_name
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import (
+    LOSS_SCOPE,
+    SILENT,
+    Progress,
+    UserError,
+    explained,
+    objects,
+    scope_name,
+)
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.runtime import Array, Program
 from lingvo_gshard.runtime.program.program import bytes_of

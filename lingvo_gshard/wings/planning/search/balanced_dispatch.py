@@ -6,9 +6,8 @@ import dataclasses
 
 from lingvo_gshard.core import NestedMap, Params, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Experts, TokenChoiceRouting
+from lingvo_gshard.layers import Exchange, Experts, TokenChoiceRouting
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
-from lingvo_gshard.layers.moe.exchange import Exchange
 
 
 class BalancedDispatch(GatherDispatch):

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import Params
-from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core import Params, remat_policy
 from lingvo_gshard.layers import EinsumDispatch, Sequential
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch

@@ -12,8 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core import VariableSpec
-from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core import VariableSpec, remat_policy
 from lingvo_gshard.layers.embedding import are_few
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
 from lingvo_gshard.sharding.strategies import KINDS, Table

@@ -8,17 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Options, Params, Progress, known_sizes, option
-from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core import SILENT, Options, Params, Progress, known_sizes, option, remat_policy
 from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.tasks import BatchSpecs
-from lingvo_gshard.training import make_trainer
-from lingvo_gshard.training.experiments import (
-    batch_specs,
-    requested_compile_options,
-    requested_partitioner,
-)
-from lingvo_gshard.training.step import precision
+from lingvo_gshard.training import experiments, make_trainer, precision
 from lingvo_gshard.wings.compiler_options.table import ALL_TO_ALLS, PARALLEL, option_variants
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
@@ -218,10 +211,10 @@ def search_experiment(
     experiment.sharding.set(
         # The search proposes meshes for the order of the list of devices.
         device_order="contiguous",
-        partitioner=requested_partitioner(experiment, partitioner),
-        compile_options=requested_compile_options(experiment, compile_options),
+        partitioner=experiments.requested_partitioner(experiment, partitioner),
+        compile_options=experiments.requested_compile_options(experiment, compile_options),
     )
-    paths, batch = ChoicePaths.of(experiment), batch_specs(experiment)
+    paths, batch = ChoicePaths.of(experiment), experiments.batch_specs(experiment)
     progress.say("tracing the model")
     steps = list(traced_steps(experiment, paths, batch, options.search_precision, topology))
     plans: dict[Candidate, Plan] = {}

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress, UserError
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.letters import ROWS
+from lingvo_gshard.core import SILENT, Progress, UserError, letters, remat_policy
 from lingvo_gshard.sharding import Mesh, Strategy, strategies
 from lingvo_gshard.wings.planning.search.candidates import (
     AxisRole,
@@ -370,7 +368,7 @@ def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
     """Returns a strategy that shards the batch over these axes and nothing else."""
-    role = AxisRole(ROWS)
+    role = AxisRole(letters.ROWS)
     return ShardingOption(tuple(role if a in axes else AxisRole() for a in mesh.names)).strategy(
         mesh
     )

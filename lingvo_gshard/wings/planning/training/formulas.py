@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
 _NEWTON_STEPS = 60

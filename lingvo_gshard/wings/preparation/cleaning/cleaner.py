@@ -8,8 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
-from lingvo_gshard.data import CleaningReport, Row
-from lingvo_gshard.data.sources.report import Limit
+from lingvo_gshard.data import CleaningReport, Limit, Row
 from lingvo_gshard.data.stages import PAIRS, STAGES
 from lingvo_gshard.wings.preparation.cleaning import (
     all_rules,

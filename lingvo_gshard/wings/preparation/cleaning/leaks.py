@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.data import CleaningReport, Row
+from lingvo_gshard.data import CleaningReport, Limit, Row
 from lingvo_gshard.data.held_out import LEAKS, fold
-from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.data.stages import DOCUMENTS, STAGES
 from lingvo_gshard.wings.preparation.cleaning import all_rules, markup
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner, RowRules

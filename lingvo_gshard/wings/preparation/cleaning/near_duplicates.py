@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core import Configurable, Params
-from lingvo_gshard.data import Row
+from lingvo_gshard.data import Row, held_out
 from lingvo_gshard.data.batching.permutations import splitmix64
-from lingvo_gshard.data.held_out import fold
 
 _BASE = 0xD1342543DE82EF95
 _INVERSE = pow(_BASE, -1, 1 << 64)
@@ -188,7 +187,7 @@ class NearDuplicates(Configurable):
         return named
 
     def _text(self, row: Row) -> str:
-        text = f"{fold(row.source)}\n{fold(row.target)}"
+        text = f"{held_out.fold(row.source)}\n{held_out.fold(row.target)}"
         return text.ljust(self._characters)
 
     def _grams(self, row: Row) -> frozenset[str]:

@@ -7,8 +7,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from lingvo_gshard.data import CleaningReport
-from lingvo_gshard.data.sources.report import LIMITS, NOTES, Limit
+from lingvo_gshard.data import CleaningReport, Limit
+from lingvo_gshard.data.sources.report import LIMITS, NOTES
 
 _SHARES = (0.99, 0.999, 1.0)
 # Batches and buffers of these lengths suit all kinds of devices.

@@ -1,6 +1,7 @@
 """WrongScript: finds texts whose letters do not belong to their language.
 
-Sources, under the Unicode License v3:
+language_scripts.json has the scripts of languages, by the codes of ISO 15924. Its sources are under
+the Unicode License v3:
 https://github.com/unicode-org/cldr-json/tree/47.0.0/cldr-json/cldr-core/supplemental
 languageData.json has the scripts that each language is written in, likelySubtags.json the likely
 one, and aliases.json codes of three letters. Latin letters as a second way of writing a language
@@ -17,193 +18,8 @@ from collections.abc import Mapping, Sequence
 
 import regex
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core import UserError, names, objects
 
-# Scripts, by the codes of ISO 15924 -> codes of languages that are written in them.
-LANGUAGES = {
-    "Adlm Latn": "ff fuc ful",
-    "Aghb Cyrl": "lez",
-    "Arab": (
-        "aeb apc apd arq ars ary arz bal bcc bej bgn bqi brh ckb dcc fa fas fia gbz gjk gju glk "
-        "haz hnd hno khw kvx kxp lah lki lrc luz mfa mvy mzn pbu per pes pnb prd ps pus rmt sdh "
-        "skr swb trw ur urd wni zdj"
-    ),
-    "Arab Cham": "cja cjm",
-    "Arab Copt Grek": "cop",
-    "Arab Cyrl": "inh kaz kk ug uig",
-    "Arab Cyrl Latn": "az aze azj kir kmr ku kur ky tg tgk tk tly ttt tuk uz uzb uzn",
-    "Arab Deva": "kas ks",
-    "Arab Deva Khoj Sind": "sd snd",
-    "Arab Deva Takr": "dgo doi",
-    "Arab Guru": "pa pan",
-    "Arab Latn": "dyo ha hau id ind may ms msa sus tr tur wo wol zsm",
-    "Arab Latn Osma": "so som",
-    "Arab Latn Tfng": "shi",
-    "Arab Rohg": "rhg",
-    "Arab Syrc": "ar ara arb",
-    "Arab Tibt": "bft",
-    "Armi Nbat Palm": "arc",
-    "Armn": "arm hy hye",
-    "Avst": "ae ave",
-    "Bali Java Kawi": "kaw",
-    "Bali Latn": "ban",
-    "Bamu": "bax",
-    "Batk Latn": "bbc",
-    "Beng": "as asm ben bn bpy grt rkt",
-    "Beng Cakm": "ccp",
-    "Beng Deva": "unr unx",
-    "Beng Deva Olck Orya": "sat",
-    "Beng Latn": "kha lus",
-    "Beng Mtei": "mni",
-    "Beng Sylo": "syl",
-    "Bopo Hani Phag": "chi cmn zh zho",
-    "Bugi Latn": "bug mak mdr",
-    "Buhd Latn": "bku",
-    "Cans": "crj crk crl crm csw nsk oj ojg oji ojs",
-    "Cans Latn": "chp cr cre cwd den ike iku iu xsl",
-    "Cari": "xcr",
-    "Cher": "chr",
-    "Cprt": "ecy",
-    "Cyrl": (
-        "ab abk abq ady alt av ava ba bak be bel bg bua bul bxr ce che chm chu chv ckt crh cu cv "
-        "dar dng evn gld kbd kca kjh koi kpy krc kum lbe mac mdf mhr mk mkd mns mrj myv nog os "
-        "oss ru rue rus sah sel tab tat tt tyv ude udm uk ukr xal yrk"
-    ),
-    "Cyrl Grek": "pnt",
-    "Cyrl Latn": "bos bs cjs gag kaa lfn mol rmy ro rom ron rum se sme sr srp tkr",
-    "Cyrl Mong Phag": "khk mn mon",
-    "Cyrl Perm": "kom kpv kv",
-    "Cyrl Syrc": "aii",
-    "Deva": (
-        "anp awa bap bfy bgc bhb bhi bho bih bjj bra brx btv dhd dty gbm gvr him hne hoj jml kfr "
-        "kfy khn knn kru mag mgp mrd mtr mup mwr ne nep new noe npi raj rjs sck srx swv tdh thl "
-        "thq thr tkt wbr wtm xnr xsr"
-    ),
-    "Deva Gran Shrd Sidd Sinh": "cls sa san",
-    "Deva Latn": "gom hif kok",
-    "Deva Latn Orya Telu": "kxv",
-    "Deva Limb": "lif",
-    "Deva Mahj": "hi hin",
-    "Deva Modi": "mar mr",
-    "Deva Mymr Sinh Thai": "pi pli",
-    "Deva Telu": "gno gon",
-    "Deva Tibt": "taj tdg",
-    "Deva Tirh": "mai",
-    "Deva Wara": "hoc",
-    "Dsrt Latn Shaw": "en eng",
-    "Dupl Latn": "fr fra fre",
-    "Egyp": "egy",
-    "Elba Latn": "alb als sq sqi",
-    "Ethi": "am amh byn gez ti tig tir wal",
-    "Ethi Latn": "gaz om orm",
-    "Geor": "geo ka kat xmf",
-    "Geor Latn": "lzz",
-    "Goth": "got",
-    "Grek": "bgx el ell grc gre tsd",
-    "Gujr": "gu guj",
-    "Hang Hani": "ko kor",
-    "Hani": "gan hak hsn lzh nan wuu yue",
-    "Hani Hira Kana": "ja jpn",
-    "Hani Latn": "vi vie za zha zyb",
-    "Hano Latn": "hnn",
-    "Hebr": "aju he heb iw ji jpr jrb lad ydd yi yid",
-    "Hebr Samr": "sam",
-    "Hmng Latn": "hea hmn",
-    "Hmnp Laoo": "hnj",
-    "Ital Latn": "ett osc xum",
-    "Java Latn": "jav jv",
-    "Kali": "eky kyu",
-    "Kana": "ryu",
-    "Kana Latn": "ain",
-    "Khmr": "khm km",
-    "Knda": "kan kn tcy",
-    "Lana": "nod",
-    "Laoo": "kjg lao lo",
-    "Latn": (
-        "aa aar abr ace ach ada af afr agq ak aka akz ale aln amo an ang ann aoz arg arn aro arp "
-        "arw asa ast atj avk ay aym ayr baq bar bas bbj bci bcl bem bew bez bfd bi bik bin bis "
-        "bjn bjt bkm bla blo bmq bqv br bre bsc bss bto buc bum bvb bxk byv bze bzx ca cad car "
-        "cat cay cch ccr ceb ces cgg ch cha chk chn cho chy cic clc co cor cos cps crg crs cs csb "
-        "cy cym cze da dak dan dav del dgr dik din diq dje dnj dsb dtm dtp dua dum dut dyu ebu ee "
-        "efi egl eka ekk enm eo epo es esk est esu et eu eus ewe ewo ext fan fao fat ffm fi fij "
-        "fin fit fj fo fon frc frm fro frp frr frs fry fud fuq fur fuv fvr fy ga gaa gay gba gbo "
-        "gcr gd gil gl gla gle glg glv gmh gn goh gor gos grb grn gsw gub guc gug gur guz gv gwi "
-        "gya hai hat haw hdn her hil hmo ho hop hr hrv hsb ht hu hun hup hur hz ia iba ibb ibo "
-        "ice ido ie ife ig ik ikt ile ilo in ina io ipk is isl it ita izh jam jbo jgo jmc jut jw "
-        "kab kac kaj kal kam kao kau kcg kck kde kea ken kfo kg kge kgp khq ki kik kin kiu kj kkj "
-        "kl kln kmb knc knf kng kon kos kpe kr kri krj krl ksb ksf ksh kua kut kvr kw kwk la lag "
-        "laj lam lat lav lb lbw len lg li lij lil lim lin lit liv ljp lkt lld lmo ln lol loz lt "
-        "ltg ltz lu lua lub lug lui lun luo lut luy lv lvs mad maf mah mao mas maz mdh mdt mer "
-        "mfe mfv mg mgh mgo mgy mh mhn mi mic min mlg mls mlt mo moe moh mos mri mt mua mus mwk "
-        "mwl mwv mxc myx na nap naq nau nav nb nbl nch nd ndc nde ndo nds ng ngl nhe nhw nia nij "
-        "niu njo nl nld nmg nn nnh nno no nob nor nov nr nso nus nv nxq ny nya nym nyn nyo nzi oc "
-        "oci ojw oka pag pam pap pau pcd pcm pdc pdt pfl pis pko pl plt pms pol pon por ppl pqm "
-        "prg pro pt puu qu quc que qug quz rap rar rcf rgn ria rm rmf rmo rmu rn rng rob rof roh "
-        "rtm rug run rup rw rwk sad saf sag saq sas sbp sc scn sco scs sdc see sef seh sei ses sg "
-        "sgs sid sk sl sli slk slo slv sly sm sma smj smn smo sms sn sna snf snk sot spa spy src "
-        "srd srn srr ss ssw ssy st stq suk sv sw swa swe swg swh sxn syi szl tah tem teo ter tet "
-        "tiv tkl tl tli tmh tn tnr to tog tok ton tpi trv ts tsg tsi tsn tso ttj ttq tum tvl twi "
-        "twq ty uli umb umu ve vec ven vep vic vls vmf vmw vo vol vot vro vun wa wae war was wbp "
-        "wel wln wls xav xh xho xog xpe yao yap yav ybb yo yor yrl yua zag zai zap zea zmi zu zul "
-        "zun zza"
-    ),
-    "Latn Mend": "men",
-    "Latn Mroo": "mro",
-    "Latn Nkoo": "bam bm emk man mnk",
-    "Latn Ogam": "sga",
-    "Latn Pauc": "ctd",
-    "Latn Rjng": "rej",
-    "Latn Runr": "de deu ger",
-    "Latn Sora": "srb",
-    "Latn Sund": "su sun",
-    "Latn Syrc": "tru",
-    "Latn Tagb": "tbw",
-    "Latn Tfng": "rif tzm",
-    "Latn Tglg": "fil tgl",
-    "Latn Vaii": "vai",
-    "Lepc": "lep",
-    "Lina": "lab",
-    "Linb": "gmy",
-    "Lisu": "lis",
-    "Lyci": "xlc",
-    "Lydi": "xld",
-    "Mand": "myz",
-    "Mani": "xmn",
-    "Merc": "xmr",
-    "Mlym": "mal ml",
-    "Mong": "mnc",
-    "Mymr": "bur kht mnw my mya shn",
-    "Narb": "xna",
-    "Nkoo": "nqo",
-    "Orkh": "otk",
-    "Orya": "or ori ory",
-    "Osge": "osa",
-    "Phli Phlp": "pal",
-    "Phnx": "phn",
-    "Plrd": "hmd",
-    "Prti": "xpr",
-    "Runr": "non",
-    "Samr": "smp",
-    "Sarb": "xsa",
-    "Saur": "saz",
-    "Sinh": "si sin",
-    "Syrc": "cld syr",
-    "Tale": "tdd",
-    "Talu": "khb",
-    "Taml": "bfq ta tam",
-    "Tavt": "blt",
-    "Telu": "lmn te tel wbq",
-    "Tfng": "zen zgh",
-    "Thaa": "div dv",
-    "Thai": "kdt kxm lcp lwl sou th tha tts",
-    "Tibt": "bo bod dz dzo tib tsj",
-    "Ugar": "uga",
-    "Xpeo": "peo",
-    "Xsux": "akk hit",
-    "Yiii": "ii iii",
-}
 _LATIN = "Latn"
 # Subtags that name the script of a variant: of zh-Hant, and in names of locales such as sr@latin.
 _CHARACTERS_OF = {
@@ -278,17 +94,23 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 
 @functools.cache
+def languages() -> dict[str, str]:
+    """Returns scripts, separated by spaces -> codes of languages that are written in them."""
+    return objects.table_beside(__file__, "language_scripts.json", dict[str, str])
+
+
+@functools.cache
 def _table() -> Mapping[str, tuple[str, ...]]:
     return {
         code: tuple(scripts.split())
-        for scripts, codes in LANGUAGES.items()
+        for scripts, codes in languages().items()
         for code in codes.split()
     }
 
 
 @functools.cache
 def _known_scripts() -> frozenset[str]:
-    return frozenset(script for scripts in LANGUAGES for script in scripts.split())
+    return frozenset(script for scripts in languages() for script in scripts.split())
 
 
 @functools.cache
@@ -340,7 +162,7 @@ def ranges_of(codes: Sequence[int]) -> list[list[int]]:
 
 def _parsed(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
     parsed = {}
-    for entry in listed(given):
+    for entry in names.listed(given):
         language, equals, scripts = entry.partition("=")
         chosen = tuple(scripts.split("+"))
         if not language or not equals or not all(chosen):

@@ -10,8 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from lingvo_gshard.core import UserError, is_bucket
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, is_bucket, objects
 
 _ZIP = (".zip",)
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")

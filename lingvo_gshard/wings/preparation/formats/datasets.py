@@ -2,8 +2,7 @@
 
 import os
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, objects
 
 # Files that list the files of a data set, and the splits of a directory with several.
 _STATE, _SPLITS = "state.json", "dataset_dict.json"

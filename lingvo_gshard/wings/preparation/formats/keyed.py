@@ -14,9 +14,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.files import atomic
-from lingvo_gshard.data.sources.compression import without_suffix
+from lingvo_gshard.core import UserError, atomic
+from lingvo_gshard.data import compression
 from lingvo_gshard.wings.preparation.formats import units
 from lingvo_gshard.wings.preparation.formats.units import Unit
 
@@ -59,7 +58,7 @@ class KeyedReader(units.BaseUnitReader):
 
         The name alone does not tell whether app_de is in German, or in a dialect of "app".
         """
-        plain = without_suffix(path)
+        plain = compression.without_suffix(path)
         ending = next((ending for ending in self.endings if plain.endswith(ending)), None)
         if ending is None:
             return []

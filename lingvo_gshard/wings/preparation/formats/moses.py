@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources import compression, readers
+from lingvo_gshard.data import Row, compression, readers
 
 UNEQUAL = "sides of unequal length"
 _COMPRESSED = ("", *compression.SUFFIXES)

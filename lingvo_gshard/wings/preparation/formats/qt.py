@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.data.sources.compression import without_suffix
+from lingvo_gshard.data import compression
 from lingvo_gshard.wings.preparation.formats import units
 from lingvo_gshard.wings.preparation.formats.gettext import OBSOLETE
 from lingvo_gshard.wings.preparation.formats.units import Unit
@@ -43,9 +43,9 @@ class QtReader(units.BaseUnitReader):
     endings = (".ts", ".qm")
 
     def _units(self, path: str) -> Iterator[Unit]:
-        named = _CODE.search(without_suffix(path))
+        named = _CODE.search(compression.without_suffix(path))
         language = named[1] if named else ""
-        if without_suffix(path).endswith(".qm"):
+        if compression.without_suffix(path).endswith(".qm"):
             yield from self._qm_units(path, language)
         else:
             parser = _TsParser(language, self.p.target_language)

@@ -6,9 +6,7 @@ import csv
 from collections.abc import Iterator
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources import readers
-from lingvo_gshard.data.sources.tsv import HEADER, names_columns
+from lingvo_gshard.data import Row, readers, tsv
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}
 _BAD_QUOTES = "quotes that do not fit"
@@ -52,8 +50,8 @@ class QuotedReader(readers.FileReader):
                 continue
             if line == 1:
                 places = self._places(fields)
-                if places is not None or names_columns(fields):
-                    self._leave_out(HEADER, f"{path}:1: {', '.join(fields)[:80]!r}")
+                if places is not None or tsv.names_columns(fields):
+                    self._leave_out(tsv.HEADER, f"{path}:1: {', '.join(fields)[:80]!r}")
                     continue
             if fields:
                 yield from self._row(fields, places, path, line)

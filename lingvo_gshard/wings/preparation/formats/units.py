@@ -13,8 +13,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data import Row, readers
 
 NO_TARGET = "a unit without a text in the target language"
 NO_SOURCE = "a unit without a text in another language"

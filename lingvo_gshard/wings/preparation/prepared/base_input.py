@@ -12,12 +12,17 @@ import numpy as np
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.data import CleaningReport, Row, TrainBatches, Vocabulary
-from lingvo_gshard.data.batching.mixture_plan import Mixture, Planner, bucket_of
-from lingvo_gshard.data.batching.packing import Batch
+from lingvo_gshard.data import (
+    CleaningReport,
+    Limit,
+    PackedInput,
+    Row,
+    TrainBatches,
+    Vocabulary,
+    mixture_plan,
+    packing,
+)
 from lingvo_gshard.data.batching.table import Group
-from lingvo_gshard.data.packed_input import PackedInput
-from lingvo_gshard.data.sources.report import Limit
 from lingvo_gshard.wings.preparation.cleaning.report_notes import advice_of
 from lingvo_gshard.wings.preparation.mixing import Shares, Use, uses
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests
@@ -133,7 +138,7 @@ class PreparedInput(PackedInput):
         for lengths in table.lengths.shards():
             rows = np.arange(begin, begin + len(lengths))
             pieces = self.cut(rows, lengths.astype(np.int64))
-            if (bucket_of(pieces.lengths, self.buckets) >= 0).any():
+            if (mixture_plan.bucket_of(pieces.lengths, self.buckets) >= 0).any():
                 return
             begin += len(lengths)
         raise UserError(
@@ -173,16 +178,16 @@ class PreparedInput(PackedInput):
         self._check_vocabularies()
         return super().train_batches(seed)
 
-    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+    def evaluation_batches(self, split: str) -> Iterator[packing.Batch]:
         self._check_vocabularies()
         return super().evaluation_batches(split)
 
-    def _plan(self, seed: int) -> Planner:
+    def _plan(self, seed: int) -> mixture_plan.Planner:
         table = self.table("train")
         groups = self._shares.used(table.groups)
         shares = self._shares.by_block(groups, lambda shares: self._steps_of(groups, shares))
-        mixture = Mixture(groups, shares, self.p.packing_window, seed)
-        return Planner(
+        mixture = mixture_plan.Mixture(groups, shares, self.p.packing_window, seed)
+        return mixture_plan.Planner(
             mixture,
             lambda rows: self.cut(rows, table.lengths_of(rows)),
             self.buckets,

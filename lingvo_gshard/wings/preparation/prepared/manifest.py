@@ -20,10 +20,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.files import atomic, objects, stores
-from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.data.batching.packing import Tokens
+from lingvo_gshard.core import UserError, atomic, explained, objects, stores
+from lingvo_gshard.data import Vocabulary, packing
 from lingvo_gshard.data.vocabularies.files import load
 
 _LARGEST_OF_TWO_BYTES = 0xFFFF
@@ -38,7 +36,7 @@ def id_bytes(vocabulary_size: int) -> int:
     return 2 if vocabulary_size <= _LARGEST_OF_TWO_BYTES + 1 else 4
 
 
-def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
+def decode(records: Sequence[bytes], width: int) -> tuple[packing.Tokens, packing.Tokens]:
     """Returns the sources and the targets of records, in their order.
 
     Args:
@@ -72,8 +70,8 @@ def decode(records: Sequence[bytes], width: int) -> tuple[Tokens, Tokens]:
     sources = values[(column > 0) & (column <= limits)]
     targets = values[column > limits]
     return (
-        Tokens.of(sources.astype(np.int32), source_lengths),
-        Tokens.of(targets.astype(np.int32), target_lengths),
+        packing.Tokens.of(sources.astype(np.int32), source_lengths),
+        packing.Tokens.of(targets.astype(np.int32), target_lengths),
     )
 
 

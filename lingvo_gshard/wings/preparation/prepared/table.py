@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.files import objects, regular, stores
+from lingvo_gshard.core import UserError, names, objects, regular, stores
 from lingvo_gshard.data.batching.table import Group, Records
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest, Shard, decode
 

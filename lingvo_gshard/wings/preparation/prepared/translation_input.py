@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.data.batching.mixture_plan import Bucket
-from lingvo_gshard.data.packed_input import PairInput
+from lingvo_gshard.data import PairInput, Vocabulary, mixture_plan
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.base_input import PreparedInput
 
@@ -43,7 +41,7 @@ class PreparedTranslationInput(PairInput, PreparedInput):
         return p
 
     @classmethod
-    def buckets_of(cls, params: Params) -> list[Bucket]:
+    def buckets_of(cls, params: Params) -> list[mixture_plan.Bucket]:
         """Returns rows, source length and target length of each bucket, the shortest first."""
         (longest,) = super().buckets_of(params)
         try:

@@ -15,14 +15,8 @@ from typing import Any
 import grain
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.data import PackedBatch, Row
-from lingvo_gshard.data.batching.mixture_plan import PlannedBatch
-from lingvo_gshard.data.batching.stream import (
-    Assembly,
-    BaseBatches,
-    Stage,
-    prefetched_batches,
-)
+from lingvo_gshard.data import PackedBatch, Row, mixture_plan
+from lingvo_gshard.data.batching.stream import Assembly, BaseBatches, Stage, prefetched_batches
 from lingvo_gshard.wings.preparation.streamed.examples import Examples
 
 
@@ -54,7 +48,7 @@ class Block:
     """A block of rows: the position before it, and planned batches with what makes them."""
 
     begin: Position
-    planned: Sequence[PlannedBatch]
+    planned: Sequence[mixture_plan.PlannedBatch]
     assembly: Assembly
 
 
@@ -71,7 +65,7 @@ class Recipe:
     examples: Callable[[Any], Examples]
     rows: Callable[[Mapping[str, Any], int], Sequence[Row]]
     block_rows: int
-    pack: Callable[[list[Row], int], tuple[Sequence[PlannedBatch], Assembly]]
+    pack: Callable[[list[Row], int], tuple[Sequence[mixture_plan.PlannedBatch], Assembly]]
 
 
 class _BlockIterator(grain.DatasetIterator):

@@ -10,10 +10,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.data.sources.readers import SPLITS
+from lingvo_gshard.core import Configurable, Params, UserError, names
+from lingvo_gshard.data import readers
 from lingvo_gshard.wings.preparation.formats import datasets as saved
 from lingvo_gshard.wings.preparation.formats.fields import Fields
 
@@ -96,7 +94,7 @@ class DatasetReader(Configurable):
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits among train, dev and test that have a name."""
-        return tuple(split for split in SPLITS if self.p.get(split))
+        return tuple(split for split in readers.SPLITS if self.p.get(split))
 
     def examples(self, split: str, state: Any = None) -> Examples:
         """Returns the examples of a split from a position on.
@@ -150,7 +148,7 @@ class DatasetReader(Configurable):
             return datasets.load_dataset(
                 p.path,
                 p.name or None,
-                data_files=list(listed(p.data_files)) or None,
+                data_files=list(names.listed(p.data_files)) or None,
                 revision=p.revision or None,
                 split=p.get(split),
                 streaming=True,

@@ -10,11 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.data import CleaningReport, Row, TextInput, TrainBatches, Vocabulary, permutation
-from lingvo_gshard.data.batching.mixture_plan import PlannedBatch, Planner, in_order
-from lingvo_gshard.data.batching.table import MemoryTable
-from lingvo_gshard.data.packed_input import PackedInput, PairInput
-from lingvo_gshard.data.sources.readers import ON_BAD_ROW
+from lingvo_gshard.data import (
+    CleaningReport,
+    MemoryTable,
+    PackedInput,
+    PairInput,
+    Row,
+    TextInput,
+    TrainBatches,
+    Vocabulary,
+    mixture_plan,
+    permutation,
+    readers,
+)
 from lingvo_gshard.wings.preparation.cleaning.cleaner import Cleaner
 from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.wings.preparation.streamed.examples import DatasetReader
@@ -54,7 +62,7 @@ class StreamedInput(PackedInput):
         )
         p.define("evaluation_rows", 2000, "Largest number of rows of dev and of test.", minimum=1)
         about = "What to do with an example without texts: 'refuse' or 'skip'."
-        p.define("on_bad_row", "refuse", about, choices=ON_BAD_ROW)
+        p.define("on_bad_row", "refuse", about, choices=readers.ON_BAD_ROW)
         return p
 
     def __init__(self, params: Params):
@@ -134,7 +142,9 @@ class StreamedInput(PackedInput):
         self._batches = StreamedBatches(recipe, self.p.prefetch_batches, self._identity(seed))
         return self._batches
 
-    def _pack(self, seed: int, rows: list[Row], block: int) -> tuple[list[PlannedBatch], Any]:
+    def _pack(
+        self, seed: int, rows: list[Row], block: int
+    ) -> tuple[list[mixture_plan.PlannedBatch], Any]:
         """Returns the planned batches of the rows of a block, and what makes them."""
         order = permutation(len(rows), seed, _ROWS, block)
         table = self.tokenized([rows[place] for place in order.tolist()])
@@ -143,7 +153,7 @@ class StreamedInput(PackedInput):
         pieces = self.cut(numbers, table.lengths_of(numbers))
         last = len(self.buckets) - 1
         parts = iter([pieces])
-        planned = list(in_order(parts, self.buckets[-1], last, *self.packing))
+        planned = list(mixture_plan.in_order(parts, self.buckets[-1], last, *self.packing))
         batches = permutation(len(planned), seed, _BATCHES, block).tolist()
         assembly = self._assembly(table, f"{self._identity(seed)} {block} {table.digest()}")
         return [planned[place] for place in batches], assembly
@@ -163,7 +173,7 @@ class StreamedInput(PackedInput):
     def row_groups(self) -> None:
         """Returns None: the languages of a stream are not known in advance."""
 
-    def _plan(self, seed: int) -> Planner:
+    def _plan(self, seed: int) -> mixture_plan.Planner:
         raise NotImplementedError("a stream has no plan of all batches")
 
     def _identity(self, seed: int) -> str:

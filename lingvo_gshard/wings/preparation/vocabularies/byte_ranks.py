@@ -13,8 +13,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, objects
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")

@@ -6,9 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.files import objects
+from lingvo_gshard.core import UserError, explained, names, objects
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
 from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
@@ -35,7 +33,7 @@ def of_others(
 
 def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
     """Returns the paths of a setting that names one file or several."""
-    return tuple(map(os.path.expanduser, listed(files)))
+    return tuple(map(os.path.expanduser, names.listed(files)))
 
 
 def _unranked(content: bytes, name: str) -> bytes:

@@ -14,10 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, explained
-from lingvo_gshard.core.files import cached
-from lingvo_gshard.data import Row, Vocabulary, permutation, rows_by_language
-from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, cached, explained
+from lingvo_gshard.data import Row, Vocabulary, packing, permutation, rows_by_language
 from lingvo_gshard.data.stages import STAGES, VOCABULARIES
 from lingvo_gshard.wings.preparation.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
@@ -28,7 +26,7 @@ _log = logging.getLogger(__name__)
 _MODEL_TYPES = ("unigram", "bpe")
 # The number of threads affects the result, since each thread sums its own floats.
 _TRAINING_THREADS = 2
-_SPECIAL_IDS = len((PAD_ID, BOS_ID, EOS_ID, UNK_ID))
+_SPECIAL_IDS = len((packing.PAD_ID, packing.BOS_ID, packing.EOS_ID, packing.UNK_ID))
 _BYTES = 256
 # Pieces of several characters make sentences short. Of a real corpus in 52 languages, a third of
 # the ids for single characters gave fewer tokens than a fifth, a half or two thirds.
@@ -283,10 +281,10 @@ class VocabularyTrainer(Configurable):
             # normalized by the vocabulary.
             "normalization_rule_name": "nfkc" if self.unicode_form == NFKC else "identity",
             "num_threads": _TRAINING_THREADS,
-            "pad_id": PAD_ID,
-            "bos_id": BOS_ID,
-            "eos_id": EOS_ID,
-            "unk_id": UNK_ID,
+            "pad_id": packing.PAD_ID,
+            "bos_id": packing.BOS_ID,
+            "eos_id": packing.EOS_ID,
+            "unk_id": packing.UNK_ID,
         }
 
 

@@ -6,8 +6,15 @@ import functools
 
 from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Choice, LinearScores, Router, TokenCapacity, TokenChoiceRouting
-from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
+from lingvo_gshard.layers import (
+    BALANCE_LOSS,
+    Choice,
+    LinearScores,
+    Router,
+    TokenCapacity,
+    TokenChoiceRouting,
+)
+from lingvo_gshard.layers.moe.load_metrics import gate_metrics
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.balance_loss import auxiliary_loss, groups_with_tokens
 from lingvo_gshard.layers.moe.routers.router import Part

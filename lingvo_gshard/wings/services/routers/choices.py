@@ -11,9 +11,8 @@ import pathlib
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, UserError, processes
-from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.core import Layer, UserError, atomic, processes
+from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import Execution, MixtureOfExperts
 from lingvo_gshard.training import ObservedRun, StepObserver
 from lingvo_gshard.wings.services.determinism import batch_digest
@@ -110,7 +109,7 @@ class Choices(StepObserver):
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, **found)
         self._folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._folder / _FILE.format(step), content.getvalue())
+        atomic.replace_file(self._folder / _FILE.format(step), content.getvalue())
         if step == self._first_and_last[1]:
             self._run.say(f"step {step:,}: the routers' choices until here are in {self._folder}")
 

@@ -18,12 +18,9 @@ from lingvo_gshard.core import Layer, NestedMap, context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.core.token_kinds import TokenKinds
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import Execution, MixtureOfExperts, token_context
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.run.runtime_protocol import Runtime
-from lingvo_gshard.training.step.gradients import TensorBatch
-from lingvo_gshard.training.step.metric_vectors import ReadMeasured
+from lingvo_gshard.training import ReadMeasured, Runtime, TensorBatch, Trainer
 from lingvo_gshard.wings.optimizers.micro_batches import sum_over_parts
 from lingvo_gshard.wings.services.routers.router_records import OTHERS, RouterRecord
 from lingvo_gshard.wings.services.routers.sums import WatchedKinds

@@ -20,11 +20,9 @@ import numpy as np
 from lingvo_gshard.core import NestedMap, UserError, context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import unstacked
-from lingvo_gshard.layers import Choice, Router, token_context
-from lingvo_gshard.layers.moe.routing import Assignment
+from lingvo_gshard.layers import Assignment, Choice, Router, token_context
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.training import Trainer
-from lingvo_gshard.training.step.gradients import TensorBatch
+from lingvo_gshard.training import TensorBatch, Trainer
 from lingvo_gshard.wings.services.routers.counts import sums_of_step
 from lingvo_gshard.wings.services.run_options import CHOICES
 

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Params
-from lingvo_gshard.core.files import objects, regular
-from lingvo_gshard.core.files.atomic import replace_file
+from lingvo_gshard.core import Params, atomic, objects, regular
 from lingvo_gshard.layers import MixtureOfExperts
 
 # Name of the file in the run's directory.
@@ -141,7 +139,7 @@ class RecordsFile:
         self.earlier = [record for _, record in kept]
         content = b"".join(line for line, _ in kept)
         if self._path.exists() and objects.read_bytes(self._path) != content:
-            replace_file(self._path, content)
+            atomic.replace_file(self._path, content)
 
     def append(self, records: Sequence[RouterRecord]) -> None:
         """Appends records to the file, after records that still wait in memory."""

@@ -7,9 +7,14 @@ from typing import TypeAlias
 
 from lingvo_gshard.core import Layer, context, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Groups, TokenChoiceRouting, token_context
-from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, ENTROPY
-from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
+from lingvo_gshard.layers import (
+    BALANCE_LOSS,
+    ExpertChoiceRouting,
+    Groups,
+    TokenChoiceRouting,
+    token_context,
+)
+from lingvo_gshard.layers.moe.load_metrics import ENTROPY
 
 AnyRouting: TypeAlias = TokenChoiceRouting | ExpertChoiceRouting
 

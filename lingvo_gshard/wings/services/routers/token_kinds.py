@@ -14,10 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core.token_kinds import KINDS, TokenKinds
-from lingvo_gshard.data import Input, PackedBatch, Vocabulary
-from lingvo_gshard.data.batching.packing import Batch
+from lingvo_gshard.data import Input, PackedBatch, PackedInput, Vocabulary, packing
 from lingvo_gshard.data.batching.table import Group
-from lingvo_gshard.data.packed_input import PackedInput
 
 START, END, TAG, BYTE = "start of text", "end of sentence", "tag", "byte"
 DIGITS, PUNCTUATION, UNKNOWN = "digits", "punctuation", "unknown"
@@ -59,7 +57,7 @@ class Languages:
         numbers = np.array([names.index(group.language) for group in groups], np.int32)
         return cls(() if names in ([], [unknown]) else tuple(names), begins, numbers)
 
-    def of_tokens(self, batch: Batch, segments_BL: np.ndarray) -> np.ndarray:
+    def of_tokens(self, batch: packing.Batch, segments_BL: np.ndarray) -> np.ndarray:
         """Returns int32 [B,L], the number of the language of each token; 0 in padding.
 
         Args:
@@ -73,7 +71,7 @@ class Languages:
         return self.numbers[np.maximum(groups, 0)]
 
 
-def kinds_in(input_: Input, batch: Batch) -> TokenKinds | None:
+def kinds_in(input_: Input, batch: packing.Batch) -> TokenKinds | None:
     """Returns the kinds of the tokens of a training batch; None if its input does not know them.
 
     Args:
@@ -89,7 +87,7 @@ def kinds_in(input_: Input, batch: Batch) -> TokenKinds | None:
 
 
 def kinds_of(
-    batch: Batch, sides: Mapping[str, tuple[str, Vocabulary]], languages: Languages
+    batch: packing.Batch, sides: Mapping[str, tuple[str, Vocabulary]], languages: Languages
 ) -> TokenKinds:
     """Returns the kinds of the tokens of a batch.
 

@@ -11,15 +11,17 @@ import numpy as np
 from lingvo_gshard.core import processes
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.token_kinds import TokenKinds
-from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import MixtureOfExperts
-from lingvo_gshard.training import METRICS_FILE, Checkpoint, MetricsRow, ObservedRun, StepObserver
-from lingvo_gshard.training.step.metric_vectors import ReadMeasured
-from lingvo_gshard.wings.services.routers.counts import (
-    records_of,
-    watch_routers,
-    watched_layers,
+from lingvo_gshard.training import (
+    METRICS_FILE,
+    Checkpoint,
+    MetricsRow,
+    ObservedRun,
+    ReadMeasured,
+    StepObserver,
 )
+from lingvo_gshard.wings.services.routers.counts import records_of, watch_routers, watched_layers
 from lingvo_gshard.wings.services.routers.router_records import RecordsFile, RouterRecord, Verdicts
 from lingvo_gshard.wings.services.routers.token_kinds import kinds_in
 

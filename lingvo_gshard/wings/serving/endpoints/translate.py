@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import names
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translator

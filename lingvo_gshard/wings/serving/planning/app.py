@@ -12,10 +12,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config import registry
+from lingvo_gshard.core import UserError, registry
 from lingvo_gshard.sharding import strategies
-from lingvo_gshard.training.step import precision
+from lingvo_gshard.training import precision
 from lingvo_gshard.wings.planning import picture
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.serving import border

@@ -15,9 +15,8 @@ from msgspec import Meta
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.api.importing import open_model
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config import names, registry
-from lingvo_gshard.training.step import precision
+from lingvo_gshard.core import Params, UserError, names, registry
+from lingvo_gshard.training import precision
 from lingvo_gshard.wings.planning.machines import topologies
 
 Number = Annotated[int, Meta(ge=0, le=10**9)]

@@ -8,7 +8,7 @@ import regex
 from hypothesis import strategies as st
 
 from lingvo_gshard.wings.preparation.cleaning import scripts
-from lingvo_gshard.wings.preparation.cleaning.scripts import LANGUAGES, WrongScript, scripts_of
+from lingvo_gshard.wings.preparation.cleaning.scripts import WrongScript, languages, scripts_of
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_scripts_of_codes(language, expected):
 
 
 def test_the_table_names_scripts_of_unicode_and_each_language_once():
-    for script in {script for key in LANGUAGES for script in key.split()}:
+    for script in {script for key in languages() for script in key.split()}:
         regex.compile(rf"\p{{sc={script}}}")
-    codes = [code for codes in LANGUAGES.values() for code in codes.split()]
+    codes = [code for codes in languages().values() for code in codes.split()]
     assert len(codes) == len(set(codes)) > 1000
 
 

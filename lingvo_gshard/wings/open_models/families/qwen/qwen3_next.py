@@ -5,163 +5,24 @@ https://qwen.ai/blog?id=4074cca80393150c248e508aa62983f9cb7d27cd
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    DECODER_DEFAULTS,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    HEAD_NORMS,
-    NORMS,
-    USUAL,
-    decoder,
-    layer_row,
-)
-from lingvo_gshard.wings.open_models.families.experts import (
-    ALL_SPARSE,
-    expert_rows,
-    experts,
-    shared_rows,
-)
+from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
     Part,
     attention_of_layers,
-    fixed,
     layered,
     run_in_periods,
     types_of_layers,
-    unread,
 )
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 
 _LINEAR = "linear_attention"
-_NET = "self_attention"
-# The weights that every head of keys has, and those that every value has.
-_KEYS, _VALUES = ("query", "key"), ("value", "gate")
-# A weight that only the layers with a gated delta net have.
-_RATE = f"decoder.{{layer}}.{_NET}.log_rate"
-_GATED_QUERY = tuple(
-    layer_row(
-        f"self_attn.q_proj.{kind}",
-        f"{_NET}.{ours}_{name}",
-        f"(NgD){summed}->{summed}ND",
-        choose=(("g", part, 2),),
-        not_beside=_RATE,
-    )
-    for kind, ours, summed in (("weight", "w", "M"), ("bias", "b", ""))
-    for part, name in enumerate(("query", "gate"))
-)
-
-
-def _one(published: str, ours: str, arrangement: str, **options: Any) -> TensorPattern:
-    return layer_row(f"linear_attn.{published}", f"{_NET}.{ours}", arrangement, **options)
-
-
-def _joined(published: str, arrangement: str, names: tuple[str, ...], letter: str) -> Table:
-    """Returns the rows of weights, named without "w_", that are one tensor along a letter."""
-    return tuple(
-        _one(f"{published}.weight", f"w_{name}", arrangement, joined=letter, beside=_RATE)
-        for name in names
-    )
-
-
-_TAPS = tuple(
-    _one(
-        "conv1d.weight",
-        f"w_{name}_taps",
-        f"({letters})ot->t{letters}",
-        choose=(("o", 0, 1),),
-        joined="N",
-    )
-    for name, letters in (("query", "ND"), ("key", "ND"), ("value", "Nrd"))
-)
-_COMMON = (
-    *EMBEDDINGS,
-    *_GATED_QUERY,
-    *(dataclasses.replace(row, not_beside=_RATE) for row in ATTENTION[1:]),
-    *ATTENTION_BIASES[1:],
-    *HEAD_NORMS,
-    *NORMS,
-    *_TAPS,
-    _one("A_log", "log_rate", "(Nr)->Nr"),
-    _one("dt_bias", "b_decay", "(Nr)->Nr"),
-    _one("norm.weight", "output_norm.scale", "M->M"),
-    _one("out_proj.weight", "w_out", "M(Nrd)->NrdM"),
-)
-_EXPERTS = (
-    *expert_rows("mlp"),
-    *shared_rows("mlp.shared_expert"),
-    layer_row(
-        "mlp.shared_expert_gate.weight", "feed_forward.w_mix", "oM->M", choose=(("o", 0, 1),)
-    ),
-)
-# Qwen3-Next publishes what belongs to a head of keys together.
-_NEXT_TABLE = (
-    *_COMMON,
-    *_joined("in_proj_qkvz", "(NrD)M->MND", _KEYS, "r"),
-    *_joined("in_proj_qkvz", "(Nrd)M->MNrd", _VALUES, "r"),
-    *_joined("in_proj_ba", "(Nr)M->MNr", ("strength", "decay"), "r"),
-    *_EXPERTS,
-)
-_TABLE = (
-    *_COMMON,
-    *_joined("in_proj_qkv", "(ND)M->MND", _KEYS, "N"),
-    *_joined("in_proj_qkv", "(Nrd)M->MNrd", _VALUES[:1], "N"),
-    _one("in_proj_z.weight", "w_gate", "(Nrd)M->MNrd"),
-    _one("in_proj_b.weight", "w_strength", "(Nr)M->MNr"),
-    _one("in_proj_a.weight", "w_decay", "(Nr)M->MNr"),
-)
-_COMMON_DEFAULTS = DECODER_DEFAULTS | {
-    "attention_bias": False,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 16,
-    "partial_rotary_factor": 0.25,
-}
-_EXPERTS_DEFAULTS = _COMMON_DEFAULTS | {
-    "hidden_size": 2048,
-    "moe_intermediate_size": 512,
-    "num_key_value_heads": 2,
-    "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 512,
-}
-_NEXT_DEFAULTS = _EXPERTS_DEFAULTS | {
-    "decoder_sparse_step": 1,
-    "intermediate_size": 5632,
-    "mlp_only_layers": None,
-    "norm_topk_prob": True,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "num_hidden_layers": 48,
-    "vocab_size": 151936,
-}
-_DENSE_DEFAULTS = _COMMON_DEFAULTS | {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 4,
-    "vocab_size": 248320,
-}
-_MOE_DEFAULTS = _EXPERTS_DEFAULTS | {
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 40,
-    "vocab_size": 248320,
-}
-del _MOE_DEFAULTS["intermediate_size"]
 
 
 def _read_norms(config: PublishedConfig, task: Params) -> None:
@@ -236,9 +97,6 @@ def _layers_config(task: Params) -> dict[str, Any]:
 _PARTS = (
     *USUAL,
     BIASES,
-    fixed({"attn_output_gate": True}),
-    # The states are float32 here; only other layers predict further tokens.
-    unread("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     Part(_read_norms),
     layered(
         _kinds,
@@ -252,40 +110,15 @@ _SHARED = Part(
 )
 
 
-def _further_tokens(config: PublishedConfig) -> tuple[str, ...]:
-    """Returns the beginning of the tensors of layers that predict further tokens."""
-    return ("mtp.",)
-
-
 NEXT = decoder(
-    model_type="qwen3_next",
-    architecture="Qwen3NextForCausalLM",
-    table=_NEXT_TABLE,
-    parts=(
+    "qwen3_next",
+    (
         ALL_SPARSE,
         Part(_read_sizes),
         *_PARTS,
         experts(normalize="norm_topk_prob"),
         _SHARED,
     ),
-    defaults=_NEXT_DEFAULTS,
-    read_left_out=_further_tokens,
 )
-DENSE = decoder(
-    model_type="qwen3_5_text",
-    architecture="Qwen3_5ForCausalLM",
-    table=(*_TABLE, *FEED_FORWARD),
-    parts=_PARTS,
-    defaults=_DENSE_DEFAULTS,
-    read_left_out=_further_tokens,
-)
-EXPERTS = decoder(
-    model_type="qwen3_5_moe_text",
-    architecture="Qwen3_5MoeForCausalLM",
-    table=(*_TABLE, *_EXPERTS),
-    # All layers have experts.
-    parts=(unread("intermediate_size"), *_PARTS, experts(), _SHARED),
-    hidden="moe_intermediate_size",
-    defaults=_MOE_DEFAULTS,
-    read_left_out=_further_tokens,
-)
+DENSE = decoder("qwen3_5_text", _PARTS)
+EXPERTS = decoder("qwen3_5_moe_text", (*_PARTS, experts(), _SHARED), hidden="moe_intermediate_size")

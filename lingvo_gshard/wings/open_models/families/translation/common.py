@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
@@ -11,7 +11,6 @@ from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.experts import loss_coefficient, loss_weight
-from lingvo_gshard.wings.open_models.table import TensorPattern
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTranslationInput
 from lingvo_gshard.wings.repeat.loop import Repeat
 
@@ -24,30 +23,6 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# Settings of decoding, which other parts of a run read, and keys that have no effect.
-_UNREAD = (
-    "_num_labels",
-    "add_cross_attention",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "bad_words_ids",
-    "suppress_tokens",
-    "num_beams",
-    "max_length",
-    "early_stopping",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "gradient_checkpointing",
-    "init_std",
-    "initializer_factor",
-    "classifier_dropout",
-    "classif_dropout",
-    "tokenizer_class",
-    "num_hidden_layers",
-    "output_past",
-    "prefix",
-)
 
 
 def translation_input(length: int) -> Params:
@@ -144,34 +119,8 @@ def experts_config(stack: Params, k: int = 1) -> dict[str, Any]:
     }
 
 
-def routed_rows(
-    published: str, ours: str, products: Iterable[tuple[str, str, str]]
-) -> list[TensorPattern]:
-    """Returns the rows of a router and of the experts, which are published one by one.
-
-    Args:
-      published: what comes before the names of the tensors.
-      ours: path of our feed-forward layer.
-      products: published names, our names and arrangements of the weights of an expert.
-    """
-    router = f"{published}.router.classifier"
-    return [
-        TensorPattern(f"{router}.weight", f"{ours}.router.w_gate", "EM->ME"),
-        TensorPattern(f"{router}.bias", f"{ours}.router.b_gate", "E->E"),
-        *(
-            TensorPattern(
-                f"{published}.experts.expert_{{expert}}.{name}", f"{ours}.experts.{own}", arranged
-            )
-            for name, own, arranged in products
-        ),
-    ]
-
-
 def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params:
     """Returns a translation task with one vocabulary. Both sides and the softmax share a table."""
-    for name in _UNREAD:
-        config.get(name, None)
-    config.expect("is_decoder", False)
     size = config.get("vocab_size")
     return TranslationTask.params().set(
         model_dim=config.get("d_model"),
@@ -182,32 +131,3 @@ def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params
         share_embeddings=True,
         label_smoothing=0.0,
     )
-
-
-def attention_rows(
-    published: str, ours: str, names: Sequence[str], has_bias: bool
-) -> list[TensorPattern]:
-    """Returns the rows of an attention.
-
-    Args:
-      published: what comes before the names of its tensors.
-      ours: path of our attention.
-      names: published names of the products of queries, keys, values and the output.
-      has_bias: whether the products have biases.
-    """
-    parts = ("query", "key", "value", "out")
-    rows = []
-    for name, part in zip(names, parts, strict=True):
-        is_out = part == "out"
-        weight = "M(ND)->NDM" if is_out else "(ND)M->MND"
-        rows.append(TensorPattern(f"{published}.{name}.weight", f"{ours}.w_{part}", weight))
-        if has_bias:
-            bias = "M->M" if is_out else "(ND)->ND"
-            rows.append(TensorPattern(f"{published}.{name}.bias", f"{ours}.b_{part}", bias))
-    return rows
-
-
-def sides() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields each stack's name, and its attentions."""
-    yield "encoder", ("self",)
-    yield "decoder", ("self", "cross")

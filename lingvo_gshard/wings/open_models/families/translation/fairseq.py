@@ -5,93 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.translation.common import (
     activation_of,
-    attention_rows,
     published_activation,
-    sides,
     stacks_of,
     task_of,
     translation_input,
 )
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 
 # PyTorch's default, which no config has.
 _EPSILON = 1e-5
-_PRODUCTS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _SIDES = ("encoder", "decoder")
-# Some files have the sinusoids. They are computed here, and not imported.
-_SINUSOIDS = ("model.encoder.embed_positions.", "model.decoder.embed_positions.")
-# The names that a shared table may have besides its own; without one, the softmax is the decoder's.
-_COPIES = {
-    "model.encoder.embed_tokens.weight": ("model.shared.weight",),
-    "model.decoder.embed_tokens.weight": ("model.shared.weight",),
-    "lm_head.weight": ("model.shared.weight", "model.decoder.embed_tokens.weight"),
-}
-
-# Defaults of the classes of transformers for the keys that `fairseq_task` reads.
-FAIRSEQ_DEFAULTS: dict[str, Any] = {
-    "activation_dropout": 0.0,
-    "activation_function": "relu",
-    "attention_dropout": 0.1,
-    "d_model": 1024,
-    "decoder_attention_heads": 16,
-    "decoder_ffn_dim": 4096,
-    "decoder_layerdrop": 0.05,
-    "decoder_layers": 12,
-    "dropout": 0.1,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "encoder_layerdrop": 0.05,
-    "encoder_layers": 12,
-    "max_position_embeddings": 1024,
-    "scale_embedding": True,
-    "tie_word_embeddings": True,
-    "vocab_size": 128112,
-}
-_ALIASES = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "encoder_attention_heads",
-    "num_hidden_layers": "encoder_layers",
-}
-
-
-def fairseq_rows(cross_attention: str, feed_forward: str, norm: str) -> Table:
-    """Returns the rows of the layers.
-
-    Args:
-      cross_attention: published name of the cross-attention.
-      feed_forward: what comes before the names of the feed-forward products.
-      norm: published name of the norm of the feed-forward layer.
-    """
-    names = {"self": "self_attn", "cross": cross_attention}
-    rows: list[TensorPattern] = []
-    for stack, attentions in sides():
-        published, layer = f"model.{stack}.layers.{{layer}}", f"{stack}.{{layer}}"
-        for name in attentions:
-            ours = f"{layer}.{name}_attention"
-            rows += attention_rows(f"{published}.{names[name]}", ours, _PRODUCTS, True)
-            rows += norm_rows(f"{published}.{names[name]}_layer_norm", f"{ours}_norm")
-        rows += norm_rows(f"{published}.{norm}", f"{layer}.feed_forward_norm")
-        rows += norm_rows(f"model.{stack}.layer_norm", f"{stack}.final_norm")
-        dense, ours = f"{published}.{feed_forward}", f"{layer}.feed_forward"
-        rows += [
-            TensorPattern(f"{dense}fc1.weight", f"{ours}.w_in", "HM->MH"),
-            TensorPattern(f"{dense}fc1.bias", f"{ours}.b_in", "H->H"),
-            TensorPattern(f"{dense}fc2.weight", f"{ours}.w_out", "MH->HM"),
-            TensorPattern(f"{dense}fc2.bias", f"{ours}.b_out", "M->M"),
-        ]
-    return tuple(rows)
-
-
-def norm_rows(published: str, ours: str) -> list[TensorPattern]:
-    """Returns the rows of a layer norm."""
-    return [
-        TensorPattern(f"{published}.weight", f"{ours}.scale", "M->M"),
-        TensorPattern(f"{published}.bias", f"{ours}.bias", "M->M"),
-    ]
 
 
 def fairseq_task(config: PublishedConfig) -> Params:
@@ -152,9 +78,6 @@ def fairseq_positions(config: PublishedConfig) -> tuple[int, bool]:
 
 # Arguments of `Family` that all of fairseq's have alike.
 FAIRSEQ: dict[str, Any] = {
-    "aliases": _ALIASES,
-    "read_left_out": lambda config: _SINUSOIDS,
     "input_of": translation_input,
     "read_positions": fairseq_positions,
-    "copies": _COPIES,
 }

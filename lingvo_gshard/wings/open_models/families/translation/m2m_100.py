@@ -9,19 +9,9 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
-    FAIRSEQ_DEFAULTS,
     fairseq_config,
-    fairseq_rows,
     fairseq_task,
 )
-from lingvo_gshard.wings.open_models.table import TensorPattern
-
-TABLES = (
-    TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM"),
-    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
-)
-
-M2M_100_DEFAULTS = FAIRSEQ_DEFAULTS | {"pad_token_id": 1}
 
 
 def m2m_100_task(config: PublishedConfig) -> Params:
@@ -30,8 +20,6 @@ def m2m_100_task(config: PublishedConfig) -> Params:
     # fairseq numbers the first position with the padding's id plus 1.
     first = config.get("pad_token_id", kind=int, least=0) + 1
     task.positions.set(first_position=first, reaches_base=True)
-    # If this is False, transformers 5 has a table for each side and one more that no layer reads.
-    config.expect("tie_word_embeddings", True)
     return task.set(tie_softmax=True)
 
 
@@ -44,12 +32,4 @@ def m2m_100_config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    model_type="m2m_100",
-    architecture="M2M100ForConditionalGeneration",
-    table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
-    read_task=m2m_100_task,
-    config_of=m2m_100_config,
-    defaults=M2M_100_DEFAULTS,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="m2m_100", read_task=m2m_100_task, config_of=m2m_100_config, **FAIRSEQ)

@@ -9,50 +9,12 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
-    FAIRSEQ_DEFAULTS,
     fairseq_config,
-    fairseq_rows,
     fairseq_task,
 )
-from lingvo_gshard.wings.open_models.table import TensorPattern
-
-_SOURCE = "source_embedding.table"
-_TABLES = (
-    TensorPattern("model.shared.weight", "target_embedding.table", "VM->VM", not_beside=_SOURCE),
-    TensorPattern("model.encoder.embed_tokens.weight", _SOURCE, "VM->VM"),
-    TensorPattern(
-        "model.decoder.embed_tokens.weight", "target_embedding.table", "VM->VM", beside=_SOURCE
-    ),
-    TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
-    TensorPattern("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
-)
-# Keys that the converter of Marian's own files wrote, with the values that transformers computes.
-_FIXED = {
-    "add_bias_logits": False,
-    "add_final_layer_norm": False,
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "static_position_embeddings": True,
-}
-
-_DEFAULTS = FAIRSEQ_DEFAULTS | {
-    "activation_function": "gelu",
-    "attention_dropout": 0.0,
-    "decoder_layerdrop": 0.0,
-    "decoder_vocab_size": None,
-    "encoder_layerdrop": 0.0,
-    "is_decoder": False,
-    "scale_embedding": False,
-    "share_encoder_decoder_embeddings": True,
-    "vocab_size": 58101,
-}
 
 
 def _task(config: PublishedConfig) -> Params:
-    for name, value in _FIXED.items():
-        config.expect(name, value)
-    # It counts rows of Marian's table of positions, which is computed.
-    config.get("extra_pos_embeddings", None)
     task = fairseq_task(config)
     for stack in (task.encoder, task.decoder):
         stack.has_final_norm = False
@@ -85,12 +47,4 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    model_type="marian",
-    architecture="MarianMTModel",
-    table=(*_TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
-    read_task=_task,
-    config_of=_config,
-    defaults=_DEFAULTS,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="marian", read_task=_task, config_of=_config, **FAIRSEQ)

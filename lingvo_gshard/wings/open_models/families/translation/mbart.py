@@ -5,53 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.embedding import LearnedPositions
+from lingvo_gshard.layers import LearnedPositions
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
     FAIRSEQ,
-    FAIRSEQ_DEFAULTS,
     fairseq_config,
-    fairseq_rows,
     fairseq_task,
-    norm_rows,
 )
-from lingvo_gshard.wings.open_models.families.translation.m2m_100 import TABLES
-from lingvo_gshard.wings.open_models.table import TensorPattern
 
 # fairseq numbers the first position with 2. The rows before it have no use.
 _FIRST = 2
-_ROWS = (
-    TensorPattern("model.encoder.embed_positions.weight", "source_positions.table", "LM->LM"),
-    TensorPattern("model.decoder.embed_positions.weight", "positions.table", "LM->LM"),
-    *norm_rows("model.encoder.layernorm_embedding", "encoder.input_norm"),
-    *norm_rows("model.decoder.layernorm_embedding", "decoder.input_norm"),
-    TensorPattern("final_logits_bias", "logit_bias", "gV->V", (("g", 0, 1),)),
-)
-# Keys of published files that say what the class does.
-_FIXED = {
-    "add_bias_logits": False,
-    "add_final_layer_norm": True,
-    "normalize_before": True,
-    "normalize_embedding": True,
-    "static_position_embeddings": False,
-}
-_DEFAULTS = FAIRSEQ_DEFAULTS | {
-    "activation_function": "gelu",
-    "attention_dropout": 0.0,
-    "decoder_layerdrop": 0.0,
-    "encoder_layerdrop": 0.0,
-    "is_decoder": False,
-    "scale_embedding": False,
-    "vocab_size": 50265,
-}
 
 
 def _task(config: PublishedConfig) -> Params:
-    for name, value in _FIXED.items():
-        config.expect(name, value)
     task = fairseq_task(config)
-    config.expect("tie_word_embeddings", True)
     positions = LearnedPositions.params().set(
         max_length=task.positions.max_length, first_position=_FIRST
     )
@@ -66,14 +34,4 @@ def _config(task: Params) -> dict[str, Any]:
     return {**fairseq_config(task), "tie_word_embeddings": task.tie_softmax}
 
 
-# Its positions are learned, so no sinusoids are left out.
-_OPTIONS: dict[str, Any] = FAIRSEQ | {"read_left_out": lambda config: ()}
-FAMILY = Family(
-    model_type="mbart",
-    architecture="MBartForConditionalGeneration",
-    table=(*TABLES, *_ROWS, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
-    read_task=_task,
-    config_of=_config,
-    defaults=_DEFAULTS,
-    **_OPTIONS,
-)
+FAMILY = Family(model_type="mbart", read_task=_task, config_of=_config, **FAIRSEQ)

@@ -5,70 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
-from lingvo_gshard.wings.open_models.families.translation.common import (
-    add_experts,
-    experts_config,
-    routed_rows,
-)
-from lingvo_gshard.wings.open_models.families.translation.fairseq import FAIRSEQ, fairseq_rows
+from lingvo_gshard.wings.open_models.families.translation.common import add_experts, experts_config
+from lingvo_gshard.wings.open_models.families.translation.fairseq import FAIRSEQ
 from lingvo_gshard.wings.open_models.families.translation.m2m_100 import (
-    M2M_100_DEFAULTS,
-    TABLES,
     m2m_100_config,
     m2m_100_task,
 )
 
 _SIDES = ("encoder", "decoder")
 _EXPERTS_PER_TOKEN = 2
-# These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
-_CAPACITY = (
-    "expert_capacity",
-    "batch_prioritized_routing",
-    "normalize_router_prob_before_dropping",
-    "moe_eval_capacity_token_fraction",
-    "router_ignore_padding_tokens",
-)
-
-_DEFAULTS = M2M_100_DEFAULTS | {
-    "batch_prioritized_routing": False,
-    "decoder_sparse_step": 4,
-    "encoder_sparse_step": 4,
-    "expert_capacity": 64,
-    "moe_eval_capacity_token_fraction": 1.0,
-    "moe_token_dropout": 0.2,
-    "normalize_router_prob_before_dropping": False,
-    "num_experts": 128,
-    "router_aux_loss_coef": 0.001,
-    "router_bias": False,
-    "router_dtype": "float32",
-    "router_ignore_padding_tokens": False,
-    "router_z_loss_coef": 0.001,
-    "second_expert_policy": "all",
-}
-_PRODUCTS = (
-    ("fc1.weight", "w_in", "HM->MH"),
-    ("fc1.bias", "b_in", "H->H"),
-    ("fc2.weight", "w_out", "MH->HM"),
-    ("fc2.bias", "b_out", "M->M"),
-)
-_EXPERTS = tuple(
-    row
-    for stack in _SIDES
-    for row in routed_rows(
-        f"model.{stack}.layers.{{layer}}.ffn", f"{stack}.{{layer}}.feed_forward", _PRODUCTS
-    )
-)
 
 
 def _task(config: PublishedConfig) -> Params:
-    config.expect("router_dtype", "float32")
-    config.expect("router_type", "tokens_masked")
-    config.expect("second_expert_policy", "all")
-    for name in _CAPACITY:
-        config.get(name, None)
     task = m2m_100_task(config)
     router = TopKRouter.params().set(
         k=_EXPERTS_PER_TOKEN,
@@ -99,12 +50,4 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    model_type="nllb-moe",
-    architecture="NllbMoeForConditionalGeneration",
-    table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_EXPERTS),
-    read_task=_task,
-    config_of=_config,
-    defaults=_DEFAULTS,
-    **FAIRSEQ,
-)
+FAMILY = Family(model_type="nllb-moe", read_task=_task, config_of=_config, **FAIRSEQ)

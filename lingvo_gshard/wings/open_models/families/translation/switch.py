@@ -13,68 +13,17 @@ from lingvo_gshard.wings.open_models.families.translation.common import (
     add_experts,
     experts_config,
     published_activation,
-    routed_rows,
     translation_input,
 )
-from lingvo_gshard.wings.open_models.families.translation.t5 import (
-    T5_ALIASES,
-    T5_COPIES,
-    T5_DEFAULTS,
-    t5_config,
-    t5_positions,
-    t5_rows,
-    t5_task,
-)
+from lingvo_gshard.wings.open_models.families.translation.t5 import t5_config, t5_positions, t5_task
 
-# Place of the feed-forward layer among the sublayers of each stack, and keys of the config.
-_SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
-# These keys decide which tokens are dropped if experts have a capacity. Ours have no capacity.
-_CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
-
-_DEFAULTS = T5_DEFAULTS | {
-    "add_router_probs": False,
-    "d_model": 768,
-    "dense_act_fn": "relu",
-    "expert_capacity": 64,
-    "num_decoder_layers": 12,
-    "num_experts": 8,
-    "num_heads": 12,
-    "num_layers": 12,
-    "num_sparse_decoder_layers": 3,
-    "num_sparse_encoder_layers": 3,
-    "router_aux_loss_coef": 0.001,
-    "router_bias": False,
-    "router_dtype": "float32",
-    "router_ignore_padding_tokens": False,
-    "router_jitter_noise": 0.01,
-    "router_z_loss_coef": 0.001,
-    "tie_word_embeddings": True,
-}
-# A head's size has another name in T5 only.
-_ALIASES = {alias: name for alias, name in T5_ALIASES.items() if alias != "head_dim"}
-_EXPERTS = tuple(
-    row
-    for stack, (place, _) in _SIDES.items()
-    for row in routed_rows(
-        f"{stack}.block.{{layer}}.layer.{place}.mlp",
-        f"{stack}.{{layer}}.feed_forward",
-        (("wi.weight", "w_in", "HM->MH"), ("wo.weight", "w_out", "MH->HM")),
-    )
-)
+# Each stack, and the key of the config that has the number of its layers.
+_SIDES = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 
 
 def _task(config: PublishedConfig) -> Params:
-    config.expect("router_dtype", "float32")
-    config.expect("router_type", "tokens_masked")
-    config.expect("is_gated_act", False)
-    for name in _CAPACITY:
-        config.get(name, None)
     published = config.get("dense_act_fn", kind=str)
-    # Old files have it, too. transformers does not read it.
-    config.get("feed_forward_proj", None)
     activation = activation_of(config, "dense_act_fn", published)
-    # Without it, transformers 5 has a table for each side besides one that no layer reads.
-    config.expect("tie_word_embeddings", True)
     task = t5_task(config, activation, is_scaled=True, is_tied=True)
     router = SwitchRouter.params().set(
         capacity_factor=0.0,
@@ -115,23 +64,15 @@ def _config(task: Params) -> dict[str, Any]:
         "router_jitter_noise": moe.router.jitter,
         **experts_config(task.encoder),
     }
-    for side, (_, layers) in _SIDES.items():
+    for side, layers in _SIDES.items():
         values[f"num_sparse_{side}_layers"] = values[layers] // task.get(side).moe_every
     return values
 
 
 FAMILY = Family(
     model_type="switch_transformers",
-    architecture="SwitchTransformersForConditionalGeneration",
-    table=(*t5_rows("mlp"), *_EXPERTS),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
-    aliases=_ALIASES,
-    read_left_out=lambda config: (
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
-    ),
     input_of=translation_input,
     read_positions=t5_positions,
-    copies=T5_COPIES,
 )

@@ -11,103 +11,15 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.common import (
     activation_of,
-    attention_rows,
     published_activation,
-    sides,
     stacks_of,
     task_of,
     translation_input,
 )
-from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 
 # Positions of the texts that T5 was trained on. Relative positions set no limit.
 _POSITIONS = 512
 _GATED = {"gelu_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu", "relu": "reglu"}
-# The shared table's other names.
-T5_COPIES: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
-    ("shared.weight",),
-)
-_ATTENTIONS = {"self": "SelfAttention", "cross": "EncDecAttention"}
-
-# Defaults of the classes of transformers for the keys that `t5_task` reads.
-T5_DEFAULTS: dict[str, Any] = {
-    "d_ff": 2048,
-    "d_kv": 64,
-    "d_model": 512,
-    "dropout_rate": 0.1,
-    "is_decoder": False,
-    "layer_norm_epsilon": 1e-6,
-    "num_decoder_layers": None,
-    "num_heads": 8,
-    "num_layers": 6,
-    "relative_attention_max_distance": 128,
-    "relative_attention_num_buckets": 32,
-    "vocab_size": 32128,
-}
-T5_ALIASES = {
-    "head_dim": "d_kv",
-    "hidden_size": "d_model",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-}
-_DEFAULTS = T5_DEFAULTS | {"feed_forward_proj": "relu"}
-_MT5_DEFAULTS = _DEFAULTS | {
-    "d_ff": 1024,
-    "feed_forward_proj": "gated-gelu",
-    "num_heads": 6,
-    "num_layers": 8,
-    "tie_word_embeddings": True,
-    "vocab_size": 250112,
-}
-
-
-_UMT5_DEFAULTS = {
-    key: value for key, value in _MT5_DEFAULTS.items() if key != "tie_word_embeddings"
-}
-_BIAS = "SelfAttention.relative_attention_bias.weight"
-
-
-def t5_rows(feed_forward: str, shares_bias: bool = True) -> Table:
-    """Returns the rows of T5.
-
-    Args:
-      feed_forward: published name of the feed-forward layer.
-      shares_bias: whether the layers of a stack share the bias of relative positions.
-    """
-    rows = [
-        TensorPattern("shared.weight", "target_embedding.table", "VM->VM"),
-        TensorPattern("lm_head.weight", "softmax.w", "VM->MV"),
-    ]
-    for stack, attentions in sides():
-        block, layer = f"{stack}.block.{{layer}}.layer", f"{stack}.{{layer}}"
-        if shares_bias:
-            bias, ours = f"{stack}.block.0.layer.0.{_BIAS}", f"{stack}.shared_relative_bias.table"
-        else:
-            bias, ours = f"{block}.0.{_BIAS}", f"{layer}.self_attention.relative_bias"
-        rows.append(TensorPattern(bias, ours, "bN->bN"))
-        rows.append(
-            TensorPattern(f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale", "M->M")
-        )
-        for place, name in enumerate(attentions):
-            published = f"{block}.{place}.{_ATTENTIONS[name]}"
-            rows += attention_rows(published, f"{layer}.{name}_attention", "qkvo", False)
-        names = [*(f"{name}_attention" for name in attentions), "feed_forward"]
-        for place, name in enumerate(names):
-            norm = f"{block}.{place}.layer_norm.weight"
-            rows.append(TensorPattern(norm, f"{layer}.{name}_norm.scale", "M->M"))
-        dense, ours = f"{block}.{len(attentions)}.{feed_forward}", f"{layer}.feed_forward"
-        rows += [
-            TensorPattern(
-                f"{dense}.wi.weight", f"{ours}.w_in", "HM->MH", not_beside=f"{ours}.w_factor"
-            ),
-            TensorPattern(
-                f"{dense}.wi_0.weight", f"{ours}.w_in", "HM->MH", beside=f"{ours}.w_factor"
-            ),
-            TensorPattern(f"{dense}.wi_1.weight", f"{ours}.w_factor", "HM->MH"),
-            TensorPattern(f"{dense}.wo.weight", f"{ours}.w_out", "MH->HM"),
-        ]
-    return tuple(rows)
 
 
 def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: bool) -> Params:
@@ -251,36 +163,12 @@ def _config(task: Params) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="t5",
-    architecture="T5ForConditionalGeneration",
-    table=t5_rows("DenseReluDense"),
     read_task=_task,
     config_of=_config,
-    defaults=_DEFAULTS,
-    aliases=T5_ALIASES,
-    # Older files have a bias that no layer reads.
-    read_left_out=lambda config: (
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
-    ),
     input_of=translation_input,
     read_positions=t5_positions,
-    copies=T5_COPIES,
 )
 # T5 1.1 for 101 languages (arXiv 2010.11934). Its logits are never scaled.
-MT5 = dataclasses.replace(
-    FAMILY,
-    model_type="mt5",
-    architecture="MT5ForConditionalGeneration",
-    read_task=_mt5_task,
-    defaults=_MT5_DEFAULTS,
-)
+MT5 = dataclasses.replace(FAMILY, model_type="mt5", read_task=_mt5_task)
 # mT5 with a bias of relative positions in each layer (arXiv 2304.09151).
-UMT5 = dataclasses.replace(
-    FAMILY,
-    model_type="umt5",
-    architecture="UMT5ForConditionalGeneration",
-    table=t5_rows("DenseReluDense", shares_bias=False),
-    read_task=_umt5_task,
-    config_of=_umt5_config,
-    defaults=_UMT5_DEFAULTS,
-    read_left_out=lambda config: (),
-)
+UMT5 = dataclasses.replace(FAMILY, model_type="umt5", read_task=_umt5_task, config_of=_umt5_config)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import names
 
 # The family of Ludziejewski et al. 2025 (appendix A, https://arxiv.org/abs/2502.05172), whose
 # scaling law counts parameters in this way: layers = heads = model_dim / 64, attention with 4 M^2
