@@ -19,11 +19,11 @@ from lingvo_gshard.sharding import (
     Mesh,
     Partitioning,
     Split,
+    recording,
     sharding_tables,
     weight_patterns,
     weight_rows,
 )
-from lingvo_gshard.sharding.recording import Recorded
 from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings import hlo
@@ -244,7 +244,7 @@ def kernel_uses(
 
 
 def compile_program(
-    program: Program, recorded: Recorded, task: Layer, devices: Sequence[Device]
+    program: Program, recorded: recording.Recorded, task: Layer, devices: Sequence[Device]
 ) -> CompiledFunction:
     """Compiles a program for as many devices as its mesh has.
 

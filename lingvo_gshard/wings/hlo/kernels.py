@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, scopes
 from lingvo_gshard.core.lazy import ir, mlir
-from lingvo_gshard.core.scopes import FusedCall
 from lingvo_gshard.wings.hlo.kernel_body import KernelBody, Products
 from lingvo_gshard.wings.hlo.loops import Values, constant_of
 from lingvo_gshard.wings.hlo.module import Instruction, Shape
@@ -97,7 +96,7 @@ class Kernels:
         """
         target = instruction.proto.custom_call_target
         is_kernel = instruction.opcode == "custom-call" and _is_kernel(target, instruction.op_name)
-        if not is_kernel or FusedCall.of(instruction.op_name):
+        if not is_kernel or scopes.FusedCall.of(instruction.op_name):
             return None
         # Blocks of a mask for long rows are a large constant.
         known = [

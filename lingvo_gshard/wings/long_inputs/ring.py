@@ -21,8 +21,7 @@ from lingvo_gshard.layers import AttentionKernel, AttentionMask, soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING
 from lingvo_gshard.layers.dropout import DropoutMask
-from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.collectives import rotated
+from lingvo_gshard.sharding import annotate, collectives, einsum
 from lingvo_gshard.sharding.partitioning import parts_of
 from lingvo_gshard.wings.kernels.layers.fused_attention import attend_fused
 from lingvo_gshard.wings.long_inputs import blockwise
@@ -287,8 +286,8 @@ class RingPass:
 
     def _rotate_one(self, x: tf.Tensor) -> tf.Tensor:
         if x.shape.rank == 3:
-            return annotate_segments(rotated(x, 1), "BLK")
-        return self._annotate_keys(rotated(x, PARTS))
+            return annotate_segments(collectives.rotated(x, 1), "BLK")
+        return self._annotate_keys(collectives.rotated(x, PARTS))
 
     def _annotate_keys(self, x: tf.Tensor) -> tf.Tensor:
         """Annotates keys. Heads stay unsplit if they do not divide over the devices."""

@@ -26,8 +26,7 @@ from typing import TypeAlias
 from lingvo_gshard.core import Iteration, RematUnit, Repetition, VariableSpec, custom_gradient
 from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.sharding import annotate, current_partitioning, use_partitioning
-from lingvo_gshard.sharding.collectives import rotated
+from lingvo_gshard.sharding import annotate, collectives, current_partitioning, use_partitioning
 from lingvo_gshard.sharding.partitioning import parts_of
 from lingvo_gshard.wings.pipeline.pipeline_operands import (
     MicroBatchOperand,
@@ -177,7 +176,7 @@ class _Passes:
                 return r + 1, annotate(y, _STATE), [s.write(run, result) for s, result in pairs]
 
             _, y, stacks = _loop(per_tick, run_body, (tf.constant(0), state, stacks))
-            moved = annotate(rotated(y, 0), _STATE)
+            moved = annotate(collectives.rotated(y, 0), _STATE)
             index, has_left = self._leaving(t)
             store = store.write(index, tf.where(has_left, moved, store.read(index)))
             state = tf.where(self._is_first, store.read(self._entering(t)), moved)
@@ -249,7 +248,7 @@ class _Passes:
         d_moved += tf.where(has_left, d_stored, zero)
         d_store = d_store.write(leaving, tf.where(has_left, zero, d_stored))
         d_moved = annotate(d_moved, _STATE)
-        return annotate(rotated(d_moved, 0, -1), _STATE), d_store
+        return annotate(collectives.rotated(d_moved, 0, -1), _STATE), d_store
 
     def _compute(self, t: tf.Tensor, r: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
         """Returns the outputs, the values of the reports and the saved products, each [P,...]."""

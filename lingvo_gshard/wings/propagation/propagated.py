@@ -15,8 +15,7 @@ import msgspec
 from lingvo_gshard.core import scope_name
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime import Executable, Program, without_cache
-from lingvo_gshard.sharding import Mesh, Split, xla
-from lingvo_gshard.sharding.recording import Recorded
+from lingvo_gshard.sharding import Mesh, Split, recording, xla
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo.module import Instruction, Module
 from lingvo_gshard.wings.hlo.names import layer_and_phase, operation_name
@@ -161,7 +160,7 @@ class Traced:
       lines: the lines that made the operations.
     """
 
-    def __init__(self, recorded: Recorded, paths: Iterable[str], mesh: Mesh):
+    def __init__(self, recorded: recording.Recorded, paths: Iterable[str], mesh: Mesh):
         self.lines = GraphLines(recorded.graphs)
         # Operations of a loop's body may have the names of others outside of it.
         self._layouts = {

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.sharding import Mesh, Split
-from lingvo_gshard.sharding.xla import split_of_tiling
+from lingvo_gshard.sharding import Mesh, Split, xla
 
 _TILED = re.compile(
     r"\{devices=\[(?P<tiles>[\d,]+)\](?:(?P<list>\d[\d,]*)"
@@ -37,7 +36,7 @@ def split_of_text(text: str, rank: int, mesh: Mesh) -> Split | None:
     tiles = _numbers(match["tiles"]) if match else []
     sizes = tiles[:-1] if match and match["copies"] else tiles
     if match and len(sizes) == rank:
-        return split_of_tiling(_devices(match, tiles), rank, mesh)
+        return xla.split_of_tiling(_devices(match, tiles), rank, mesh)
     return None
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime import annotation_of, maker_of
-from lingvo_gshard.runtime.lowering.operations import LEAVES_REGION, SHARDING, call_target, shape_of
+from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
+from lingvo_gshard.runtime.lowering.operations import LEAVES_REGION, SHARDING, call_target
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from lingvo_gshard.core import VariableSpec, context, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import recording, use_partitioning
-from lingvo_gshard.sharding.recording import Event
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.planning.search.candidates import Einsum, Flow, Tensor, TracedStep
@@ -150,14 +149,14 @@ def _part(spec: tf.TensorSpec, micro_batches: int) -> tf.TensorSpec:
     return tf.TensorSpec((rows // micro_batches, *rest), spec.dtype)
 
 
-def _forward_events(events: list[Event]) -> list[Event]:
+def _forward_events(events: list[recording.Event]) -> list[recording.Event]:
     """Returns the events of the forward pass, with each loop body once.
 
     Leaves out earlier traces of a loop's body, gradients, stacks of tensors that a loop saves,
     annotations of einsum results, and repeated annotations of a tensor.
     """
     events = [event for event in events if _GRADIENT not in event.result.op.name]
-    by_graph: dict[int, list[Event]] = {}
+    by_graph: dict[int, list[recording.Event]] = {}
     for event in events:
         by_graph.setdefault(id(event.result.graph), []).append(event)
     last = {
@@ -180,7 +179,7 @@ class _Reader:
 
     def __init__(
         self,
-        events: list[Event],
+        events: list[recording.Event],
         loops: list[tuple[tf.Tensor, tf.Graph]],
         weights: Iterable[VariableSpec],
     ):
@@ -272,12 +271,12 @@ class _Reader:
                 return earlier, False
         return None
 
-    def _flow(self, source: Event, target: Tensor, event: Event) -> Flow:
+    def _flow(self, source: recording.Event, target: Tensor, event: recording.Event) -> Flow:
         produced = _tensor(*_annotated(source))
         times = min(source.times, event.times)
         return Flow(produced, target, source.path, event.path, times, _unit(event.path))
 
-    def _einsum(self, event: Event, is_saved: bool) -> Einsum:
+    def _einsum(self, event: recording.Event, is_saved: bool) -> Einsum:
         layouts = event.equation.partition("->")[0].split(",")
         operands, saved, names = [], [], ()
         for layout, operand in zip(layouts, event.operands, strict=True):
@@ -311,7 +310,7 @@ class _Reader:
         self._units.add(unit)
         return is_new
 
-    def _lookup(self, event: Event, table: Event, number: int) -> Einsum:
+    def _lookup(self, event: recording.Event, table: recording.Event, number: int) -> Einsum:
         result, weight = self._result(number), _tensor(*_annotated(table))
         rows = [x for x in weight.layout if x not in result.layout]
         sizes = dict(zip(weight.layout, weight.shape, strict=True))
@@ -328,7 +327,7 @@ class _Reader:
             is_lookup=True,
         )
 
-    def _table(self, event: Event) -> int | None:
+    def _table(self, event: recording.Event) -> int | None:
         """Returns the index of the table that an annotated tensor was looked up in; else None."""
         if not event.is_annotation or _tensor(*_annotated(event)).is_weight:
             return None
@@ -361,7 +360,7 @@ class _Reader:
         return [s for s in self._weights[path] if s.layout.removeprefix("R") == layout]
 
 
-def _annotated(event: Event) -> tuple[str, tf.Tensor]:
+def _annotated(event: recording.Event) -> tuple[str, tf.Tensor]:
     return event.equation.partition("->")[2], event.result
 
 
