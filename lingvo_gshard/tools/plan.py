@@ -105,7 +105,7 @@ from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experimen
 from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_largest_batch
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
-from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines import cloud_names, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan, load
 from lingvo_gshard.wings.planning.programs.planned import plan_file
@@ -122,8 +122,8 @@ def define_flags() -> flags.FlagValues:
     return make_flags(
         **EXPERIMENT,
         topology="The machine: a slice of a TPU pod such as v3:32x32, four slices such as "
-        "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies "
-        "lists all machines. With --budget and --search, several that are separated by commas.",
+        "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each; or a cloud's name: "
+        f"{cloud_names.EXAMPLES}. --list_topologies lists all machines. With --budget and --search, several that are separated by commas.",
         list_topologies=switch("Lists the machines that can be planned for."),
         **config_flags(),
         **program.generation_flags(),
