@@ -68,7 +68,9 @@ GPUS = {
 # One name of each form, for messages.
 EXAMPLES = "v5litepod-16, v4-32, a3-highgpu-8g, p5.48xlarge, ND96isr_H100_v5 and 8xH100"
 _SLICE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<count>[1-9]\d{0,5})(?P<slices>\*\d+)?")
-_GPU = re.compile(r"((?P<count>[1-9]\d{0,5})\s*x\s*)?(?P<gpu>[a-z][a-z0-9-]*)(:(?P<many>[1-9]\d{0,5}))?")
+_GPU = re.compile(
+    r"((?P<count>[1-9]\d{0,5})\s*x\s*)?(?P<gpu>[a-z][a-z0-9-]*)(:(?P<many>[1-9]\d{0,5}))?"
+)
 # GPUs of a host that is not named.
 _OF_HOST = 8
 
@@ -95,7 +97,7 @@ def topology_name(name: str, gpus: Collection[str]) -> str:
 
 
 def _slice(text: str) -> str:
-    """Returns the slice of TPUs of a name such as v4-32; empty if it is no such name."""
+    """Returns the slice of TPUs for a name such as v4-32; empty for other names."""
     found = _SLICE.fullmatch(text)
     if found is None or found["prefix"] not in _SLICES:
         return ""
@@ -103,11 +105,11 @@ def _slice(text: str) -> str:
     chips, rest = divmod(int(found["count"]), counted)
     if rest:
         return ""
-    shape = "x".join(map(str, _shape(chips, dimensions)))
+    shape = "x".join(map(str, even_shape(chips, dimensions)))
     return f"{key}:{shape}{found['slices'] or ''}"
 
 
-def _shape(chips: int, dimensions: int) -> tuple[int, ...]:
+def even_shape(chips: int, dimensions: int) -> tuple[int, ...]:
     """Returns the most even shape of a slice, as Google lists it: 4x4x8, and 2x2x1 for one host."""
     unit = _CUBE if dimensions == 3 and chips % _CUBE**3 == 0 else 1
     count = chips // unit**dimensions
@@ -124,7 +126,7 @@ def _shape(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _machine(text: str) -> str:
-    """Returns the hosts of a name such as p5.48xlarge*2; empty if it is no such name."""
+    """Returns the hosts for a name such as p5.48xlarge*2; empty for other names."""
     machine, star, hosts = text.partition("*")
     if machine not in MACHINES or (star and not hosts.isdecimal()):
         return ""
@@ -133,7 +135,7 @@ def _machine(text: str) -> str:
 
 
 def _gpus(text: str, gpus: Collection[str]) -> str:
-    """Returns the GPUs of a name such as 8xH100, H100:8 or H100; empty if it is no such name."""
+    """Returns the GPUs for a name such as 8xH100, H100:8 or H100; empty for other names."""
     found = _GPU.fullmatch(text)
     if found is None or (found["count"] and found["many"]):
         return ""

@@ -22,6 +22,7 @@ _MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096
 # Some hosts have more GPUs than NVLink connects in most.
 _MOST_OF_HOST = 16
+_HOST_GPUS = 8
 # Virtual CPU devices in place of others; as many take some gigabytes and minutes.
 _MOST_VIRTUAL_DEVICES = 2**15
 
@@ -142,6 +143,23 @@ def _named(name: str) -> Topology:
         hint = nearest_names.nearest(kind, (*tpus, "cpu", "gpu", *cloud_names.MACHINES))
         raise UserError(f"`topology={name}`: unknown kind of chip {kind!r}; {_FORMS}. {hint}")
     return _tpu(name, kind, rest)
+
+
+def larger(topology: Topology, times: int) -> Topology | None:
+    """Returns a machine with `times` as many of the same chips; None if there is none."""
+    key, shape = topology.chip.key, topology.shape
+    if topology.kind == "cpu":
+        return get(f"cpu:{shape[0] * times}")
+    if topology.kind == "gpu":
+        hosts, gpus = shape
+        wide = min(times, _HOST_GPUS // gpus) if hosts == 1 and _HOST_GPUS % gpus == 0 else 1
+        return get(f"gpu:{key}:{hosts * times // wide}x{gpus * wide}")
+    chips_of_slice = math.prod(shape) * times
+    even = cloud_names.even_shape(chips_of_slice, topology.chip.torus_dimensions)
+    try:
+        return get(f"{key}:{'x'.join(map(str, even))}*{topology.slices}")
+    except UserError:
+        return None
 
 
 def _keys(kind: str) -> tuple[str, ...]:
@@ -283,7 +301,9 @@ def _gpu(name: str, rest: str) -> Topology:
         raise UserError(
             f"`topology={name}`: unknown GPU {key!r}. {nearest_names.nearest(key, gpus)}"
         )
-    return Topology(f"gpu:{rest}", chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False))
+    return Topology(
+        f"gpu:{rest}", chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False)
+    )
 
 
 def _cpu(name: str, text: str) -> Topology:
