@@ -394,7 +394,6 @@ def _remedy(change: str, plan: Plan, topology: Topology) -> Remedy:
 def _has_large_capacity(node: Params) -> bool:
     """Returns whether experts drop tokens when their capacity slots are full, and have many."""
     cls = node.cls
-    is_mixture = isinstance(cls, type) and issubclass(cls, MixtureOfExperts)
-    if not is_mixture or not cls.has_capacity_factor(node):
+    if cls is None or not issubclass(cls, MixtureOfExperts) or not cls.has_capacity_factor(node):
         return False
     return (node.router.capacity_factor or math.inf) > _SMALL_CAPACITY_FACTOR
