@@ -22,7 +22,6 @@ _MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096
 # Some hosts have more GPUs than NVLink connects in most.
 _MOST_OF_HOST = 16
-_HOST_GPUS = 8
 # Virtual CPU devices in place of others; as many take some gigabytes and minutes.
 _MOST_VIRTUAL_DEVICES = 2**15
 
@@ -152,7 +151,8 @@ def larger(topology: Topology, times: int) -> Topology | None:
         return get(f"cpu:{shape[0] * times}")
     if topology.kind == "gpu":
         hosts, gpus = shape
-        wide = min(times, _HOST_GPUS // gpus) if hosts == 1 and _HOST_GPUS % gpus == 0 else 1
+        most = topology.chip.host_chips
+        wide = min(times, most // gpus) if hosts == 1 and most % gpus == 0 else 1
         return get(f"gpu:{key}:{hosts * times // wide}x{gpus * wide}")
     chips_of_slice = math.prod(shape) * times
     even = cloud_names.even_shape(chips_of_slice, topology.chip.torus_dimensions)
