@@ -19,7 +19,7 @@ given; --tokens adds the cost of a whole training:
 To plan the training of a published model from its config.json alone (docs/open_models.md):
 
     gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:4x4x4 \\
-        --mesh=data=64 --strategy=expert_fsdp --precision=bfloat16
+        --mesh=data=8,model=8 --strategy=expert_tensor --precision=bfloat16
 
 To plan generation with a language model, its decoding and the prefill of prompts:
 
@@ -44,8 +44,9 @@ To plan with the loads that the routers of a run had, in place of even ones:
 
     gshard-plan --experiment=translation.quickstart --topology=cpu:4 --loads=load.json
 
-If the step does not fit, the command tries up to --remedies changes, each on top of the earlier
-changes, until the step fits. To compare two plans:
+If the step does not fit, the command searches changes and larger machines that make it fit. It
+compiles up to --remedies candidates, the fastest by a cost model first, and states their costs. To
+compare two plans:
 
     gshard-plan diff before.json after.json --fail_on="peak>+2%,step>+3%,all-gather>0"
 
@@ -87,6 +88,7 @@ from absl import flags
 from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.tools.console.stages import planning_stages
 from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
@@ -101,14 +103,15 @@ from lingvo_gshard.tools.plan_reports import (
     search_report,
 )
 from lingvo_gshard.wings.planning import picture
-from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment, suggest
+from lingvo_gshard.wings.planning.experiments import PlanOptions
 from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_largest_batch
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
-from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines import cloud_names, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan, load
 from lingvo_gshard.wings.planning.programs.planned import plan_file
+from lingvo_gshard.wings.planning.remedies import plan_to_fit
 from lingvo_gshard.wings.planning.search.experiment_search import SearchOptions
 from lingvo_gshard.wings.planning.search.machines import search_machines
 from lingvo_gshard.wings.planning.training.budget.search import plan_budget
@@ -122,8 +125,9 @@ def define_flags() -> flags.FlagValues:
     return make_flags(
         **EXPERIMENT,
         topology="The machine: a slice of a TPU pod such as v3:32x32, four slices such as "
-        "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies "
-        "lists all machines. With --budget and --search, several that are separated by commas.",
+        "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each; or a cloud's name: "
+        f"{cloud_names.EXAMPLES}. --list_topologies lists all machines. "
+        "With --budget and --search, several that are separated by commas.",
         list_topologies=switch("Lists the machines that can be planned for."),
         **config_flags(),
         **program.generation_flags(),
@@ -251,11 +255,10 @@ def _plan(
 ) -> int:
     options = plan_options(values)
     with planning_stages(topology.compiler_choice) as shown:
-        plan = plan_experiment(params, topology, options, shown)
-        if not plan.fits:
-            remedies = suggest(params, topology, options, values.remedies, shown)
-            plan = msgspec.structs.replace(plan, remedies=remedies)
-    return _report(values, plan, console)
+        answer = plan_to_fit(params, topology, options, values.remedies, shown)
+    if answer.problem:
+        output.say(console, f"As asked, there is no plan: {with_flags(answer.problem)}\n")
+    return _report(values, answer.plan, console)
 
 
 def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console) -> int:

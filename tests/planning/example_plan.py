@@ -98,6 +98,7 @@ def example_plan(strategy: str = "expert") -> dict:
             "sources": ["a chip's price per hour: flag --price_per_chip_hour"],
         },
         "remedies": [],
+        "change": "",
         "compile_seconds": 21.4,
         "versions": {"lingvo_gshard": "0.1.0", "jax": "0.10.2", "libtpu": "0.0.42.1"},
         "notes": ["decoder.embedding: V of 32000 does not divide by 512: padded"],

@@ -78,15 +78,23 @@ def _print_verdict(console: rich.console.Console, plan: Plan) -> None:
 def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -> None:
     if not remedies:
         return
-    table = make_table("changes tried", right=("fits", "peak", "step"))
+    columns = ("fits", "peak", "step", "tokens/s", "USD for 1e9 tokens")
+    table = make_table("changes tried", right=columns)
     for row in remedies:
         table.add_row(
             escape(with_flags(row.change + (f"\n  {row.reason}" if row.reason else ""))),
             "yes" if row.fits else "no",
             units.in_bytes(row.peak),
             units.in_seconds(row.seconds_per_step),
+            units.in_large(row.tokens_per_second),
+            units.in_large(row.price),
         )
     print_table(console, table)
+    for row in remedies:
+        if row.fits:
+            say(console, f"It fits with {with_flags(row.change)}")
+    if not any(row.fits for row in remedies):
+        say(console, with_flags("No change that was tried fits. `search` tries other meshes."))
 
 
 def _print_totals(console: rich.console.Console, plan: Plan) -> None:

@@ -1,15 +1,12 @@
-"""Plans the training step of an experiment, and suggests changes to a step that does not fit."""
+"""Plans the training step of an experiment."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Params, Progress, UserError, option
-from lingvo_gshard.layers import MixtureOfExperts
+from lingvo_gshard.core import SILENT, Params, Progress, option
 from lingvo_gshard.runtime import CompileOptions, platform_of
 from lingvo_gshard.sharding import Partitioning, PartitioningOptions
 from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
@@ -20,7 +17,7 @@ from lingvo_gshard.wings.planning.loads import rating
 from lingvo_gshard.wings.planning.loads.layers import expert_layers
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines.topologies import Topology
-from lingvo_gshard.wings.planning.plan.plan import Plan, Remedy
+from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.services.routers.counts import watched_layers
 
 
@@ -113,130 +110,3 @@ def planned_partitioning(
     mesh = mesh or experiments.one_axis(experiment, topology.devices, options.device_order)
     compilation.check_mesh(mesh, topology)
     return experiments.requested_partitioning(experiment, mesh, options.strategy)
-
-
-_REMATERIALIZE = "full"
-_SHARD_WEIGHTS = "fsdp"
-_MIN_CAPACITY_FACTOR = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class SuggestedSettings:
-    """Settings that reduce the memory of a step.
-
-    Attributes:
-      params: new values of hyperparameters, by path.
-      strategy: new sharding strategy; empty to keep the current one.
-    """
-
-    params: dict[str, object] = dataclasses.field(default_factory=dict)
-    strategy: str = ""
-
-    def __str__(self) -> str:
-        """Returns the settings that make the change, each in backquotes."""
-        strategy = [f"strategy={self.strategy}"] if self.strategy else []
-        params = [f"{path} = {json.dumps(value)}" for path, value in self.params.items()]
-        return " ".join(f"`{setting}`" for setting in (*strategy, *params))
-
-
-def suggest(
-    experiment: Params,
-    topology: Topology,
-    options: PlanOptions,
-    limit: int,
-    progress: Progress = SILENT,
-) -> list[Remedy]:
-    """Returns the changes tried, in order, each with the result of its plan.
-
-    Changes accumulate: each is planned together with all changes before it. The search ends at the
-    first plan that fits.
-
-    Args:
-      experiment: Params of an experiment whose step does not fit; they are not modified.
-      topology: the machine to plan for.
-      options: the options of the plan that does not fit.
-      limit: maximum number of changes to try. Each takes one compilation.
-      progress: is told each change before it is tried, and each stage of a plan.
-    """
-    changed = experiment.copy()
-    rows: list[Remedy] = []
-    settings: list[str] = []
-    for _, change in zip(range(limit), _changes(changed, options, topology), strict=False):
-        settings.append(str(change))
-        progress.say(f"it does not fit; trying {settings[-1]}")
-        for path, value in change.params.items():
-            changed.set_path(path, value)
-        if change.strategy:
-            options = dataclasses.replace(options, strategy=change.strategy)
-        rows.append(_try(changed, topology, options, " ".join(settings), progress))
-        if rows[-1].fits:
-            break
-    return rows
-
-
-def _try(
-    experiment: Params,
-    topology: Topology,
-    options: PlanOptions,
-    settings: str,
-    progress: Progress,
-) -> Remedy:
-    try:
-        planned = plan_experiment(experiment, topology, options, progress)
-    except UserError as error:
-        return Remedy(
-            change=settings, fits=False, peak=None, seconds_per_step=None, reason=str(error)
-        )
-    return Remedy(
-        change=settings,
-        fits=planned.fits,
-        peak=planned.bytes_per_device.peak,
-        seconds_per_step=planned.seconds_per_step,
-    )
-
-
-def _changes(
-    experiment: Params, options: PlanOptions, topology: Topology
-) -> Iterator[SuggestedSettings]:
-    """Yields possible changes, those that cost the least speed or quality first.
-
-    The caller makes each change to `experiment` before it asks for the next one.
-    """
-    yield from _for_stacks(experiment, "execution.rematerialize", lambda stack: _REMATERIALIZE)
-    strategy = options.strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
-    if "->" not in strategy and _SHARD_WEIGHTS not in strategy.split("_"):
-        yield SuggestedSettings(strategy=f"{strategy}_{_SHARD_WEIGHTS}")
-    if experiment.step.precision == "float32":
-        yield SuggestedSettings({"step.precision": "bfloat16"})
-    while experiment.input.batch_rows >= 2 * topology.devices:
-        yield SuggestedSettings({"input.batch_rows": experiment.input.batch_rows // 2})
-    yield from _for_stacks(experiment, "moe.router.capacity_factor", _smaller_capacity_factor)
-
-
-def _for_stacks(
-    experiment: Params, path: str, value: Callable[[Params], object]
-) -> Iterator[SuggestedSettings]:
-    """Yields one change that sets a hyperparameter in every stack that has another value."""
-    settings = {}
-    for name in ("encoder", "decoder"):
-        # A language model has only a decoder.
-        if name not in experiment.task:
-            continue
-        stack = experiment.task.get(name)
-        applies = "moe" not in path or _has_capacity_limit(stack)
-        if applies and stack.get(path) != value(stack):
-            settings[f"task.{name}.{path}"] = value(stack)
-    if settings:
-        yield SuggestedSettings(settings)
-
-
-def _has_capacity_limit(stack: Params) -> bool:
-    """Returns whether the stack's experts drop tokens when their capacity slots are full."""
-    if not (stack.moe_every and issubclass(stack.moe.cls, MixtureOfExperts)):
-        return False
-    return stack.moe.cls.has_capacity_factor(stack.moe)
-
-
-def _smaller_capacity_factor(stack: Params) -> float:
-    factor = stack.moe.router.capacity_factor or _MIN_CAPACITY_FACTOR
-    return min(factor, _MIN_CAPACITY_FACTOR)

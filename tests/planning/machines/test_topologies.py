@@ -234,3 +234,23 @@ def test_compiler_options_appear_in_the_notes(monkeypatch):
     (note,) = topologies.get("v3:2x2").notes
     assert note == "compiled with LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true"
     assert topologies.get("cpu:8").notes != (note,)
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "expected"),
+    [
+        ("v5p:4x4x4", 2, "v5p:4x4x8"),
+        ("v5e:2x4", 2, "v5e:4x4"),
+        ("v5e:16x16", 2, None),
+        ("v5e:4x4*2", 2, "v5e:4x8*2"),
+        ("gpu:h100:1x4", 2, "gpu:h100:1x8"),
+        ("gpu:h100:1x4", 8, "gpu:h100:4x8"),
+        ("gpu:h100:3x8", 2, "gpu:h100:6x8"),
+        ("cpu:4", 2, "cpu:8"),
+    ],
+)
+def test_a_larger_machine_has_the_same_chips(name, times, expected):
+    topology = topologies.get(name)
+    found = topologies.larger(topology, times)
+    assert (found and found.name) == expected
+    assert found is None or found.devices == times * topology.devices

@@ -17,6 +17,7 @@ from lingvo_gshard.wings.serving.planning import app
 from lingvo_gshard.wings.serving.planning.jobs import PlanJobs
 from lingvo_gshard.wings.serving.planning.process import PlanLimits, PlanProcess, resident_bytes
 from lingvo_gshard.wings.serving.planning.requests import PlanRequest
+from lingvo_gshard.wings.serving.planning.worker import PlanAnswer
 from tests.open_models.published import CONFIG
 from tests.planning import example_plan
 
@@ -88,7 +89,36 @@ def test_a_plan_that_is_not_wanted_any_more_ends(configs):
         time.sleep(0.01)
     time.sleep(0.2)
     jobs.close()
-    assert job.problem == "the server stops" and children() == before
+    assert job.problem == "the plan was given up" and children() == before
+
+
+def test_a_plan_under_way_is_cancelled_and_one_that_waits_is_not_made(configs):
+    asked, given_up = [], []
+
+    def run(request, tell, is_over):
+        asked.append(request.topology)
+        while not is_over():
+            time.sleep(0.01)
+        given_up.append(request.topology)
+        raise UserError("the plan was given up")
+
+    jobs = PlanJobs(configs, run=run)
+    client = client_of(jobs)
+    keys = [
+        client.post("/api/plans", json={"topology": name, "config": "llama"}).json()["id"]
+        for name in ("cpu:2", "cpu:4", "cpu:8")
+    ]
+    while not asked:
+        time.sleep(0.01)
+    assert jobs.waiting == 2
+    assert client.delete(f"/api/plans/{keys[1]}").status_code == 200
+    assert client.delete(f"/api/plans/{keys[1]}").status_code == 404
+    assert client.delete(f"/api/plans/{keys[0]}").status_code == 200
+    while len(asked) < 2:
+        time.sleep(0.01)
+    assert asked == ["cpu:2", "cpu:8"] and given_up == ["cpu:2"]
+    assert [job["id"] for job in client.get("/api/plans").json()["plans"]] == [keys[2]]
+    jobs.close()
 
 
 def children():
@@ -116,8 +146,8 @@ def test_a_plan_is_made_after_one_that_breaks_its_process(configs):
     for request in wrong:
         assert ended(jobs.submit(request)).state == "failed"
     job = ended(jobs.submit(PlanRequest(topology="cpu:2", mesh="data=2", **fields)))
-    assert (job.state, job.problem) == ("done", "") and job.plan.devices == 2
-    assert ended(jobs.submit(PlanRequest(topology="cpu:8", mesh="data=8", **fields))).plan
+    assert (job.state, job.problem) == ("done", "") and job.answer.plans[0].devices == 2
+    assert ended(jobs.submit(PlanRequest(topology="cpu:8", mesh="data=8", **fields))).answer
     jobs.close()
 
 
@@ -138,7 +168,7 @@ def test_lists_and_jobs_do_not_show_the_content_of_configs(configs):
     def run(request, tell, is_over):
         while waits[0] and not is_over():
             time.sleep(0.01)
-        return example_plan.as_plan(example_plan.example_plan())
+        return PlanAnswer([example_plan.as_plan(example_plan.example_plan())])
 
     jobs = PlanJobs(configs, run=run)
     client = client_of(jobs)
@@ -164,7 +194,8 @@ def test_lists_and_jobs_do_not_show_the_content_of_configs(configs):
 
 
 @pytest.mark.parametrize(
-    "field", ["topology", "title", "mesh", "strategy", "precision", "config", "experiment"]
+    "field",
+    ["topology", "title", "mesh", "strategy", "precision", "config", "experiment", "dispatch"],
 )
 def test_long_texts_are_refused(configs, field):
     jobs = PlanJobs(configs, run=lambda *_: pytest.fail("it was planned"))
@@ -183,4 +214,55 @@ def test_requests_are_counted(configs):
     found = client.get("/metrics").text
     assert 'gshard_errors_total{path="other",status="404"} 1.0' in found
     assert 'gshard_errors_total{path="/api/plans",status="400"} 1.0' in found
+    jobs.close()
+
+
+MIXTURE = {**CONFIG, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+MIXTURE |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_choices_of_the_page_are_params_of_the_model(configs):
+    asked = PlanRequest(
+        topology="cpu:2",
+        content=MIXTURE,
+        batch_rows=8,
+        micro_batches=2,
+        rematerialize="full",
+        dispatch="gather",
+        precision="float32",
+    )
+    asked.check(configs)
+    found = asked.params(configs)
+    assert (found.input.batch_rows, found.step.micro_batches) == (8, 2)
+    assert found.step.precision == "float32"
+    assert found.task.decoder.execution.rematerialize == "full"
+    assert found.task.decoder.moe.dispatch.cls.__name__ == "GatherDispatch"
+    assert found.task.decoder.moe.router.capacity_factor == 1.25
+    own = PlanRequest(topology="cpu:2", content=MIXTURE).params(configs)
+    assert own.task.decoder.moe.dispatch.cls.__name__ == "DroplessDispatch"
+    assert own.step.precision == "bfloat16" and own.step.micro_batches == 1
+
+
+@pytest.mark.slow
+def test_generation_is_planned_with_its_cost(configs):
+    jobs = PlanJobs(configs, PlanProcess(configs, limits=PlanLimits(seconds=300)))
+    fields = {"config": "llama", "length": 32, "tokens": 3.6e6, "price": 2.0}
+    job = ended(jobs.submit(PlanRequest(topology="cpu:2", mode="generate", **fields)))
+    assert job.problem == ""
+    decoding, prefill = job.answer.plans
+    assert (decoding.change, prefill.change) == ("decoding", "prefill")
+    budget = decoding.budget
+    hours = 2 * 1000 * decoding.seconds_per_step / decoding.tokens_per_step
+    assert budget.tokens == 3.6e6 and budget.chip_hours == pytest.approx(hours)
+    assert budget.price == pytest.approx(2.0 * hours) and budget.currency == "USD"
+    jobs.close()
+
+
+@pytest.mark.slow
+def test_warnings_of_a_plan_come_with_it(configs):
+    jobs = PlanJobs(configs, PlanProcess(configs, limits=PlanLimits(seconds=300)))
+    fields = {"content": MIXTURE, "length": 32, "batch_rows": 2, "strategy": "expert_fsdp"}
+    job = ended(jobs.submit(PlanRequest(topology="cpu:4", **fields)))
+    assert job.problem == ""
+    assert any("do not divide evenly" in text for text in job.answer.warnings)
     jobs.close()

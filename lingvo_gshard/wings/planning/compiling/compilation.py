@@ -81,7 +81,13 @@ _PATIENCE_SECONDS = 10.0
 
 
 class TooLargeError(UserError):
-    """A program needs far more memory than a device has, so that there is no plan of it."""
+    """A program needs far more memory than a device has, so that there is no plan of it.
+
+    Attributes:
+      needed: the bytes that it needs, if the compiler has stated them.
+    """
+
+    needed: int | None = None
 
 
 def compile_for(
@@ -258,17 +264,17 @@ def _compile_for_larger(
     """Compiles a program for a chip with more memory; `message` is the first compiler's refusal."""
     larger = _larger_topology(topology)
     if larger is None:
-        raise TooLargeError(_too_large(program, topology, message))
+        raise _too_large(program, topology, message)
     progress.begin(f"the program does not fit: compiling for {larger.name}, which has more memory")
     try:
         compiled = _compile(program, larger, started, progress, options)
     except jax.errors.JaxRuntimeError as error:
-        raise TooLargeError(
-            f"{_too_large(program, topology, message)} Not even {larger.chip.name} has enough: "
-            f"{_first_line(str(error))}"
-        ) from None
+        why = f" Not even {larger.chip.name} has enough: {_first_line(str(error))}"
+        raise _too_large(program, topology, message, why) from None
     memory = dict(compiled.memory)
-    memory["temporaries"] = _temporaries(message, memory)
+    total = _needed(message)
+    if total is not None:
+        memory["temporaries"] = max(total - memory["arguments"] - memory["outputs"], 0)
     memory["peak"] = sum(memory[name] for name in ("arguments", "outputs", "temporaries", "code"))
     note = (
         f"The step does not fit. Its operations and times are those of the program compiled for "
@@ -278,21 +284,20 @@ def _compile_for_larger(
     return _noted(msgspec.structs.replace(compiled, memory=memory, refused=True), note)
 
 
-def _too_large(program: Program, topology: Topology, message: str) -> str:
-    return (
-        f"`topology={topology.name}`: {program.name} needs far more memory than a device has; use "
-        "more devices, or a `strategy` that splits more. The compiler reported: "
-        f"{_first_line(message)}"
+def _too_large(program: Program, topology: Topology, message: str, why: str = "") -> TooLargeError:
+    """Returns the error of a program that no chip has memory for."""
+    error = TooLargeError(
+        f"`topology={topology.name}`: {program.name} needs far more memory than a device has. The "
+        f"compiler reported: {_first_line(message)}{why}"
     )
+    error.needed = _needed(message)
+    return error
 
 
-def _temporaries(message: str, memory: dict[str, int]) -> int:
-    """The bytes of temporaries according to a compiler's refusal."""
+def _needed(message: str) -> int | None:
+    """The bytes of arguments, outputs and temporaries according to a compiler's refusal."""
     found = _NEEDED.search(message)
-    if found is None:
-        return memory["temporaries"]
-    total = int(float(found["bytes"]) * _UNITS[found["unit"].upper()])
-    return max(total - memory["arguments"] - memory["outputs"], 0)
+    return found and int(float(found["bytes"]) * _UNITS[found["unit"].upper()])
 
 
 def _first_line(message: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 from lingvo_gshard.core import UserError
 from lingvo_gshard.core import names as nearest_names
-from lingvo_gshard.wings.planning.machines import chips, compilers, cuda
+from lingvo_gshard.wings.planning.machines import chips, cloud_names, compilers, cuda
 
 _FORMS = (
     "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts "
-    "x GPUs of one host)"
+    f"x GPUs of one host), or a cloud's name such as {cloud_names.EXAMPLES}"
 )
 _SIZES = re.compile(r"[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})*")
 # A larger number is a slip of the pen: the largest clusters that train one model have fewer.
@@ -108,7 +108,7 @@ def get(name: str) -> Topology:
     """Returns the topology of a name.
 
     Names are such as `v3:32x32`, `v5p:8x8x8*4` (four slices), `cpu:8` and `gpu:h100:8x4` (hosts x
-    GPUs per host).
+    GPUs per host), or what clouds call such machines: `v5litepod-16`, `p5.48xlarge`, `8xH100`.
 
     Raises:
       UserError: if there is no such topology, or it is too large; names `topology`.
@@ -127,7 +127,7 @@ def get(name: str) -> Topology:
 
 
 def _named(name: str) -> Topology:
-    kind, _, rest = name.strip().lower().partition(":")
+    kind, _, rest = cloud_names.topology_name(name, _keys("gpu")).partition(":")
     if kind in ("gpu", "cpu") and "*" in rest:
         raise UserError(
             f"`topology={name}`: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x "
@@ -137,11 +137,34 @@ def _named(name: str) -> Topology:
         return _gpu(name, rest)
     if kind == "cpu":
         return _cpu(name, rest)
-    tpus = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
+    tpus = _keys("tpu")
     if kind not in tpus:
-        hint = nearest_names.nearest(kind, (*tpus, "cpu", "gpu"))
+        hint = nearest_names.nearest(kind, (*tpus, "cpu", "gpu", *cloud_names.MACHINES))
         raise UserError(f"`topology={name}`: unknown kind of chip {kind!r}; {_FORMS}. {hint}")
     return _tpu(name, kind, rest)
+
+
+def larger(topology: Topology, times: int) -> Topology | None:
+    """Returns a machine with `times` as many of the same chips; None if there is none."""
+    key, shape = topology.chip.key, topology.shape
+    if topology.kind == "cpu":
+        return get(f"cpu:{shape[0] * times}")
+    if topology.kind == "gpu":
+        hosts, gpus = shape
+        most = topology.chip.host_chips
+        wide = min(times, most // gpus) if hosts == 1 and most % gpus == 0 else 1
+        return get(f"gpu:{key}:{hosts * times // wide}x{gpus * wide}")
+    chips_of_slice = math.prod(shape) * times
+    even = cloud_names.even_shape(chips_of_slice, topology.chip.torus_dimensions)
+    try:
+        return get(f"{key}:{'x'.join(map(str, even))}*{topology.slices}")
+    except UserError:
+        return None
+
+
+def _keys(kind: str) -> tuple[str, ...]:
+    """Returns the keys of the chips of a kind."""
+    return tuple(chip.key for chip in chips.CHIPS.values() if chip.kind == kind)
 
 
 def names() -> tuple[str, ...]:
@@ -197,6 +220,7 @@ def listing() -> str:
             "Memory (what a program may use) and peak are per device; links are per direction.",
             "Other sizes are named the same way: v3:4x4, v4:4x4x8, v5e:2x4, gpu:h100:1x8.",
             "Several TPU slices, joined by the data-center network: v5p:8x8x8*4.",
+            f"Names of clouds work too: {cloud_names.EXAMPLES}, or a3-highgpu-8g*4 for four hosts.",
             *compilers.listing(),
         ]
     )
@@ -272,19 +296,21 @@ def _wraps(chip: chips.Chip, shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 def _gpu(name: str, rest: str) -> Topology:
     key, _, text = rest.partition(":")
-    gpus = [chip.key for chip in chips.CHIPS.values() if chip.kind == "gpu"]
+    gpus = _keys("gpu")
     if key not in gpus:
         raise UserError(
             f"`topology={name}`: unknown GPU {key!r}. {nearest_names.nearest(key, gpus)}"
         )
-    return Topology(name, chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False))
+    return Topology(
+        f"gpu:{rest}", chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False)
+    )
 
 
 def _cpu(name: str, text: str) -> Topology:
     shape = _sizes(name, text, 1, "cpu:8")
     if shape[0] > _MOST_CPU_DEVICES:
         raise UserError(f"`topology={name}`: expected at most {_MOST_CPU_DEVICES} virtual devices")
-    return Topology(name, chips.get("cpu"), shape, (False,))
+    return Topology(f"cpu:{text}", chips.get("cpu"), shape, (False,))
 
 
 def _cpu_devices(topology: Topology) -> list[Any]:

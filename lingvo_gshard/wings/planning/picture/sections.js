@@ -191,6 +191,7 @@ function remediesSection(given) {
     field("Change", "change", { wide: true, show: code }),
     column("Fits", (row) => (row.fits ? "yes" : "no"), { show: (value, row) => el("span", { class: row.fits ? "good" : "bad" }, row.fits ? "✓ yes" : "✕ no") }),
     numeric("Peak per device", "peak", bytes, { bar: true }), numeric("Time of a step", "seconds_per_step", seconds),
+    numeric("Tokens a second", "tokens_per_second", large), numeric("Price of 1e9 tokens, USD", "price", large),
   ];
   return [section("remedies", "What would fit",
     el("p", { class: "lead" }, "Each change was compiled."),

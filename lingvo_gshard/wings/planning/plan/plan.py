@@ -226,6 +226,8 @@ class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
       peak: peak bytes of one device; None if the step could not be planned.
       seconds_per_step: estimate; None if the step could not be planned.
       reason: why the step could not be planned.
+      tokens_per_second: estimate; None if the step could not be planned.
+      price: price of training on a billion tokens; None if no price is published.
     """
 
     change: str
@@ -233,6 +235,8 @@ class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
     peak: int | None
     seconds_per_step: float | None
     reason: str = ""
+    tokens_per_second: float | None = None
+    price: float | None = None
 
 
 class Plan(Record, frozen=True, kw_only=True):
@@ -261,6 +265,8 @@ class Plan(Record, frozen=True, kw_only=True):
       mfu: model FLOPs utilization, estimate.
       budget: cost of a training; None if no number of tokens was given.
       remedies: changes that were tried because the step does not fit.
+      change: settings, each in backquotes, that a plan has beside what was asked for, so that it
+        fits.
       compile_seconds: time that the compilation took.
       has_code: whether the compiler generated code. If not, the peak lacks the code's bytes, and
         compile_seconds the time to generate it.
@@ -301,6 +307,7 @@ class Plan(Record, frozen=True, kw_only=True):
     mfu: float | None
     budget: Budget | None
     remedies: list[Remedy]
+    change: str = ""
     compile_seconds: float
     has_code: bool = True
     versions: dict[str, str]

@@ -124,8 +124,8 @@ class Candidate(Record, frozen=True):
             settings += [f"compile_options={each}" for each in options]
         if self.overrides:
             settings.append(f"sharding.overrides = {dict(self.overrides)!r}")
-        values = self._values(paths).items()
-        return settings + [f"{gin_name(path)} = {_gin(value)}" for path, value in values]
+        values = self.values(paths).items()
+        return settings + [f"{gin_name(path)} = {gin_value(value)}" for path, value in values]
 
     def params(self, experiment: Params, paths: ChoicePaths = ChoicePaths()) -> Params:
         """Returns a copy of an experiment's Params with all choices of the candidate.
@@ -137,11 +137,11 @@ class Candidate(Record, frozen=True):
         changed = experiment.copy()
         changed.sharding.set(mesh=self.mesh, strategy=self.strategy, overrides=dict(self.overrides))
         changed.sharding.compile_options = (*paths.compile_options, *self.compile_options)
-        for path, value in self._values(paths).items():
+        for path, value in self.values(paths).items():
             changed.set_path(path, value.params() if isinstance(value, type) else value)
         return changed
 
-    def _values(self, paths: ChoicePaths) -> dict[str, Any]:
+    def values(self, paths: ChoicePaths) -> dict[str, Any]:
         """Returns the values of hyperparameters, by path; a class stands for its Params."""
         values: dict[str, Any] = dict.fromkeys(paths.rematerialize, self.rematerialize)
         if self.micro_batches:
@@ -190,7 +190,7 @@ class Variant:
         )
 
 
-def _gin(value: Any) -> str:
+def gin_value(value: Any) -> str:
     """Returns a value as gin writes it."""
     if isinstance(value, type):
         return f"@{value.__module__}.{value.__qualname__}"

@@ -228,7 +228,7 @@ def search_experiment(
         rates_of(topology),
         compile_candidate,
         compile_best=options.search_compilations,
-        savings=_savings(paths, topology),
+        savings=savings(paths, topology),
         torus=_torus(topology),
         progress=progress,
         others=steps[1:],
@@ -249,7 +249,7 @@ def seconds_bound(
     return step_flops(make_trainer(experiment).task, batch) / (topology.devices * peak)
 
 
-def _savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
+def savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
     """Returns what to try: in the memory of the host only where its bandwidth is known."""
     is_offloaded = (False, True) if topology.chip.host_bandwidth else (False,)
     policies = remat_policy.POLICIES if is_offloaded[-1] else remat_policy.ON_DEVICE

@@ -37,7 +37,8 @@ def search_machines(
                 f"{machine.name} out of `topology`"
             )
     found = []
-    for machine in machines:
+    # A process has as many virtual CPU devices as the first machine needs.
+    for machine in sorted(machines, key=lambda machine: -machine.devices):
         if len(machines) > 1:
             progress.say(f"searching {machine.name}")
         found.append(

@@ -142,7 +142,7 @@ def search(
     fitting = [row for row in named if _fits(row, capacity)]
     if fitting:
         progress.say(f"of the named strategies, {_in_words(min(fitting, key=_seconds))}")
-    ordered = _simplest_first(_possible(_rate(searches, savings, progress), seconds_bound))
+    ordered = simplest_first(_possible(_rate(searches, savings, progress), seconds_bound))
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, progress)
         named = _compile_best_named(named, compile_candidate, capacity, progress)
@@ -374,7 +374,7 @@ def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
     )
 
 
-def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
+def simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
     """Returns the candidates by seconds, the simplest of about equally fast ones first."""
     pending = sorted(rows, key=lambda row: row.seconds)
     ordered: list[RatedCandidate] = []
@@ -510,7 +510,7 @@ def _baselines(
             for step, layer_groups in zip(steps, groups, strict=True):
                 model = CostModel(named, rates, micro_batches=step.micro_batches)
                 model = models.setdefault((named, step.micro_batches, step.precision), model)
-                rows += _rows_of_named(name, layer_groups, step, model, savings)
+                rows += rows_of_strategy(name, layer_groups, step, model, savings)
         fitting = [row for row in rows if _fits(row, rates.capacity)]
         if rows:
             yield min(fitting or rows, key=lambda row: row.seconds if fitting else row.peak)
@@ -527,13 +527,14 @@ def _named_strategies(groups: LayerGroups) -> Iterable[tuple[str, tuple[str, ...
             yield name, axes
 
 
-def _rows_of_named(
+def rows_of_strategy(
     name: str,
     layer_groups: LayerGroups,
     step: TracedStep,
     model: CostModel,
     savings: Sequence[Saving],
 ) -> Iterable[RatedCandidate]:
+    """Yields a step under one strategy with each saving; nothing if the mesh lacks its axes."""
     try:
         strategy = strategies.get(name, model.mesh)
     except UserError:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lingvo_gshard.core import UserError, registry
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.training import precision
 from lingvo_gshard.wings.planning import picture
@@ -25,7 +26,7 @@ from lingvo_gshard.wings.serving.origins import Origins
 from lingvo_gshard.wings.serving.page import response
 from lingvo_gshard.wings.serving.planning import page
 from lingvo_gshard.wings.serving.planning.jobs import DONE, PlanJobs
-from lingvo_gshard.wings.serving.planning.requests import PlanRequest
+from lingvo_gshard.wings.serving.planning.requests import PlanRequest, dispatch_names
 
 # A config.json has some kilobytes.
 _MOST_BYTES = 1 << 20
@@ -70,7 +71,12 @@ def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -
         job = jobs.get(request.path_params["key"])
         if job is None:
             raise RequestError(_NOT_FOUND, "there is no such plan; it may have been dropped")
-        return json_response(job.to_record(with_plan=True))
+        return json_response(job.to_record(with_answer=True))
+
+    async def remove(request: Request) -> Response:
+        if not jobs.remove(request.path_params["key"]):
+            raise RequestError(_NOT_FOUND, "there is no such plan; it may have been dropped")
+        return json_response({})
 
     async def saved(request: Request) -> Response:
         keys = request.query_params.get("plans", "")
@@ -89,6 +95,7 @@ def make_app(jobs: PlanJobs, origins: Origins, metrics: Metrics | None = None) -
         ("/api/plans", "POST", submit),
         ("/api/plans", "GET", listed),
         ("/api/plans/{key}", "GET", one),
+        ("/api/plans/{key}", "DELETE", remove),
         ("/saved", "GET", saved),
         ("/metrics", "GET", counted),
     ]
@@ -109,6 +116,8 @@ def _choices(configs: Mapping[str, pathlib.Path]) -> dict[str, Any]:
         "topologies": topologies.records(),
         "strategies": [*strategies.base_names(), *_COMBINED],
         "precisions": precision.precision_names(),
+        "policies": list(remat_policy.POLICIES),
+        "dispatches": dispatch_names(),
     }
 
 
@@ -117,10 +126,10 @@ def _saved(jobs: PlanJobs, keys: str) -> str:
     plans, names = [], []
     for key in filter(None, dict.fromkeys(keys.split(","))):
         job = jobs.get(key)
-        if job is None or job.state != DONE or job.plan is None:
+        if job is None or job.state != DONE or job.answer is None:
             raise RequestError(_NOT_FOUND, f"there is no finished plan {key[:20]!r}")
-        plans.append(job.plan)
-        names.append(job.request.model)
+        plans += job.answer.plans
+        names += [job.request.model] * len(job.answer.plans)
     if not plans:
         raise RequestError(_BAD_REQUEST, "plans is empty; ids separated by commas were expected")
     if len(plans) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import pathlib
 import queue
@@ -15,10 +16,9 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.serving.planning.process import PlanProcess
 from lingvo_gshard.wings.serving.planning.requests import PlanRequest
-from lingvo_gshard.wings.serving.planning.worker import News
+from lingvo_gshard.wings.serving.planning.worker import News, PlanAnswer
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 # Results that are kept. A plan has some hundred kilobytes.
@@ -42,6 +42,9 @@ class Job:
       share: share of the stage that is done; None if unknown.
       began: when it was taken up, in the time of time.monotonic.
       seconds: how long it took; None before its end.
+      problem: why there is no plan.
+      answer: what was planned; None before the end, and if there is no plan.
+      is_removed: whether nobody wants it any more.
     """
 
     key: str
@@ -52,9 +55,10 @@ class Job:
     began: float | None = None
     seconds: float | None = None
     problem: str = ""
-    plan: Plan | None = None
+    answer: PlanAnswer | None = None
+    is_removed: bool = False
 
-    def to_record(self, with_plan: bool = False) -> dict[str, Any]:
+    def to_record(self, with_answer: bool = False) -> dict[str, Any]:
         """Returns the job as a JSON value, without the content of a config."""
         now = None if self.began is None else time.monotonic() - self.began
         request = msgspec.structs.replace(self.request, content=None)
@@ -68,23 +72,23 @@ class Job:
             "seconds": now if self.seconds is None else self.seconds,
             "problem": self.problem,
         }
-        return record | {"plan": self.plan} if with_plan else record
+        return record | {"answer": self.answer} if with_answer else record
 
     def hear(self, news: News) -> None:
         """Takes note of a stage, or of how much of it is done."""
         self.stage, self.share = news.stage or self.stage, news.share
 
-    def end(self, problem: str = "", plan: Plan | None = None) -> None:
-        """Ends the job with a plan, or with the reason why there is none."""
+    def end(self, problem: str = "", answer: PlanAnswer | None = None) -> None:
+        """Ends the job with plans, or with the reason why there is none."""
         assert self.began is not None
-        self.problem, self.plan = problem, plan
+        self.problem, self.answer = problem, answer
         self.seconds = time.monotonic() - self.began
         self.request = msgspec.structs.replace(self.request, content=None)
-        self.state = FAILED if plan is None else DONE
+        self.state = FAILED if answer is None else DONE
 
 
-# Makes the plan of a request, tells what it does, and gives up when it is over.
-Run = Callable[[PlanRequest, Callable[[News], None], Callable[[], bool]], Plan]
+# Makes the plans of a request, tells what it does, and gives up when it is over.
+Run = Callable[[PlanRequest, Callable[[News], None], Callable[[], bool]], PlanAnswer]
 
 
 class PlanJobs:
@@ -112,7 +116,7 @@ class PlanJobs:
             job = self._jobs.get(key)
             if job and job.state != FAILED:
                 return job
-            waiting = sum(job.state == WAITING for job in self._jobs.values())
+            waiting = self._count_waiting()
             if waiting >= _MOST_WAITING:
                 raise UserError(f"{waiting} plans wait already; ask again when some are done")
             job = self._jobs[key] = Job(key, request)
@@ -133,10 +137,22 @@ class PlanJobs:
         with self._lock:
             return list(self._jobs.values())
 
+    def remove(self, key: str) -> bool:
+        """Forgets a job, and gives it up if it is under way. Returns whether there was one."""
+        with self._lock:
+            job = self._jobs.pop(key, None)
+        if job is not None:
+            job.is_removed = True
+        return job is not None
+
     @property
     def waiting(self) -> int:
         """The number of plans that wait."""
-        return self._waiting.qsize()
+        with self._lock:
+            return self._count_waiting()
+
+    def _count_waiting(self) -> int:
+        return sum(job.state == WAITING for job in self._jobs.values())
 
     def close(self) -> None:
         """Gives up the plan under way, and ends the thread."""
@@ -146,11 +162,17 @@ class PlanJobs:
 
     def _work(self) -> None:
         while (job := self._waiting.get()) is not None and not self._is_over.is_set():
+            if job.is_removed:
+                continue
             job.began, job.state = time.monotonic(), RUNNING
+            is_over = functools.partial(self._is_given_up, job)
             try:
-                job.end(plan=self._run(job.request, job.hear, self._is_over.is_set))
+                job.end(answer=self._run(job.request, job.hear, is_over))
             except UserError as error:
                 job.end(str(error))
             except Exception as error:  # The thread goes on with the next plan.
                 _log.error("planning failed", exc_info=error)
                 job.end("planning failed; the log of the server says why")
+
+    def _is_given_up(self, job: Job) -> bool:
+        return job.is_removed or self._is_over.is_set()

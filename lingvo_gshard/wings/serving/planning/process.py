@@ -18,9 +18,8 @@ import msgspec
 from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.planning.compiling.cache import Settings
-from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.serving.planning.requests import PlanRequest
-from lingvo_gshard.wings.serving.planning.worker import News, Task
+from lingvo_gshard.wings.serving.planning.worker import News, PlanAnswer, Task
 
 _MODULE = "lingvo_gshard.wings.serving.planning.worker"
 _POLL_SECONDS = 0.2
@@ -55,8 +54,8 @@ class PlanProcess:
 
     def __call__(
         self, request: PlanRequest, tell: Callable[[News], None], is_over: Callable[[], bool]
-    ) -> Plan:
-        """Returns the plan of a request. Raises UserError at a limit, or when `is_over`."""
+    ) -> PlanAnswer:
+        """Returns the plans of a request. Raises UserError at a limit, or when `is_over`."""
         process = start_module(_MODULE, stderr=None)
         try:
             assert process.stdin
@@ -66,8 +65,8 @@ class PlanProcess:
             for news in self._news(process, is_over):
                 if news.problem:
                     raise UserError(news.problem)
-                if news.plan:
-                    return news.plan
+                if news.answer:
+                    return news.answer
                 tell(news)
         finally:
             # Other processes of the plan end with this one.
@@ -91,7 +90,7 @@ class PlanProcess:
                 except (EOFError, OSError):  # The process has ended.
                     process.wait()
                     return
-        raise UserError("the server stops")
+        raise UserError("the plan was given up")
 
     def _check(self, pid: int, end: float) -> None:
         if time.monotonic() > end:

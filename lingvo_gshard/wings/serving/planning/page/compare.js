@@ -29,6 +29,10 @@ function comparedRows(plans) {
     ["tokens a second", (plan) => plan.tokens_per_second, large, 1],
     ["tokens a second and device", (plan) => (isNumber(plan.tokens_per_second) ? plan.tokens_per_second / plan.devices : null), large, 1],
     ["MFU", (plan) => plan.mfu, share, 1],
+    ["Cost"],
+    ["tokens", (plan) => plan.budget?.tokens, large, 0],
+    ["chip-hours", (plan) => plan.budget?.chip_hours, large, -1],
+    [["price", plans.map((plan) => plan.budget?.currency).find(Boolean)].filter(Boolean).join(", "), (plan) => plan.budget?.price, large, -1],
     ["Exposed communication"],
     ...collectiveKinds(plans).map((kind) => [kind, (plan) => ofKind(plan, kind), seconds, -1]),
   ];
@@ -52,9 +56,21 @@ function comparedRow(plans, [title, value, write, better]) {
   return el("tr", { class: differs ? "differs" : null }, el("th", { scope: "row" }, title), cells);
 }
 
+// A text whose parts in backquotes are settings.
+const coded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", {}, breakable(part)) : part));
+
+const titleOf = (plan, name) => `${name} on ${plan.topology}`;
+
+function notes(plans, names) {
+  return plans.flatMap((plan, index) => (plan.notes.length ? [el("details", { class: "notes" },
+    el("summary", {}, `Notes on ${titleOf(plan, names[index])}`, plan.change ? [", ", coded(plan.change)] : null),
+    el("ul", {}, plan.notes.map((note) => el("li", {}, coded(note)))))] : []));
+}
+
 function comparison(plans, names) {
-  const heads = plans.map((plan, index) => el("th", { scope: "col" }, `${names[index]} on ${plan.topology}`));
-  return el("div", { class: "scroll" }, el("table", { class: "compared" },
+  const heads = plans.map((plan, index) => el("th", { scope: "col" }, titleOf(plan, names[index]),
+    plan.change ? el("span", { class: "change" }, coded(plan.change)) : null));
+  return el("div", { class: "scroll" }, el("table", { class: "compared", style: { "--plans": plans.length } },
     el("thead", {}, el("tr", {}, el("th", {}, ""), heads)),
     el("tbody", {}, comparedRows(plans).map((row) => comparedRow(plans, row)))));
 }

@@ -1,7 +1,7 @@
 // Talks to the server.
 
-async function call(path, body) {
-  const options = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
+async function call(path, body, method = body ? "POST" : "GET") {
+  const options = body ? { method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : { method };
   let response;
   try {
     response = await fetch(path, options);

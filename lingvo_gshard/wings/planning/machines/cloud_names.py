@@ -1,0 +1,147 @@
+"""Names that clouds give to machines, such as v5litepod-16 and a3-highgpu-8g, as topologies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Collection
+
+# Google counts TensorCores up to v5p and for TPU7x, and chips for v5e and v6e:
+# https://cloud.google.com/tpu/docs/types-topologies, https://cloud.google.com/tpu/docs/v5p,
+# https://cloud.google.com/tpu/docs/v5e, and for TPU7x
+# https://github.com/AI-Hypercomputer/xpk/blob/main/src/xpk/core/system_characteristics.py
+# Prefix of a name -> (key of the chip, counted per chip, dimensions of a slice).
+_SLICES = {
+    "v2": ("v2", 2, 2),
+    "v3": ("v3", 2, 2),
+    "v4": ("v4", 2, 3),
+    "v5e": ("v5e", 1, 2),
+    "v5litepod": ("v5e", 1, 2),
+    "v5p": ("v5p", 2, 3),
+    "v6e": ("v6e", 1, 2),
+    "tpu7x": ("tpu7x", 2, 3),
+}
+# Slices of three dimensions of at least this many chips consist of cubes of 4x4x4.
+_CUBE = 4
+# Name of a machine -> (key of the GPU, GPUs), from
+# https://cloud.google.com/compute/docs/accelerator-optimized-machines,
+# https://aws.amazon.com/ec2/instance-types/accelerated-computing/ and
+# https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
+MACHINES = {
+    "a2-highgpu-1g": ("a100-40gb", 1),
+    "a2-highgpu-8g": ("a100-40gb", 8),
+    "a2-megagpu-16g": ("a100-40gb", 16),
+    "a2-ultragpu-1g": ("a100", 1),
+    "a2-ultragpu-8g": ("a100", 8),
+    "a3-highgpu-1g": ("h100", 1),
+    "a3-highgpu-8g": ("h100", 8),
+    "a3-megagpu-8g": ("h100", 8),
+    "a3-ultragpu-8g": ("h200", 8),
+    "a4-highgpu-8g": ("b200", 8),
+    "g2-standard-96": ("l4", 8),
+    "p4d.24xlarge": ("a100-40gb", 8),
+    "p4de.24xlarge": ("a100", 8),
+    "p5.48xlarge": ("h100", 8),
+    "p5e.48xlarge": ("h200", 8),
+    "p5en.48xlarge": ("h200", 8),
+    "p6-b200.48xlarge": ("b200", 8),
+    "g6.48xlarge": ("l4", 8),
+    "g6e.48xlarge": ("l40s", 8),
+    "nd96asr_v4": ("a100-40gb", 8),
+    "nd96amsr_a100_v4": ("a100", 8),
+    "nd96isr_h100_v5": ("h100", 8),
+    "nd96isr_h200_v5": ("h200", 8),
+}
+# Other names of GPUs -> keys of chips.
+GPUS = {
+    "a100-80gb": "a100",
+    "a100-sxm4-40gb": "a100-40gb",
+    "a100-sxm4-80gb": "a100",
+    "h100-80gb": "h100",
+    "h100-sxm": "h100",
+    "h100-mega-80gb": "h100",
+    "h200-141gb": "h200",
+    "h200-sxm": "h200",
+    "b200-sxm": "b200",
+}
+# One name of each form, for messages.
+EXAMPLES = "v5litepod-16, v4-32, a3-highgpu-8g, p5.48xlarge, ND96isr_H100_v5 and 8xH100"
+_SLICE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<count>[1-9]\d{0,5})(?P<slices>\*\d+)?")
+_GPU = re.compile(
+    r"((?P<count>[1-9]\d{0,5})\s*x\s*)?(?P<gpu>[a-z][a-z0-9-]*)(:(?P<many>[1-9]\d{0,5}))?"
+)
+# GPUs of a host that is not named.
+_OF_HOST = 8
+
+
+def topology_name(name: str, gpus: Collection[str]) -> str:
+    """Returns the topology of a cloud's name, such as v5e:4x4 for v5litepod-16.
+
+    A machine's name may say how many there are: a3-highgpu-8g*4. Every other name is returned in
+    lower case.
+
+    Args:
+      name: the name, in any case.
+      gpus: the keys of the GPUs.
+    """
+    text = " ".join(name.lower().split())
+    plain = re.sub(r"^(standard|nvidia)[_ -]", "", text)
+    found = _slice(text) or _machine(plain.replace(" ", "_")) or _gpus(plain, gpus)
+    if found:
+        return found
+    kind, colon, rest = text.partition(":")
+    key, shape_colon, shape = rest.partition(":")
+    is_gpu = kind == "gpu" and key in GPUS
+    return f"{kind}{colon}{GPUS[key]}{shape_colon}{shape}" if is_gpu else text
+
+
+def _slice(text: str) -> str:
+    """Returns the slice of TPUs for a name such as v4-32; empty for other names."""
+    found = _SLICE.fullmatch(text)
+    if found is None or found["prefix"] not in _SLICES:
+        return ""
+    key, counted, dimensions = _SLICES[found["prefix"]]
+    chips, rest = divmod(int(found["count"]), counted)
+    if rest:
+        return ""
+    shape = "x".join(map(str, even_shape(chips, dimensions)))
+    return f"{key}:{shape}{found['slices'] or ''}"
+
+
+def even_shape(chips: int, dimensions: int) -> tuple[int, ...]:
+    """Returns the most even shape of a slice, as Google lists it: 4x4x8, and 2x2x1 for one host."""
+    unit = _CUBE if dimensions == 3 and chips % _CUBE**3 == 0 else 1
+    count = chips // unit**dimensions
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    shapes = (
+        (*sizes, count // math.prod(sizes))
+        for sizes in itertools.combinations_with_replacement(divisors, dimensions - 1)
+        if count % math.prod(sizes) == 0
+    )
+    ordered = [shape for shape in shapes if list(shape) == sorted(shape)]
+    shape = tuple(size * unit for size in min(ordered, key=lambda shape: shape[-1] / shape[0]))
+    # A host has 2x2 chips.
+    return (*shape[1:], 1) if dimensions == 3 and shape[0] == 1 else shape
+
+
+def _machine(text: str) -> str:
+    """Returns the hosts for a name such as p5.48xlarge*2; empty for other names."""
+    machine, star, hosts = text.partition("*")
+    if machine not in MACHINES or (star and not hosts.isdecimal()):
+        return ""
+    key, count = MACHINES[machine]
+    return f"gpu:{key}:{hosts or 1}x{count}"
+
+
+def _gpus(text: str, gpus: Collection[str]) -> str:
+    """Returns the GPUs for a name such as 8xH100, H100:8 or H100; empty for other names."""
+    found = _GPU.fullmatch(text)
+    if found is None or (found["count"] and found["many"]):
+        return ""
+    key = GPUS.get(found["gpu"], found["gpu"])
+    count = int(found["count"] or found["many"] or 1)
+    hosts = math.ceil(count / _OF_HOST)
+    if key not in gpus or count % hosts:
+        return ""
+    return f"gpu:{key}:{hosts}x{count // hosts}"
