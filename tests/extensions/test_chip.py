@@ -1,12 +1,11 @@
-# tests: wings/planning/machines/chips.py, wings/planning/machines/chip_figures.py
-# tests: wings/planning/machines/topologies.py
+# tests: wings/planning/machines/chips.py
+# tests: wings/planning/machines/topologies.py, wings/planning/machines/chip_figures.py
 """Tests that one record adds a chip to the planner."""
 
 import pytest
 
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.machines import (
-    chip_figures,
     chips,
     cuda,
     efficiencies,
@@ -17,7 +16,7 @@ from lingvo_gshard.wings.planning.training import formulas
 
 _SOURCE = "a datasheet"
 TPU = {
-    **chip_figures.FIGURES["v5p"],
+    **chips.FIGURES["v5p"],
     "name": ("TPU of tomorrow", _SOURCE),
     "device_kinds": (("tomorrow",), _SOURCE),
     "peak_flops": ({"bf16": 1e15, "f32": 1e15}, _SOURCE),
@@ -26,7 +25,7 @@ TPU = {
     "product_efficiency": ({1024: 0.5, 4096: 0.9}, _SOURCE),
 }
 GPU = {
-    **chip_figures.FIGURES["h100"],
+    **chips.FIGURES["h100"],
     "name": ("GPU of tomorrow", _SOURCE),
     "device_kinds": (("x100",), _SOURCE),
     "example": ("gpu:x100:1x8", _SOURCE),

@@ -51,6 +51,11 @@ def test_slices_have_the_chips_and_shapes_that_google_lists(name, expected, coun
         ("gpu:a100-80gb:1x8", "gpu:a100:1x8"),
         ("GPU:H100:8x4", "gpu:h100:8x4"),
         ("cpu:8", "cpu:8"),
+        ("a4x-highgpu-4g", "gpu:gb200:1x4"),
+        ("a4x-highgpu-4g*18", "gpu:gb200:1x72"),
+        ("p6e-gb200.36xlarge*36", "gpu:gb200:2x72"),
+        ("72xGB200", "gpu:gb200:1x72"),
+        ("a3-highgpu-1g*4", "gpu:h100:4x1"),
     ],
 )
 def test_machines_and_gpus_are_hosts_by_gpus(name, expected):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from lingvo_gshard.core import UserError, names
-from lingvo_gshard.wings.planning.machines import chip_figures
+from lingvo_gshard.wings.planning.machines import chip_figures, gpu_figures
 from lingvo_gshard.wings.planning.machines.gpu_targets import GpuTarget
 
 # Kinds of chips, and of the compilers for them -> jax's names of their platforms.
@@ -71,8 +71,8 @@ class Chip:
       watts: power of one chip; None if it is not published.
       price: list price of one chip; None if it is not published.
       example: name of a topology of such chips.
-      matrix_unit: rows and columns of a TPU's matrix unit, of which a product fills as many as its
-        smallest dimension has; 0 for other chips.
+      matrix_unit: rows and columns of a TPU's matrix unit; 0 for other chips. A product with a
+        smaller dimension fills a part of it.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
       fp8_efficiency: the same in FP8, for large products; None for that in bfloat16.
       measured_links: the chip whose measured collectives stand for this chip's collectives: "v3",
@@ -228,4 +228,5 @@ def _chip(key: str, figures: Mapping[str, tuple]) -> Chip:
     return Chip(key=key, **values, sources=sources)
 
 
-CHIPS: dict[str, Chip] = {key: _chip(key, figures) for key, figures in chip_figures.FIGURES.items()}
+FIGURES = chip_figures.FIGURES | gpu_figures.FIGURES | chip_figures.CPU
+CHIPS: dict[str, Chip] = {key: _chip(key, figures) for key, figures in FIGURES.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 
 # Google counts TensorCores up to v5p and for TPU7x, and chips for v5e and v6e:
 # https://cloud.google.com/tpu/docs/types-topologies, https://cloud.google.com/tpu/docs/v5p,
@@ -39,6 +39,7 @@ MACHINES = {
     "a3-megagpu-8g": ("h100", 8),
     "a3-ultragpu-8g": ("h200", 8),
     "a4-highgpu-8g": ("b200", 8),
+    "a4x-highgpu-4g": ("gb200", 4),
     "g2-standard-96": ("l4", 8),
     "p4d.24xlarge": ("a100-40gb", 8),
     "p4de.24xlarge": ("a100", 8),
@@ -46,6 +47,8 @@ MACHINES = {
     "p5e.48xlarge": ("h200", 8),
     "p5en.48xlarge": ("h200", 8),
     "p6-b200.48xlarge": ("b200", 8),
+    "p6-b300.48xlarge": ("b300", 8),
+    "p6e-gb200.36xlarge": ("gb200", 4),
     "g6.48xlarge": ("l4", 8),
     "g6e.48xlarge": ("l40s", 8),
     "nd96asr_v4": ("a100-40gb", 8),
@@ -71,11 +74,11 @@ _SLICE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<count>[1-9]\d{0,5})(?P<slices>\*
 _GPU = re.compile(
     r"((?P<count>[1-9]\d{0,5})\s*x\s*)?(?P<gpu>[a-z][a-z0-9-]*)(:(?P<many>[1-9]\d{0,5}))?"
 )
-# GPUs of a host that is not named.
-_OF_HOST = 8
+# More GPUs than this are connected in racks only.
+_MOST_OF_HOST = 16
 
 
-def topology_name(name: str, gpus: Collection[str]) -> str:
+def topology_name(name: str, gpus: Mapping[str, int]) -> str:
     """Returns the topology of a cloud's name, such as v5e:4x4 for v5litepod-16.
 
     A machine's name may say how many there are: a3-highgpu-8g*4. Every other name is returned in
@@ -83,11 +86,11 @@ def topology_name(name: str, gpus: Collection[str]) -> str:
 
     Args:
       name: the name, in any case.
-      gpus: the keys of the GPUs.
+      gpus: the number of GPUs that NVLink connects, by the keys of the GPUs.
     """
     text = " ".join(name.lower().split())
     plain = re.sub(r"^(standard|nvidia)[_ -]", "", text)
-    found = _slice(text) or _machine(plain.replace(" ", "_")) or _gpus(plain, gpus)
+    found = _slice(text) or _machine(plain.replace(" ", "_"), gpus) or _gpus(plain, gpus)
     if found:
         return found
     kind, colon, rest = text.partition(":")
@@ -125,23 +128,29 @@ def even_shape(chips: int, dimensions: int) -> tuple[int, ...]:
     return (*shape[1:], 1) if dimensions == 3 and shape[0] == 1 else shape
 
 
-def _machine(text: str) -> str:
+def _machine(text: str, gpus: Mapping[str, int]) -> str:
     """Returns the hosts for a name such as p5.48xlarge*2; empty for other names."""
     machine, star, hosts = text.partition("*")
     if machine not in MACHINES or (star and not hosts.isdecimal()):
         return ""
     key, count = MACHINES[machine]
+    # The machines of a rack count as one host, as NVLink connects them.
+    if gpus[key] > _MOST_OF_HOST and int(hosts or 1) > 1:
+        return _hosts(key, count * int(hosts), gpus)
     return f"gpu:{key}:{hosts or 1}x{count}"
 
 
-def _gpus(text: str, gpus: Collection[str]) -> str:
+def _gpus(text: str, gpus: Mapping[str, int]) -> str:
     """Returns the GPUs for a name such as 8xH100, H100:8 or H100; empty for other names."""
     found = _GPU.fullmatch(text)
     if found is None or (found["count"] and found["many"]):
         return ""
     key = GPUS.get(found["gpu"], found["gpu"])
     count = int(found["count"] or found["many"] or 1)
-    hosts = math.ceil(count / _OF_HOST)
-    if key not in gpus or count % hosts:
-        return ""
-    return f"gpu:{key}:{hosts}x{count // hosts}"
+    return _hosts(key, count, gpus) if key in gpus else ""
+
+
+def _hosts(key: str, count: int, gpus: Mapping[str, int]) -> str:
+    """Returns as few hosts as have so many GPUs; empty if they cannot have equally many."""
+    hosts = math.ceil(count / gpus[key])
+    return "" if count % hosts else f"gpu:{key}:{hosts}x{count // hosts}"

@@ -348,9 +348,9 @@ def of_updates(one: Efficiency, updates: int, whole: Efficiency) -> Efficiency:
     Between one update and 32 it is interpolated over logarithms. More are not faster.
 
     Args:
-      one: that of one update for each device.
+      one: the efficiency with one update for each device.
       updates: updates for each device.
-      whole: that of an all-to-all, which no exchange exceeds.
+      whole: the efficiency of an all-to-all, which no exchange exceeds.
     """
     share = min(math.log(max(updates, 1)) / math.log(UPDATES), 1.0)
     value = min(one.value * _FASTER**share, whole.value)

@@ -127,7 +127,8 @@ def get(name: str) -> Topology:
 
 
 def _named(name: str) -> Topology:
-    kind, _, rest = cloud_names.topology_name(name, _keys("gpu")).partition(":")
+    gpus = {key: chips.get(key).host_chips for key in _keys("gpu")}
+    kind, _, rest = cloud_names.topology_name(name, gpus).partition(":")
     if kind in ("gpu", "cpu") and "*" in rest:
         raise UserError(
             f"`topology={name}`: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x "

@@ -12,7 +12,7 @@ from lingvo_gshard.wings.planning.search.costs import Collective
 
 GATHERED, FIXED, RAGGED = "gathered", "fixed", "ragged"
 
-# GPUs of a host.
+# In groups within a host of GPUs, outputs return by an all-to-all.
 _HOST = 8
 _FLOAT32 = 4
 

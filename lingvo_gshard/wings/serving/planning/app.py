@@ -12,8 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lingvo_gshard.core import UserError, registry
-from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core import UserError, registry, remat_policy
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.training import precision
 from lingvo_gshard.wings.planning import picture

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.api.importing import open_model
-from lingvo_gshard.core import Params, UserError, names, registry
-from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core import Params, UserError, names, registry, remat_policy
 from lingvo_gshard.training import precision
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.planning.machines import topologies
