@@ -157,7 +157,9 @@ def batch(feature):
         for name in ("source_ids",) if side == "source" else ("target_inputs", "target_labels"):
             ids = rng.integers(3, VOCABULARY, (ROWS, LENGTH))
             arrays[name] = (ids * segments).astype(np.int32)
-    return {name: tf.constant(value) for name, value in arrays.items()}
+    # A step that is traced may ask first.
+    with tf.init_scope():
+        return {name: tf.constant(value) for name, value in arrays.items()}
 
 
 def by_path(specs, tree):

@@ -136,6 +136,7 @@ class Mixture:
       key: name of the file, without the suffix.
       parameters: number of parameters in billions, as the publisher states it.
       capacity: the capacity factor of buffers that drop tokens; 0 for experts that drop none.
+        One-hot products fill the buffers of each row, as in MaxText.
     """
 
     key: str
@@ -146,8 +147,12 @@ class Mixture:
         """Returns the experiment, as `Decoder.experiment` does."""
         own = _CONFIGS / f"{self.key}.json"
         path = own if own.exists() else models.CONFIGS / own.name
-        capacity = f"task.decoder.moe.router.capacity_factor = {self.capacity}"
-        settings = [*((_BUFFERS, capacity) if self.capacity else ()), *settings]
+        dropping = (
+            "task.decoder.moe.dispatch = @lingvo_gshard.layers.moe.EinsumDispatch",
+            f"task.decoder.moe.group_size = {length}",
+            f"task.decoder.moe.router.capacity_factor = {self.capacity}",
+        )
+        settings = [*(dropping if self.capacity else ()), *settings]
         return lingvo_gshard.open_model(
             path, length=length, precision="bfloat16", settings=settings
         )
