@@ -162,15 +162,15 @@ def test_every_kernel_takes_part(monkeypatch, eight):
 
 
 def test_the_plan_of_a_collective_is_that_of_the_planner():
-    """320 GB/s of 64 MiB: bus bandwidths of an H100 between those of 58 MB and of 10 GB."""
+    """208.1 us for 64 MiB are published, see nccl_times.py."""
     machine = Machine(devices_for(8))
     machine.__dict__["topology"] = topologies.get("gpu:h100:1x8")
-    size = 58_000_000
+    size = 2**26
     seconds = trials.planned_collective("all-gather", size, machine)
-    assert seconds == pytest.approx(7 / 8 * size / 150e9)
+    assert seconds == pytest.approx(208.1e-6)
     point = trials.measured_point("all-gather", size, seconds, machine)
     assert point == (
-        'MeasuredCollective("gpu:h100:1x8", "all-gather", 8, 58000000, 0.000338, _HERE)'
+        'MeasuredCollective("gpu:h100:1x8", "all-gather", 8, 67108864, 0.000208, _HERE)'
     )
 
 

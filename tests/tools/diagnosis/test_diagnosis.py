@@ -104,7 +104,7 @@ def test_a_product_far_below_the_published_rate_is_a_warning(monkeypatch):
     monkeypatch.setattr(chips, "of_device", lambda *_: chips.get("h100"))
     check = speed.check_product(Machine(devices_for(1)))
     assert check.state == State.WARNING
-    assert check.timing.planned == pytest.approx(2 * 64**3 / (0.803 * 494.5e12))
+    assert check.timing.planned == pytest.approx(2 * 64**3 / (0.653 * 494.5e12))
     assert check.timing.point.startswith('"product_efficiency": {64: 0.')
 
 
