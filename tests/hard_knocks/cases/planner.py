@@ -56,8 +56,8 @@ CASES = (
         _PLAN + "--topology=v33:16x16",
         error="--topology=v33:16x16: unknown kind of chip 'v33'; expected such as v3:32x32,"
         " v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts x GPUs of one host), "
-        "or a cloud's name such as v5litepod-16, v4-32, a3-highgpu-8g, p5.48xlarge, ND96isr_H100_v5 "
-        "and 8xH100. Did you mean 'v3'?",
+        "or a cloud's name such as v5litepod-16, v4-32, a3-highgpu-8g, p5.48xlarge, "
+        "ND96isr_H100_v5 and 8xH100. Did you mean 'v3'?",
     ),
     Case(
         "a topology without a shape",
