@@ -53,7 +53,7 @@ def test_devices_whose_products_are_no_faster_are_refused(key, kind, precision):
 @pytest.mark.parametrize(("key", "kind"), DEVICES)
 def test_blocks_of_32_are_for_blackwell(key, kind):
     chip = CHIPS[key]
-    if chip.kind == "cpu" or key in ("b200",):
+    if chip.kind == "cpu" or key in ("b200", "b300", "gb200", "gb300"):
         devices.check_name(MXFP8, PLATFORMS[chip.kind], kind)
     else:
         with pytest.raises(UserError, match=r"step\.precision is 'mxfp8', but products are no"):
