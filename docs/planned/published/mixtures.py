@@ -23,7 +23,6 @@ _SOME = (
     "what lies between products is recomputed, where the original recomputes norms and activations"
 )
 _EVERYTHING = "everything is recomputed, where the original recomputes nothing or little"
-_OFFLOADED = "everything recomputed, where the original keeps the inputs of layers on the host"
 
 
 def _bridge(
@@ -92,9 +91,9 @@ def _maxtext(
         strategy="expert_fsdp" if "fsdp" in mesh else "fsdp",
         rows=rows,
         length=length,
-        rematerialize="products_but_hidden_offloaded" if saves_products else _FULL,
+        rematerialize="products_but_hidden_offloaded" if saves_products else "full_offloaded",
         tokens=tokens,
-        planned="; ".join(filter(None, ("" if saves_products else _OFFLOADED, planned))),
+        planned=planned,
     )
 
 
