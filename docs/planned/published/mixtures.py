@@ -12,7 +12,6 @@ from docs.planned.published.training import Training
 _BRIDGE = (
     "https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary-archive.md"
 )
-_RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training"
 _FULL, _PRODUCTS, _NONE = "full", "products", "none"
 _GATHERED = (
     "weights split over all hosts and gathered for each layer, where the original has {} stages of "
@@ -22,6 +21,7 @@ _RECOMPUTED = "what lies between products is recomputed, where the original reco
 _SOME = (
     "what lies between products is recomputed, where the original recomputes norms and activations"
 )
+_ONE_TOKEN = "; without the layers that predict a second token"
 _EVERYTHING = "everything is recomputed, where the original recomputes nothing or little"
 
 
@@ -64,40 +64,6 @@ def _bridge(
     )
 
 
-def _maxtext(
-    name: str,
-    decoder: Mixture,
-    topology: str,
-    recipe: str,
-    mesh: str,
-    rows: int,
-    length: int,
-    tokens: float,
-    planned: str,
-    saves_products: bool = False,
-) -> Training:
-    """Returns a row of MaxText's recipes, whose policy keeps the inputs of layers on the host.
-
-    With `saves_products` it keeps projections of attention there, too.
-    """
-    return Training(
-        key=f"maxtext {decoder.key} {topology}",
-        name=name,
-        publisher="MaxText",
-        source=f"{_RECIPES}/{recipe}",
-        decoder=decoder,
-        topology=topology,
-        mesh=mesh,
-        strategy="expert_fsdp" if "fsdp" in mesh else "fsdp",
-        rows=rows,
-        length=length,
-        rematerialize="products_but_hidden_offloaded" if saves_products else "full_offloaded",
-        tokens=tokens,
-        planned=planned,
-    )
-
-
-_SPLIT_EXPERTS = "experts split over 8 chips, where the original gathers all experts of a layer"
 _H800 = (
     "the mean over 14.8T tokens, failures included; H100 in place of H800, whose NVLink has 400 "
     "GB/s; batch of 16,384 rows in place of 15,360"
@@ -276,7 +242,7 @@ TRAININGS = (
         2,
         _FULL,
         2139,
-        _GATHERED.format(16) + "; without the layers that predict a second token",
+        _GATHERED.format(16) + _ONE_TOKEN,
     ),
     _bridge(
         "DeepSeek-V3",
@@ -290,7 +256,7 @@ TRAININGS = (
         4,
         _FULL,
         3328,
-        _GATHERED.format(8) + "; without the layers that predict a second token",
+        _GATHERED.format(8) + _ONE_TOKEN,
     ),
     _bridge(
         "DeepSeek-V3",
@@ -304,7 +270,7 @@ TRAININGS = (
         2,
         _FULL,
         1297,
-        _GATHERED.format(8) + "; without the layers that predict a second token",
+        _GATHERED.format(8) + _ONE_TOKEN,
     ),
     Training(
         key="deepseek deepseek-v3 h800",
@@ -321,7 +287,7 @@ TRAININGS = (
         precision="fp8_blocks",
         # 14.8T tokens in 2.664M GPU hours, table 1 and section 3.4.
         tokens=14.8e12 / 2.664e6 / 3600,
-        planned=f"{_GATHERED.format(16)}; {_H800}; without the layers that predict a second token",
+        planned=f"{_GATHERED.format(16)}; {_H800}{_ONE_TOKEN}",
         segments=16,
         passes=2,
     ),
@@ -341,62 +307,5 @@ TRAININGS = (
         teraflops=0.20 * 2250,
         planned=_RECOMPUTED,
         segments=16,
-    ),
-    _maxtext(
-        "DeepSeek-V3",
-        decoders.DEEPSEEK_V3,
-        "v5p:8x8x8",
-        "v5p/DeepSeek3-671B-MaxText",
-        "fsdp=64,data=8",
-        6 * 512,
-        8192,
-        542.1,
-        _SPLIT_EXPERTS,
-    ),
-    _maxtext(
-        "Llama 4 Scout",
-        decoders.LLAMA_4_SCOUT,
-        "v5p:8x8x8",
-        "v5p/Llama4-Scout-17B-16E-Maxtext",
-        "data=512",
-        8 * 512,
-        8192,
-        2070.5,
-        "",
-    ),
-    _maxtext(
-        "Llama 4 Maverick",
-        decoders.LLAMA_4_MAVERICK,
-        "v5p:4x4x8",
-        "v5p/Llama4-Maverick-17B-128E-Maxtext",
-        "fsdp=16,data=8",
-        4 * 128,
-        8192,
-        1321.7,
-        f"{_SPLIT_EXPERTS}; heads and H whole, where the original splits them over 4 chips",
-    ),
-    _maxtext(
-        "Mixtral 8x7B",
-        decoders.MIXTRAL_8X7B_DROPPED,
-        "v6e:16x16",
-        "trillium/Mixtral-8x7B-MaxText",
-        "data=256",
-        12 * 256,
-        4096,
-        3645.2,
-        "",
-        saves_products=True,
-    ),
-    _maxtext(
-        "Mixtral 8x22B",
-        decoders.MIXTRAL_8X22B_DROPPED,
-        "v6e:16x16",
-        "trillium/Mixtral-8x22B-MaxText",
-        "fsdp=64,data=4",
-        8 * 256,
-        4096,
-        1326.3,
-        "weights and moments in float32, where the original has 16 bits",
-        saves_products=True,
     ),
 )

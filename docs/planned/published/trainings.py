@@ -6,7 +6,7 @@ does not say, or where this library has no such thing.
 
 from __future__ import annotations
 
-from docs.planned.published import decoders, mixtures, trillium
+from docs.planned.published import decoders, maxtext_recipes, mixtures
 from docs.planned.published.training import Training
 
 _MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs/tpu"
@@ -222,6 +222,6 @@ TRAININGS = (
     _megatron_h100("7.1B", (30, 4096, 32), 12, 2, 465.9),
     _megatron_h100("16B", (32, 6144, 48), 24, 4, 489.1),
     _megatron_h100("32B", (48, 7168, 56), 48, 8, 459.6),
-    *trillium.TRAININGS,
+    *maxtext_recipes.TRAININGS,
     *mixtures.TRAININGS,
 )

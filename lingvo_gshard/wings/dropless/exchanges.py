@@ -58,7 +58,7 @@ _MOST_RAGGED = 32
 # XLA's kernel for GPUs starts one block for each update. Slices in 32 updates took 0.78 s where one
 # took 13.8 s (https://github.com/marin-community/marin/issues/8077). The rows of an expert are an
 # update, as in https://github.com/marin-community/marin/pull/8549.
-_LEAST_UPDATES = 32
+LEAST_UPDATES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,7 +359,7 @@ class FixedExchange(RowExchange):
         slot_kT = tf.where(is_sent_kT, device_kT * bound + position_kT, slots)
         sent_dE = clip_loads(load_dE, bound)
         received_dE = tf.reshape(collectives.all_to_all(sent_dE, self.axes, 0, 1), load_dE.shape)
-        expert_C = tf.reshape(_experts_of_buffers(received_dE, bound), [slots])
+        expert_C = tf.reshape(_experts_of_sorted(received_dE, bound), [slots])
 
         def there(rows: tf.Tensor) -> tf.Tensor:
             rows = tf.reshape(rows, [devices, bound, rows.shape[-1]])
@@ -437,9 +437,9 @@ class RaggedExchange(FixedExchange):
         permutation = Permutation(slot_kT, count, zero_empty=False)
         route = Route.for_loads(load_sdE, kept_sdE, place)
         if platform_in_use() != "tpu":
-            route = route.in_parts(-(-_LEAST_UPDATES // self.local_experts))
-        received_E = tf.reduce_sum(tf.gather(kept_sdE, place, axis=1), 0)
-        expert_C = _experts_of_sorted(received_E, slots)
+            route = route.in_parts(-(-LEAST_UPDATES // self.local_experts))
+        received_1E = tf.reduce_sum(tf.gather(kept_sdE, place, axis=1), 0, keepdims=True)
+        expert_C = _experts_of_sorted(received_1E, slots)[0]
         there = lambda rows: exchange(self.axes, rows, slots, route)  # noqa: E731
         back = lambda rows: exchange(self.axes, rows, count, route.back())  # noqa: E731
         own = tf.gather(load_sdE - kept_sdE, place)
@@ -544,14 +544,8 @@ def _bounded(bound: float, even_rows: float, rows: int) -> int:
     return min(random_numbers.ceil(bound * even_rows), rows) if bound else rows
 
 
-def _experts_of_sorted(load_E: tf.Tensor, slots: int) -> tf.Tensor:
-    """Returns [C]: the expert of each of the rows, which are sorted; E where there is none."""
-    is_after_CE = tf.range(slots)[:, tf.newaxis] >= tf.cumsum(load_E)
-    return tf.reduce_sum(tf.cast(is_after_CE, tf.int32), 1)
-
-
-def _experts_of_buffers(load_dE: tf.Tensor, rows: int) -> tf.Tensor:
-    """Returns [d,C]: the local expert of each row that a device sent; E where it sent none."""
+def _experts_of_sorted(load_dE: tf.Tensor, rows: int) -> tf.Tensor:
+    """Returns [d,C]: the expert of each row of d sorted buffers; E where there is no row."""
     after_dE = tf.cumsum(load_dE, axis=1)
     is_after_dCE = tf.range(rows)[tf.newaxis, :, tf.newaxis] >= after_dE[:, tf.newaxis]
     return tf.reduce_sum(tf.cast(is_after_dCE, tf.int32), -1)

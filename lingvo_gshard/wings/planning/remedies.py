@@ -312,9 +312,7 @@ class _Remedies:
             if larger is None:
                 return None
             meshes = [
-                Mesh.parse(
-                    ",".join(f"{n}={s * (times if n == name else 1)}" for n, s in self._mesh.axes)
-                )
+                Mesh(tuple((n, s * times if n == name else s) for n, s in self._mesh.axes))
                 for name in self._mesh.names
             ]
             rated = [self._as_asked(larger, mesh) for mesh in meshes]

@@ -155,7 +155,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
     copies: dict[str, tuple[str, ...]] = {}
 
     def whole(self, groups: Mapping[str, Keys]) -> Keys:
-        """Returns these entries and the entries of the groups."""
+        """Returns the entries of a family, joined with the entries of its groups."""
         whole = self
         for part in (groups[name].whole(groups) for name in self.groups):
             whole = Keys(

@@ -74,8 +74,8 @@ _SLICE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<count>[1-9]\d{0,5})(?P<slices>\*
 _GPU = re.compile(
     r"((?P<count>[1-9]\d{0,5})\s*x\s*)?(?P<gpu>[a-z][a-z0-9-]*)(:(?P<many>[1-9]\d{0,5}))?"
 )
-# More GPUs than this are connected in racks only.
-_MOST_OF_HOST = 16
+# More GPUs than these are connected in racks only. In most hosts NVLink connects fewer.
+MOST_OF_HOST = 16
 
 
 def topology_name(name: str, gpus: Mapping[str, int]) -> str:
@@ -135,7 +135,7 @@ def _machine(text: str, gpus: Mapping[str, int]) -> str:
         return ""
     key, count = MACHINES[machine]
     # The machines of a rack count as one host, as NVLink connects them.
-    if gpus[key] > _MOST_OF_HOST and int(hosts or 1) > 1:
+    if gpus[key] > MOST_OF_HOST and int(hosts or 1) > 1:
         return _hosts(key, count * int(hosts), gpus)
     return f"gpu:{key}:{hosts or 1}x{count}"
 

@@ -184,8 +184,8 @@ GB200 = tuple(
 )
 
 # With this many updates for each peer in place of one, the kernel of a step's ragged exchanges was
-# so many times as fast. Exchanges of this library send at least as many.
-UPDATES, _FASTER = 32, 17.8
+# so many times as fast.
+_UPDATES, _FASTER = 32, 17.8
 _UPDATES_ON_GB200 = (
     "EP16 on 16 GB200, 2026-08-10, https://github.com/marin-community/marin/issues/8077"
 )
@@ -352,7 +352,7 @@ def of_updates(one: Efficiency, updates: int, whole: Efficiency) -> Efficiency:
       updates: updates for each device.
       whole: the efficiency of an all-to-all, which no exchange exceeds.
     """
-    share = min(math.log(max(updates, 1)) / math.log(UPDATES), 1.0)
+    share = min(math.log(max(updates, 1)) / math.log(_UPDATES), 1.0)
     value = min(one.value * _FASTER**share, whole.value)
     return Efficiency(max(value, one.value), f"{one.source}; {_UPDATES_ON_GB200}")
 

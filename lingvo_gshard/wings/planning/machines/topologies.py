@@ -20,8 +20,6 @@ _SIZES = re.compile(r"[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})*")
 # A larger number is a slip of the pen: the largest clusters that train one model have fewer.
 _MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096
-# Some hosts have more GPUs than NVLink connects in most.
-_MOST_OF_HOST = 16
 # Virtual CPU devices in place of others; as many take some gigabytes and minutes.
 _MOST_VIRTUAL_DEVICES = 2**15
 
@@ -118,7 +116,9 @@ def get(name: str) -> Topology:
         raise UserError(
             f"`topology={name}` has {found.devices:,} devices; expected at most {_MOST_DEVICES:,}"
         )
-    if found.kind == "gpu" and found.shape[1] > max(found.chip.host_chips, _MOST_OF_HOST):
+    if found.kind == "gpu" and found.shape[1] > max(
+        found.chip.host_chips, cloud_names.MOST_OF_HOST
+    ):
         raise UserError(
             f"`topology={name}`: {found.shape[1]} GPUs of one host were given; NVLink connects "
             f"{found.chip.host_chips} of {found.chip.name}. Expected such as {found.chip.example}"

@@ -109,7 +109,7 @@ class _Counter:
     def _composite(self, operation: ir.Operation, is_again: bool) -> int:
         """Returns the FLOPs of an operation that is written as a function of others.
 
-        That of grouped products multiplies all rows by the weights of every group.
+        The function of grouped products multiplies all rows by the weights of every group.
         """
         attributes = operation.attributes
         callee = ir.FlatSymbolRefAttr(attributes["decomposition"]).value

@@ -13,6 +13,7 @@ from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import experiments, make_trainer, precision
 from lingvo_gshard.wings.compiler_options.table import ALL_TO_ALLS, PARALLEL, option_variants
+from lingvo_gshard.wings.dropless.exchanges import LEAST_UPDATES
 from lingvo_gshard.wings.facts.step import step_flops
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning import planner, roofline
@@ -135,9 +136,7 @@ def rates_of(topology: Topology) -> Rates:
     def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
         size = mesh.parts(axes)
         slices = interconnect.spanned_slices(axes, topology, mesh)
-        call = Collective(
-            kind, axes, size, "float32", bytes, slices=slices, updates=efficiencies.UPDATES
-        )
+        call = Collective(kind, axes, size, "float32", bytes, slices=slices, updates=LEAST_UPDATES)
         operation = Operation("searched", kind, "", "other", collective=call)
         (timed,) = roofline.time_operations([operation], topology, mesh)
         return timed.seconds

@@ -79,7 +79,7 @@ class Job:
         self.stage, self.share = news.stage or self.stage, news.share
 
     def end(self, problem: str = "", answer: PlanAnswer | None = None) -> None:
-        """Ends the job with plans, or with the reason why there is none."""
+        """Ends the job with plans, or with the reason why there are none."""
         assert self.began is not None
         self.problem, self.answer = problem, answer
         self.seconds = time.monotonic() - self.began

@@ -1,0 +1,124 @@
+"""Published measurements of MaxText's recipes for TPUs, and how each is planned."""
+
+from __future__ import annotations
+
+from docs.planned.published import decoders
+from docs.planned.published.decoders import Decoder, Mixture
+from docs.planned.published.training import Training
+from lingvo_gshard.wings.planning.machines import topologies
+
+_RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training"
+# What a layer keeps in the memory of the host: its input, with projections of attention or without.
+_INPUTS, _PROJECTIONS = "full_offloaded", "products_but_hidden_offloaded"
+_ON_HOST = (
+    "what the policy saves of a layer is on the host: its input, and the products that the "
+    "original keeps there"
+)
+_IN_16_BITS = f"{_ON_HOST}; weights and moments in bfloat16, as in the original"
+_SPLIT_EXPERTS = "experts split over 8 chips, where the original gathers all experts of a layer"
+
+
+def _recipe(
+    name: str,
+    decoder: Decoder | Mixture,
+    topology: str,
+    recipe: str,
+    rows: int,
+    tokens: float,
+    planned: str,
+    *,
+    length: int = 8192,
+    policy: str = _PROJECTIONS,
+    mesh: str = "",
+    is_half: bool = False,
+) -> Training:
+    """Returns a row with `rows` for each chip, and FSDP over all chips unless a mesh is given."""
+    chips = topologies.get(topology).devices
+    return Training(
+        key=f"maxtext {name.lower().replace(' ', '-')} {topology}",
+        name=name,
+        publisher="MaxText",
+        source=f"{_RECIPES}/{recipe}",
+        decoder=decoder,
+        topology=topology,
+        mesh=mesh or f"data={chips}",
+        strategy="expert_fsdp" if mesh else "fsdp",
+        rows=rows * chips,
+        length=length,
+        rematerialize=policy,
+        precision="bfloat16_weights" if is_half else "bfloat16",
+        tokens=tokens,
+        planned=planned,
+        settings=('step.optimizer.moment_dtype = "bfloat16"',) if is_half else (),
+    )
+
+
+_7B, _8B = decoders.MISTRAL_7B, decoders.LLAMA_3_8B
+_70B, _2_70B = decoders.LLAMA_3_70B, decoders.LLAMA_2_70B
+_LLAMA_2 = "trillium/Llama2-70B-MaxText"
+_LLAMA_8B, _LLAMA_70B = "trillium/Llama3.1-8B-MaxText", "trillium/Llama3.1-70B-MaxText"
+
+TRAININGS = (
+    _recipe("Llama 3.1 8B", _8B, "v6e:2x4", f"{_LLAMA_8B}/v6e-8", 3, 7138.9, _ON_HOST),
+    _recipe("Llama 3.1 8B", _8B, "v6e:16x16", f"{_LLAMA_8B}/v6e-256", 4, 7207.3, _ON_HOST),
+    _recipe("Mistral 7B", _7B, "v6e:2x4", "trillium/Mistral-7B-MaxText", 6, 7776.8, _ON_HOST),
+    _recipe(
+        "Llama 3.1 70B", _70B, "v6e:4x8", f"{_LLAMA_70B}/v6e-32", 2, 921, _IN_16_BITS, is_half=True
+    ),
+    _recipe("Llama 3.1 70B", _70B, "v6e:16x16", f"{_LLAMA_70B}/v6e-256", 5, 960.2, _ON_HOST),
+    # Its log has 8,192 tokens of a chip in a step.
+    _recipe("Llama 2 70B", _2_70B, "v6e:16x16", _LLAMA_2, 2, 905, _ON_HOST, length=4096),
+    _recipe(
+        "DeepSeek-V3",
+        decoders.DEEPSEEK_V3,
+        "v5p:8x8x8",
+        "v5p/DeepSeek3-671B-MaxText",
+        6,
+        542.1,
+        _SPLIT_EXPERTS,
+        policy=_INPUTS,
+        mesh="fsdp=64,data=8",
+    ),
+    _recipe(
+        "Llama 4 Scout",
+        decoders.LLAMA_4_SCOUT,
+        "v5p:8x8x8",
+        "v5p/Llama4-Scout-17B-16E-Maxtext",
+        8,
+        2070.5,
+        "",
+        policy=_INPUTS,
+    ),
+    _recipe(
+        "Llama 4 Maverick",
+        decoders.LLAMA_4_MAVERICK,
+        "v5p:4x4x8",
+        "v5p/Llama4-Maverick-17B-128E-Maxtext",
+        4,
+        1321.7,
+        f"{_SPLIT_EXPERTS}; heads and H whole, where the original splits them over 4 chips",
+        policy=_INPUTS,
+        mesh="fsdp=16,data=8",
+    ),
+    _recipe(
+        "Mixtral 8x7B",
+        decoders.MIXTRAL_8X7B_DROPPED,
+        "v6e:16x16",
+        "trillium/Mixtral-8x7B-MaxText",
+        12,
+        3645.2,
+        "",
+        length=4096,
+    ),
+    _recipe(
+        "Mixtral 8x22B",
+        decoders.MIXTRAL_8X22B_DROPPED,
+        "v6e:16x16",
+        "trillium/Mixtral-8x22B-MaxText",
+        8,
+        1326.3,
+        "weights and moments in float32, where the original has 16 bits",
+        length=4096,
+        mesh="fsdp=64,data=4",
+    ),
+)
