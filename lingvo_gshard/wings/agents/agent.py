@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import random
 import secrets
 import signal
 import socket
@@ -33,7 +34,7 @@ from lingvo_gshard.wings.agents.worker import Worker, start_process, words_of
 from lingvo_gshard.wings.services.run_lock import ROUND
 from lingvo_gshard.wings.services.snapshot_parts import FOLDER, RESTORED
 
-_FASTER = 20
+_FASTER = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,11 +185,13 @@ class Agent:
         """Returns the time until the next sign.
 
         While somebody puts old signs back, signs are written and read more often, so that some are
-        read before they are replaced. In a bucket, requests are too slow for that.
+        read before they are replaced, and at random times, since who reads in step with another's
+        writing may miss every sign. In a bucket, requests are too slow for that.
         """
         is_hard = self._meeting.is_disturbed or self._sightings.misses_some()
         is_fast = is_hard and not self._meeting.is_in_bucket
-        return self._options.beat_seconds / (_FASTER if is_fast else 1)
+        beat_seconds = self._options.beat_seconds
+        return random.uniform(0, 2 * beat_seconds / _FASTER) if is_fast else beat_seconds
 
     def _heed(self, stop: signals.StopRequest) -> None:
         """Has the worker save if this host was asked to stop."""
