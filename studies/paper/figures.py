@@ -54,8 +54,8 @@ TABLE: Mapping[str, Training] = {
 
 # GB of a core, read off the figure; we take a GB to be 1e9 bytes.
 MEMORY_PLACE = "figure 7, read off"
-WEIGHTS_GB = {"moe_128e_12l": 1.87, "moe_512e_12l": 2.04}
-ACTIVATIONS_GB = {"moe_128e_12l": 2.30, "moe_512e_12l": 2.18}
+WEIGHTS_GB = {"moe_128e_12l": 1.87, "moe_512e_12l": 2.04, "moe_2048e_36l": 6.01}
+ACTIVATIONS_GB = {"moe_128e_12l": 2.30, "moe_512e_12l": 2.18, "moe_2048e_36l": 5.98}
 
 SECTION_5_PLACE = "section 5"
 # Share of the step's cycles.

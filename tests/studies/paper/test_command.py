@@ -40,21 +40,24 @@ def test_only_plans_of_selected_rows_are_made(planned, tmp_path, capsys):
         ("gshard_paper.moe_128e_12l", "v3:8x8"),
         ("gshard_paper.moe_128e_12l", "v3:8x8"),
         ("gshard_paper.moe_512e_12l", "v3:16x16"),
+        ("gshard_paper.moe_2048e_36l", "v3:32x32"),
     ]
-    assert [params.input.batch_rows for params, _ in planned] == [2048, 8192, 8192]
+    assert [params.input.batch_rows for params, _ in planned] == [2048, 8192, 8192, 32_768]
     record = json.loads(path.read_text())
     synthetic = example_plan.example_plan()["bytes_per_device"]
     row = next(row for row in record["rows"] if row["name"] == "weights.moe_512e_12l")
     assert row["published"] == 2.04
     assert row["ours"] == pytest.approx(synthetic["weights"] / 1e9)
     assert row["ratio"] == pytest.approx(synthetic["weights"] / 2.04e9)
-    assert set(record["plans"]) == {"moe_128e_12l_2048_tokens", "moe_128e_12l", "moe_512e_12l"}
+    equal_tokens = "moe_128e_12l_2048_tokens"
+    cases = {equal_tokens, "moe_128e_12l", "moe_512e_12l", "moe_2048e_36l"}
+    assert set(record["plans"]) == cases
     assert record["plans"]["moe_512e_12l"]["bytes_per_device"] == synthetic
     printed = capsys.readouterr().out
-    assert "Plan 1 of 3: moe_128e_12l_2048_tokens on v3:8x8" in printed
+    assert "Plan 1 of 4: moe_128e_12l_2048_tokens on v3:8x8" in printed
     assert "MoE(512E, 12L): weights of a core, GB (figure 7, read off)" in printed
     held = sum(row["within"] for row in record["rows"])
-    assert f"{held} of 5 are as expected." in printed
+    assert f"{held} of 7 are as expected." in printed
 
 
 @pytest.mark.slow
@@ -103,7 +106,7 @@ def test_failed_plan_omits_its_rows(planned, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "not planned" in printed
     assert "no compiler for [512]" in printed
-    assert len(planned) == 1
+    assert len(planned) == 2
 
 
 @pytest.mark.parametrize(

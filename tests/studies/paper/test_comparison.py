@@ -168,7 +168,8 @@ def test_rows_are_selected_by_name_quantity_and_model():
 
     assert len(names()) == len(paper_rows.COMPARISONS)
     assert names("weights.moe_512e_12l") == ["weights.moe_512e_12l"]
-    assert names("weights") == ["weights.moe_128e_12l", "weights.moe_512e_12l"]
+    models = ("moe_128e_12l", "moe_512e_12l", "moe_2048e_36l")
+    assert names("weights") == [f"weights.{model}" for model in models]
     assert "core_years.moe_512e_36l" in names("moe_512e_36l", "weights")
     with pytest.raises(ValueError, match="`rows`: unknown row 'weight'.*'weights'"):
         names("weight")
