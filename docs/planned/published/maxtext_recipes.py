@@ -10,11 +10,15 @@ from lingvo_gshard.wings.planning.machines import topologies
 _RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training"
 # What a layer keeps in the memory of the host: its input, with projections of attention or without.
 _INPUTS, _PROJECTIONS = "full_offloaded", "products_but_hidden_offloaded"
+_ON_CHIP = "products_but_hidden"
 _ON_HOST = (
     "what the policy saves of a layer is on the host: its input, and the products that the "
     "original keeps there"
 )
 _IN_16_BITS = f"{_ON_HOST}; weights and moments in bfloat16, as in the original"
+# The table of all recipes for TPU7x.
+_IRONWOOD = "ironwood"
+_MOMENT = "both moments in float32, where the first one of the original has 16 bits"
 _SPLIT_EXPERTS = "experts split over 8 chips, where the original gathers all experts of a layer"
 
 
@@ -31,9 +35,11 @@ def _recipe(
     policy: str = _PROJECTIONS,
     mesh: str = "",
     is_half: bool = False,
+    precision: str = "bfloat16",
 ) -> Training:
-    """Returns a row with `rows` for each chip, and FSDP over all chips unless a mesh is given."""
+    """Returns a row with `rows` for each device, and FSDP over all unless a mesh is given."""
     chips = topologies.get(topology).devices
+    name = f"{name} FP8" if precision == "fp8" else name
     return Training(
         key=f"maxtext {name.lower().replace(' ', '-')} {topology}",
         name=name,
@@ -46,7 +52,7 @@ def _recipe(
         rows=rows * chips,
         length=length,
         rematerialize=policy,
-        precision="bfloat16_weights" if is_half else "bfloat16",
+        precision="bfloat16_weights" if is_half else precision,
         tokens=tokens,
         planned=planned,
         settings=('step.optimizer.moment_dtype = "bfloat16"',) if is_half else (),
@@ -55,6 +61,7 @@ def _recipe(
 
 _7B, _8B = decoders.MISTRAL_7B, decoders.LLAMA_3_8B
 _70B, _2_70B = decoders.LLAMA_3_70B, decoders.LLAMA_2_70B
+_405B = decoders.LLAMA_3_405B
 _LLAMA_2 = "trillium/Llama2-70B-MaxText"
 _LLAMA_8B, _LLAMA_70B = "trillium/Llama3.1-8B-MaxText", "trillium/Llama3.1-70B-MaxText"
 
@@ -120,5 +127,51 @@ TRAININGS = (
         "weights and moments in float32, where the original has 16 bits",
         length=4096,
         mesh="fsdp=64,data=4",
+    ),
+    _recipe("Llama 3.1 70B", _70B, "tpu7x:4x4x4", _IRONWOOD, 2, 2687, _MOMENT, policy=_ON_CHIP),
+    _recipe(
+        "Llama 3.1 70B",
+        _70B,
+        "tpu7x:4x4x4",
+        _IRONWOOD,
+        2,
+        4127.6,
+        _MOMENT,
+        policy=_ON_CHIP,
+        precision="fp8",
+    ),
+    _recipe("Llama 3.1 70B", _70B, "tpu7x:4x8x8", _IRONWOOD, 2, 2670.6, _MOMENT, policy=_ON_CHIP),
+    _recipe("Llama 3.1 405B", _405B, "tpu7x:4x8x8", _IRONWOOD, 3, 499.8, _MOMENT, policy=_INPUTS),
+    _recipe(
+        "Qwen3 235B-A22B",
+        decoders.QWEN_3_235B,
+        "tpu7x:4x8x8",
+        _IRONWOOD,
+        16,
+        4245.9,
+        "",
+        length=4096,
+        policy=_INPUTS,
+    ),
+    _recipe(
+        "gpt-oss 120B",
+        decoders.GPT_OSS_120B,
+        "tpu7x:4x4x4",
+        _IRONWOOD,
+        10,
+        9581.7,
+        "weights split over all devices, where the original has two replicas of 64 devices",
+        policy=_INPUTS,
+    ),
+    _recipe(
+        "DeepSeek-V3",
+        decoders.DEEPSEEK_V3,
+        "tpu7x:4x4x8",
+        _IRONWOOD,
+        8,
+        2425.8,
+        _MOMENT,
+        length=4096,
+        policy=_INPUTS,
     ),
 )
