@@ -20,6 +20,7 @@ import base64
 import dataclasses
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -41,6 +42,24 @@ from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
 from lingvo_gshard.wings.cluster.rendezvous import SECRET
 
 _KEY = "secret"
+_GROUP = "hosts"
+# Characters of a label of DNS (RFC 1035), as names of pods are, and of other names (RFC 1123).
+_LONGEST_LABEL, _LONGEST_NAME = 63, 253
+# What Kubernetes accepts, by option, with the number of characters that it accepts.
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_SMALL = "lowercase letters, digits and -"
+_ACCEPTED = {
+    "image": (r"\S+", None, "a name without spaces"),
+    "job_name": (rf"(?=[a-z]){_LABEL}", _LONGEST_LABEL, f"{_SMALL}, a letter first"),
+    "namespace": (_LABEL, _LONGEST_LABEL, _SMALL),
+    "volume": (_SUBDOMAIN, _LONGEST_NAME, f"{_SMALL} and ."),
+    "service_account": (_SUBDOMAIN, _LONGEST_NAME, f"{_SMALL} and ."),
+    "mount": (r"/(?!dev/shm/*$)[^:]*", None, "an absolute path without :, not that of memory"),
+    "tpu_accelerator": (_VALUE, _LONGEST_LABEL, "letters, digits, -, _ and ."),
+    "tpu_topology": (_VALUE, _LONGEST_LABEL, "letters, digits, -, _ and ."),
+}
 # The file that an agent touches, for the probe.
 _ALIVE = "/tmp/gshard-agent"
 
@@ -69,6 +88,12 @@ class KubernetesOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, (pattern, longest, expected) in _ACCEPTED.items():
+            given = getattr(self, name)
+            if given is not None and not re.fullmatch(pattern, given):
+                raise UserError(f"`{name}={given}`: Kubernetes accepts {expected}")
+            if given is not None and longest is not None and len(given) > longest:
+                raise UserError(f"`{name}={given}`: Kubernetes accepts {longest} characters")
         if (self.tpu_accelerator is None) != (self.tpu_topology is None):
             raise UserError(
                 f"`tpu_accelerator={self.tpu_accelerator}` and `tpu_topology={self.tpu_topology}` "
@@ -117,7 +142,7 @@ def job_set(
     """Returns the manifest of a job.
 
     Raises:
-      UserError: there is no image, or slices cannot share the hosts.
+      UserError: there is no image, slices cannot share the hosts, or names of pods are too long.
     """
     if kubernetes.image is None:
         raise UserError("--image is missing: the image that the pods run")
@@ -125,13 +150,22 @@ def job_set(
         raise UserError(
             f"`slices={kubernetes.slices}` cannot share `max_hosts={options.max_hosts}` equally"
         )
+    hosts = options.max_hosts // kubernetes.slices
+    added = f"-{_GROUP}-{kubernetes.slices - 1}-{hosts - 1}-12345"
+    most = _LONGEST_LABEL - len(added)
+    if len(kubernetes.job_name) > most:
+        raise UserError(
+            f"`job_name={kubernetes.job_name}`: {most} characters are the most, since the names of "
+            f"pods end with the likes of {added}"
+        )
     environment = jinja2.Environment(
         trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=_in_line
     )
     template = environment.from_string(objects.text_beside(__file__, "job_set.yaml"))
     filled = template.render(
         dataclasses.asdict(kubernetes),
-        hosts=options.max_hosts // kubernetes.slices,
+        hosts=hosts,
+        group=_GROUP,
         command=_command(kubernetes, options, words),
         alive=_ALIVE,
         # Stopping a worker may take so long.

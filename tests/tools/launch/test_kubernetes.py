@@ -85,6 +85,11 @@ def test_hosts_of_slices_are_jobs_of_their_own():
     assert pod["containers"][0]["resources"] == {"limits": {"google.com/tpu": 4}}
 
 
+def test_the_longest_names_are_accepted():
+    made = manifest(job_name="a" * 47, volume="a.b-1", mount="/dev/shm2")
+    assert made["metadata"]["name"] == "a" * 47
+
+
 def test_no_secret_is_in_the_manifest(monkeypatch):
     monkeypatch.setenv("GSHARD_CLUSTER_SECRET", "hush")
     assert "hush" not in as_yaml(manifest())
@@ -96,6 +101,19 @@ def test_no_secret_is_in_the_manifest(monkeypatch):
         ([], "--image is missing"),
         (["--image=x", "--tpu_topology=4x4"], "belong together"),
         (["--image=x", "--slices=3", "--max_hosts=4"], "`slices=3` cannot share"),
+        (["--image="], "`image=`: Kubernetes accepts a name without spaces"),
+        (["--image=a b"], "`image=a b`: "),
+        (["--image=x", "--job_name=Bad_Name"], "`job_name=Bad_Name`: .*letters, digits and -"),
+        (["--image=x", "--job_name=1st"], "`job_name=1st`: .*a letter first"),
+        (["--image=x", f"--job_name={'a' * 64}"], "accepts 63 characters"),
+        # JobSet: name-hosts-0-3-abcde has at most 63 characters.
+        (["--image=x", "--max_hosts=4", f"--job_name={'a' * 48}"], "47 characters are the most"),
+        (["--image=x", "--namespace=a.b"], "`namespace=a.b`: "),
+        (["--image=x", "--volume=my runs"], "`volume=my runs`: "),
+        (["--image=x", "--service_account=me@x"], "`service_account=me@x`: "),
+        (["--image=x", "--mount=runs"], "`mount=runs`: Kubernetes accepts an absolute path"),
+        (["--image=x", "--mount=/dev/shm"], "not that of memory"),
+        (["--image=x", "--tpu_topology=4 4", "--tpu_accelerator=v"], "`tpu_topology=4 4`: "),
         (["--image=x", "--gpus=1", "--tpu_topology=4", "--tpu_accelerator=v"], "one of them"),
     ],
 )
