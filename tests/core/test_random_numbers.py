@@ -23,6 +23,16 @@ def hashed_uniform(key, size: int = 1 << 18) -> np.ndarray:
     return random_numbers.hashed_words([size], tf.constant(key)).numpy() / 2.0**32
 
 
+def low_bias_hash(x: int) -> int:
+    """Returns C. Wellons' 32-bit hash of an integer, https://nullprogram.com/blog/2018/07/31/."""
+    x %= 2**32
+    x ^= x >> 16
+    x = x * 0x7FEB352D % 2**32
+    x ^= x >> 15
+    x = x * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
 class RandomNumbersTest(testing.TestCase, parameterized.TestCase):
     def test_keys_differ_by_name_and_by_key(self):
         keys = {
@@ -47,6 +57,18 @@ class RandomNumbersTest(testing.TestCase, parameterized.TestCase):
         drawn = random_numbers.hashed_uniform([1000], tf.constant(keys[0].view(np.int32)))
         again = random_numbers.hashed_uniform([1000], tf.constant(keys[1].view(np.int32)))
         self.assertLess(abs(np.corrcoef(drawn, again)[0, 1]), 0.1)
+
+    def test_hashes_are_those_of_python_integers(self):
+        """Runs that are continued draw the numbers that they would have drawn."""
+        first, second, word = 5, 2**32 - 9, 123_456_789
+        key = tf.constant([first, second - 2**32])
+        one = low_bias_hash(low_bias_hash(low_bias_hash(first) + second) + word)
+        other = low_bias_hash(low_bias_hash(low_bias_hash(word) + first) + second)
+        folded = random_numbers.hashed_fold_in_word(key, word).numpy()
+        self.assertEqual(folded.view(np.uint32).tolist(), [one, other])
+        expected = [low_bias_hash(low_bias_hash(i + first) + second) for i in range(6)]
+        drawn = random_numbers.hashed_words([2, 3], key).numpy()
+        self.assertEqual(drawn.flatten().tolist(), expected)
 
     @parameterized.parameters(([],), ([3, 5],), ([1000, 7],))
     def test_bits_are_the_same_eager_and_compiled(self, shape):
