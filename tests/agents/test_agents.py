@@ -216,6 +216,30 @@ def test_a_host_that_is_left_alone_goes_on_from_the_snapshot_of_all(job, monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [["r", "r", "s", "s"], 2], ids=["racks", "copies"])
+def test_two_hosts_that_are_lost_together_cost_no_snapshot(job, monkeypatch, tmp_path, options):
+    """Neither of them has the other's only copy: it is in another rack, or there are two."""
+    monkeypatch.setenv("STAND_IN_SAVE_EVERY", "9999")
+    given = ["--max_hosts=4", "--min_hosts=2", "--regather_seconds=1", "--other_mesh=data=2"]
+    given.append(f"--snapshot_folder={tmp_path}")
+    racks = [f"--rack={rack}" for rack in options] if isinstance(options, list) else [""] * 4
+    if isinstance(options, int):
+        given.append(f"--snapshot_copies={options}")
+    agents = [
+        job.start_agent(host, *given, *filter(None, [rack]), steps=320, mesh="data=4")
+        for host, rack in zip("abcd", racks, strict=True)
+    ]
+    copies = 2 if isinstance(options, list) else 3
+    job.wait_until(lambda: all(job.parts(4).count(k) > copies for k in range(4)))
+    for agent in agents[2:]:
+        agent.kill()
+    for agent in agents[:2]:
+        end(agent)
+    assert job.saved == [320, number_after(320)]
+    assert {line.split()[1] for line in job.restored} == {"4"}
+
+
+@pytest.mark.slow
 def test_a_lost_host_is_done_without_until_it_returns(job):
     """Host a leads and is lost; b goes on alone on a smaller mesh; a returns, and both go on."""
     options = ("--grow_seconds=1", "--regather_seconds=1")

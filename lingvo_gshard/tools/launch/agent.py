@@ -40,6 +40,8 @@ from lingvo_gshard.wings.services.run_lock import JOB
 
 # Slurm's name of a node, which others reach it by.
 _SLURM_NODE = "SLURMD_NODENAME"
+# The switches above the node and the node, with dots between, where Slurm knows the network.
+_SLURM_SWITCHES = "SLURM_TOPOLOGY_ADDR"
 
 define_flags = maker(
     **option_flags(AgentOptions()),
@@ -90,7 +92,9 @@ def _host(options: HostOptions) -> Host:
     name = options.host or machine
     if "/" in name or name.startswith("."):
         raise UserError(f"`host={name}` cannot be the name of a file, as a host's must be")
-    return Host(name, options.address or machine, options.alive_file)
+    switches = os.environ.get(_SLURM_SWITCHES, "").rpartition(".")[0]
+    rack = options.rack if options.rack is not None else switches
+    return Host(name, options.address or machine, options.alive_file, rack)
 
 
 def _check(path: str) -> list[str]:

@@ -62,11 +62,13 @@ class Host:
       name: differs from the names of all other hosts.
       address: where other hosts reach it.
       alive_file: file to touch with each sign of life; None for none.
+      rack: what fails together with it; "" if it is not known.
     """
 
     name: str
     address: str
     alive_file: str | None = None
+    rack: str = ""
 
 
 class Agent:
@@ -295,6 +297,7 @@ class Agent:
                 self._keeper.port,
                 self._health.keeps_out,
                 self._sightings.heard(),
+                self._host.rack,
             )
         )
         if self._host.alive_file is not None:
@@ -353,7 +356,7 @@ class Agent:
         return Preparation(self._keeper, holders, self._wake.set)
 
     def _keep_parts(self) -> None:
-        """Keeps a copy of the newest part of the host before this one in the round.
+        """Keeps copies of the newest parts of the hosts whose partner this one is in the round.
 
         Deletes parts that nobody needs any more.
         """
@@ -366,14 +369,13 @@ class Agent:
             # All workers have read what they restore when one has taken a step.
             self._preparation.give_back()
             self._preparation = None
-        if len(record.members) == 1:
-            return
-        partner = (index - 1) % len(record.members)
-        member = record.members[partner]
-        beat = self._sightings.look(member.host, member.life, is_glance=True)
-        if beat is not None:
-            parts = [part for part in beat.parts if part.index == partner]
-            self._keeper.replicate(parts, beat.address, beat.keeper_port)
+        for distance in record.distances:
+            partner = (index - distance) % len(record.members)
+            member = record.members[partner]
+            beat = self._sightings.look(member.host, member.life, is_glance=True)
+            if beat is not None:
+                parts = [part for part in beat.parts if part.index == partner]
+                self._keeper.replicate(parts, beat.address, beat.keeper_port)
 
     def _lead(self) -> None:
         beats = {

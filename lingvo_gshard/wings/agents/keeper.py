@@ -1,8 +1,8 @@
-"""Keeper: holds snapshots in the memory of a host, and copies of a partner's part.
+"""Keeper: holds snapshots in the memory of a host, and copies of its partners' parts.
 
 Workers write parts of snapshots to a folder in memory. The keeper serves the parts to the agents of
-other hosts, and copies the parts of one other host, the partner. When a host is lost, the partner
-still has the lost part, and the host that replaces the lost one fetches the part from the partner.
+other hosts, and copies the parts of some of them, its partners. When a host is lost, another one
+still has the lost part, and the host that replaces the lost one fetches the part from there.
 
 Both sides prove that they know the job's secret before a byte of a part is sent. The signature of
 all bytes follows them, so that a part that was changed on its way is no part. A copy has a deadline
@@ -92,7 +92,7 @@ class Keeper:
         threading.Thread(target=self._accept, name="keeper", daemon=True).start()
 
     def parts(self) -> tuple[Part, ...]:
-        """Returns the complete parts that this host has, its partner's included."""
+        """Returns the complete parts that this host has, its partners' included."""
         return tuple(Part.within(self.folder))
 
     def replicate(self, partner: Sequence[Part], address: str, port: int) -> None:

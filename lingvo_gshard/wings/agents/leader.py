@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.wings.agents.options import AgentOptions
+from lingvo_gshard.wings.agents.partners import distances
 from lingvo_gshard.wings.agents.records import (
     FAILED,
     LOST,
@@ -127,15 +128,16 @@ class Leader:
         count = self._count(len(hosts))
         if count is None:
             return self._too_few(number, hosts, failure, beats) if waited > self._limit else None
-        first = beats[hosts[0]]
+        first, members = beats[hosts[0]], hosts[:count]
         return Record(
             number,
-            tuple(Member(host, beats[host].life) for host in hosts[:count]),
+            tuple(Member(host, beats[host].life) for host in members),
             _host_and_port(first.address, self._options.port or first.port),
             self._meshes[count],
             failure,
             past,
             self._snapshot(hosts, beats),
+            distances([beats[host].rack for host in members], self._options.snapshot_copies),
         )
 
     def _snapshot(self, hosts: Sequence[str], beats: Mapping[str, Beat]) -> Part | None:

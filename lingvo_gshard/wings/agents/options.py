@@ -74,6 +74,12 @@ class AgentOptions(Options):
     snapshot_folder: str = option(
         "/dev/shm", "Folder in memory for snapshots, with `run.snapshot_every_steps`."
     )
+    snapshot_copies: int = option(
+        1,
+        "Other hosts that keep a copy of each host's part of a snapshot. Each copy needs memory "
+        "for two parts of a host.",
+        minimum=1,
+    )
     port: int = option(
         0, "Port where workers meet, on the first host of each round; 0: a free one.", minimum=0
     )
@@ -105,6 +111,11 @@ class HostOptions(Options):
     )
     address: str | None = option(
         None, "Address where the other hosts reach this one; by default its name."
+    )
+    rack: str | None = option(
+        None,
+        "What fails together with this host, such as its rack: copies of snapshots are in other "
+        "racks where there are some. Default: the switch that Slurm names.",
     )
     alive_file: str | None = option(
         None, "File that the agent touches with each sign of life, for a probe."

@@ -57,6 +57,7 @@ class Beat(msgspec.Struct, frozen=True):
       is_unfit: whether the host is being checked after failures, or has failed the check.
       heard: life of other agents -> count of their newest sign that this agent has read, which
         proves to them that this sign is newer than theirs.
+      rack: what fails together with the host; "" if it is not known.
     """
 
     host: str
@@ -74,6 +75,7 @@ class Beat(msgspec.Struct, frozen=True):
     keeper_port: int = 0
     is_unfit: bool = False
     heard: dict[str, int] = {}
+    rack: str = ""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -148,6 +150,7 @@ class Record(msgspec.Struct, frozen=True):
       past: the failures of the last hour, and of those hosts.
       snapshot: the first part of the snapshot that the workers restore if no checkpoint is newer;
         None if no snapshot is complete.
+      distances: how many places after a member's those of the hosts are that copy its parts.
       code: the exit code of the whole job; None while it goes on.
       reason: why the job ends.
     """
@@ -159,6 +162,7 @@ class Record(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     past: tuple[Past, ...] = ()
     snapshot: Part | None = None
+    distances: tuple[int, ...] = ()
     code: int | None = None
     reason: str = ""
 
