@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_gshard.core.repetition import Repetition, unstacked
-from lingvo_gshard.training.step.metric_vectors import metric_vector, values_and_weights
+from lingvo_gshard.training.step.metric_vectors import (
+    StepMetrics,
+    metric_vector,
+    pair_with_weights,
+    values_and_weights,
+)
 
 
 @given(
@@ -38,6 +43,12 @@ def test_metric_weights_follow_values_under_separate_names():
         "layers[0::1]/load": (tf.constant([0.25, 0.5]), tf.constant([2.0, 4.0])),
     }
     names, values = metric_vector(values_and_weights(pairs))
+    read = StepMetrics(names, values.numpy).read()
+    assert pair_with_weights(read) == {
+        "loss": (1.5, 6.0),
+        "layers[0]/load": (0.25, 2.0),
+        "layers[1]/load": (0.5, 4.0),
+    }
     assert dict(zip(names, values.numpy().tolist(), strict=True)) == {
         "loss": 1.5,
         "layers[0]/load": 0.25,

@@ -159,6 +159,10 @@ TRAININGS = (
         "",
         length=4096,
         policy=_INPUTS,
+        term=(
+            "the plan hides the gathers of all experts, 4.8 GB for each layer and pass, behind "
+            "products; whether the original's step waits for them is not published"
+        ),
     ),
     _recipe(
         "gpt-oss 120B",

@@ -19,10 +19,12 @@ def cache(tmp_path):
     """A cache of jax that keeps every program."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
-    executable.keep_in(tmp_path)
+    # The folder above is new, too.
+    folder = tmp_path / "programs" / "cache"
+    executable.keep_in(folder)
     jax.config.update(names[1], 0.0)
     jax_cache.reset_cache()
-    yield tmp_path
+    yield folder
     for name, value in before.items():
         jax.config.update(name, value)
     jax_cache.reset_cache()
