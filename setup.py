@@ -97,6 +97,7 @@ setup(
             "tools/*/*.css",
             "tools/*/*.html",
             "tools/*/*.json",
+            "tools/*/*.txt",
             "tools/*/*.yaml",
             "tools/*/*.zsh",
             "data/embedded/*",
