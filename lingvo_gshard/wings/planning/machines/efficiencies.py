@@ -256,18 +256,6 @@ def _hosts_points(hosts: int) -> list[tuple[float, float]]:
     return points
 
 
-def sources(chip: Chip) -> tuple[str, ...]:
-    """Returns the sources of a chip's efficiencies."""
-    found = [matmul_efficiency(chip, 1e15).source, memory_efficiency(chip).source]
-    if chip.fp8_efficiency is not None:
-        found.insert(1, chip.sources["fp8_efficiency"])
-    for kind in ("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all"):
-        found += [point.source for point in _points(kind, chip)]
-    if chip.kind == "gpu":
-        found += [_TWO_HOSTS[0].source, HOSTS[0].source, *(p.source for p in PAIRS.values())]
-    return tuple(dict.fromkeys(found))
-
-
 def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
     """The measurements that stand for a collective on a chip."""
     if not chip.measured_links:
