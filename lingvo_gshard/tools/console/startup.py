@@ -16,7 +16,7 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard.api.closed_output import discard
-from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, registry, signals
+from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, objects, registry, signals
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
@@ -64,7 +64,7 @@ def parse_flags(
       values: the command's flags, parsed in place.
       argv: the program's name and the arguments.
       about: the command's documentation, or its first sentence if there is a page in tools/help.
-      command: the name of the command's module, by which the page is found.
+      command: the name of the command's module, which names its page.
 
     Raises:
       UserError: a flag is unknown or has a wrong value; the message has the nearest valid name.
@@ -95,7 +95,7 @@ def parse_flags(
 def help_page(about: str | None, command: str) -> str:
     """Returns a command's documentation: its first sentence and the page of its module, if any."""
     page = _HELP_PAGES / f"{command.removeprefix(_TOOLS)}.txt"
-    rest = page.read_text(encoding="utf-8").rstrip() if page.exists() else ""
+    rest = objects.text_beside(str(page), page.name).rstrip() if page.exists() else ""
     return f"{(about or '').strip()}\n\n{rest}".strip()
 
 

@@ -246,7 +246,7 @@ def _stated_figures() -> dict[str, dict[str, tuple]]:
 
 
 def _with_inherited(key: str, tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns a chip's fields and sources with those of the chip or template that it is like.
+    """Returns a chip's fields and sources, the inherited ones included.
 
     A field with a source of its own but no figure is unknown.
     """

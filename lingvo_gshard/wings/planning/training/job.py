@@ -13,11 +13,11 @@ from lingvo_gshard.wings.planning.training import formulas
 from lingvo_gshard.wings.planning.training.formulas import FailureRate, Interruptions
 from lingvo_gshard.wings.planning.training.goodput_record import Assumption
 
-# What is assumed of a job, by the options that set it: names, units, values and sources.
+# Option -> the assumption that it replaces: name, unit, value and source.
 _STATED = formulas.FIGURES["job"]
 HOST_RATE: float = _STATED["checkpoint_rate"]["value"]
 RESTART: float = _STATED["restart"]["value"]
-# Bytes per second between a device and its host.
+# Assumed, in bytes per second, as the source of `checkpoint_stall` says.
 COPY_RATE = 10e9
 # Time of a whole compilation by libtpu over the time until code is generated: 6 for a small
 # loop of layers, 20 for the paper's model of 600 billion weights.

@@ -24,7 +24,7 @@ from lingvo_gshard.wings.planning.training.goodput_record import (
 )
 from lingvo_gshard.wings.planning.training.job import COPY_RATE
 
-# What is assumed of a budget, by the fields of `BudgetOptions`.
+# Field of `BudgetOptions` -> its assumption: name, unit, value and source.
 _STATED = formulas.FIGURES["budget"]
 DENSE_MFU: float = _STATED["dense_mfu"]["value"]
 SPARSE_MFU: float = _STATED["sparse_mfu"]["value"]
