@@ -1,4 +1,6 @@
-"""Initializes a model with experts from a trained dense model (upcycling, arXiv 2212.05055)."""
+"""Initializes a model with experts from a trained dense model (sparse upcycling,
+arXiv 2212.05055).
+"""
 
 from __future__ import annotations
 
