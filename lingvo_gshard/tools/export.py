@@ -1,32 +1,4 @@
-"""Writes a trained model for programs that do not have this package.
-
-    gshard-export --logdir=runs/quickstart --output=weights --format=safetensors
-    gshard-export --logdir=runs/quickstart --output=programs --format=stablehlo --beam_size=1
-    gshard-export --logdir=runs/quickstart --output=served/1 --format=saved_model
-
-Formats:
-
-safetensors: the weights by path, their layouts in the metadata, the Params as JSON, and the
-vocabularies as SentencePiece models. For PyTorch, jax, NumPy, Rust, ...
-
-stablehlo: decoding programs that jax alone runs on CPU, GPU or TPU, from ids to ids, with their
-weights and vocabularies.
-
-saved_model: a SavedModel from strings to strings, which TensorFlow and tensorflow-text load, and
-TensorFlow Serving. The tokenizer is inside.
-
-The last two decode: translation models by beam search, language models greedily unless --beam_size
-says otherwise. There is one program for each size of batch, of --rows texts with --lengths tokens;
-a batch takes the next larger ones. Fewer sizes make a smaller export that pads more.
-
---precision=int8 stores the weights as int8 and multiplies large ones in int8; int8_weights only
-stores them so. The run's own decoder then translates --quality_rows rows of the dev split with both
-precisions, and a table shows the size, chrF, BLEU and speed of each.
-
-If the run keeps averages of its weights, these are written, as evaluation and decoding use them.
---output must not exist, or be empty. It is complete or not there at all: it is written under
-another name and renamed at the end. docs/export.md shows how to use each format.
-"""
+"""Writes a trained model for programs that do not have this package."""
 
 from __future__ import annotations
 
@@ -83,7 +55,7 @@ define_flags = maker(
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     logdir = required_logdir(values)
     if not values.output:
         raise UserError("--output is missing: the directory to write")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard.api.closed_output import discard
-from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, registry, signals
+from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, objects, registry, signals
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
@@ -31,6 +31,8 @@ _KINDS = {
     "float": "a number, such as 0.5",
     "bool": "true, false or no value",
 }
+_TOOLS = "lingvo_gshard.tools."
+_HELP_PAGES = pathlib.Path(__file__).parents[1] / "help"
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 
@@ -48,7 +50,9 @@ def define_common_flags(values: flags.FlagValues) -> None:
     )
 
 
-def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) -> flags.FlagValues:
+def parse_flags(
+    values: flags.FlagValues, argv: list[str], about: str | None, command: str = ""
+) -> flags.FlagValues:
     """Parses a command's flags and returns them.
 
     For --help it prints `about` with all flags and exits with 0.
@@ -59,7 +63,8 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     Args:
       values: the command's flags, parsed in place.
       argv: the program's name and the arguments.
-      about: the command's documentation.
+      about: the command's documentation, or its first sentence if there is a page in tools/help.
+      command: the name of the command's module, which names its page.
 
     Raises:
       UserError: a flag is unknown or has a wrong value; the message has the nearest valid name.
@@ -67,7 +72,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     define_common_flags(values)
     spell_flags_of(values)
     if HELP.intersection(argv[1:]):
-        print(_help_text(values, about))
+        print(_help_text(values, help_page(about, command)))
         sys.exit(0)
     if "json" in values and not values["json"].boolean:
         argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
@@ -85,6 +90,13 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     if rest[1:]:
         raise UserError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
     return values
+
+
+def help_page(about: str | None, command: str) -> str:
+    """Returns a command's documentation: its first sentence and the page of its module, if any."""
+    page = _HELP_PAGES / f"{command.removeprefix(_TOOLS)}.txt"
+    rest = objects.text_beside(str(page), page.name).rstrip() if page.exists() else ""
+    return f"{(about or '').strip()}\n\n{rest}".strip()
 
 
 def _import(name: str) -> None:
@@ -229,10 +241,10 @@ def _described(flag: flags.Flag) -> str:
     return f"{text}." if "may be repeated" in text.lower() else f"{text}. May be repeated."
 
 
-def _help_text(values: flags.FlagValues, about: str | None) -> str:
+def _help_text(values: flags.FlagValues, about: str) -> str:
     width = shutil.get_terminal_size().columns
     width = width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
-    lines = [refilled((about or "").strip(), width), "", "Flags:", "  --help", "  --version"]
+    lines = [refilled(about, width), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"

@@ -1,6 +1,7 @@
 # tests: tools/console/launcher.py, tools/console/entry.py, tools/console/process_start.py
 """Tests `python -m lingvo_gshard` and the entry point of every command."""
 
+import importlib.util
 import json
 import pathlib
 import shlex
@@ -131,6 +132,12 @@ def test_help_needs_no_tensorflow(tool, answers):
     code, output, error = answers[f"gshard-{tool} --help"]
     assert (code, error) == (0, "")
     assert f"    gshard-{tool} " in output, "the help has no example"
+
+
+def test_every_page_of_help_belongs_to_a_command():
+    pages = list((ROOT / "lingvo_gshard" / "tools" / "help").glob("*.txt"))
+    names = [f"lingvo_gshard.tools.{page.stem}" for page in pages]
+    assert pages and all(map(importlib.util.find_spec, names)), names
 
 
 @pytest.mark.parametrize("command", [c for c, expected in ANSWERS.items() if expected])

@@ -1,9 +1,4 @@
-"""Measures the step of a folder that gshard-bench fill wrote, and compares it with its plan.
-
-    gshard-bench card dense --json=card.json
-
-measures the step on the card of this machine (docs/gpu.md).
-"""
+"""Measures the step of a folder that gshard-bench fill wrote, and compares it with its plan."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Chooses a training step that fills a card by its plan, and exports it.
-
-    gshard-bench fill --experiment=language_model.one_gpu_dense --topology=gpu:h100:1x1 \\
-        --folder=dense
-
-makes an experiment as large as a card's memory allows by its plan, and saves its step in a folder,
-which gshard-bench card measures on the card (docs/gpu.md).
-"""
+"""Chooses a training step that fills a card by its plan, and exports it."""
 
 from __future__ import annotations
 
