@@ -28,6 +28,8 @@ _FIELDS = {
 }
 # Fields that apply to drawing only.
 _DRAWING = ("top_k", "top_p", "min_p", "repetition_penalty")
+# What transformers takes for fields that a config that draws lacks.
+_DRAWN = {"temperature": 1.0, "top_k": 50}
 # Names that the tokenizer reads, or that do not influence the choice of tokens.
 _KNOWN = (
     "bos_token_id",
@@ -108,7 +110,7 @@ class PublishedSettings:
         elif found.get("do_sample"):
             if fields.pop("beam_size", 1) > 1:
                 left_out["num_beams"] = "do_sample is true, which needs one beam"
-            fields = {"temperature": 1.0} | fields | {"beam_size": 1}
+            fields = _DRAWN | fields | {"beam_size": 1}
         settings = cls(fields, left_out)
         settings.options(DecodingOptions(), {})
         return settings
