@@ -102,6 +102,7 @@ setup(
             "data/embedded/*",
             "wings/compiler_options/*.json",
             "wings/earlier_versions/*.json",
+            "wings/giants/*.toml",
             "wings/hlo/*.textproto",
             "wings/open_models/*.json",
             "wings/open_models/families/*.json",
