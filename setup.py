@@ -112,6 +112,7 @@ setup(
             "wings/planning/picture/*.css",
             "wings/planning/picture/*.js",
             "wings/preparation/cleaning/*.json",
+            "wings/preparation/vocabularies/*.json",
             "wings/profiling/*.textproto",
             "wings/reporting/page/*.css",
             "wings/reporting/page/*.js",
