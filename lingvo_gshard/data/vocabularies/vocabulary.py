@@ -208,7 +208,8 @@ class Vocabulary:
         try:
             return cls(objects.read_bytes(path))
         except FileNotFoundError:
-            raise UserError(f"{path}: there is no vocabulary here") from None
+            why = "the vocabulary that was written beside it; copy the whole directory again"
+            raise UserError(f"{path} is missing: {why}") from None
         except ValueError as error:
             raise UserError(f"{path}: {error}") from None
 

@@ -21,6 +21,7 @@ from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
+from lingvo_gshard.tools.flags import plain_flags
 from lingvo_gshard.tools.flags.definitions import comma_list, define
 from lingvo_gshard.wings.cluster.rendezvous import NotMetError
 from lingvo_gshard.wings.cluster.worker_report import report_problem
@@ -73,8 +74,12 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
         argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     if "params" in values:
         argv = ["--params=" if a == "--params" else a for a in argv]
+    if "gin_param" in values:
+        argv = plain_flags.as_settings(argv)
     try:
         rest = values(argv)
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"{error}{plain_flags.hint(error.flagname, values)}") from None
     except flags.Error as error:
         raise UserError(_flag_error(values, " ".join(str(error).split()))) from None
     for name, value in values.flag_values_dict().items():
