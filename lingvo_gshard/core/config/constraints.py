@@ -13,6 +13,7 @@ from lingvo_gshard.core.errors import UserError
 
 # Compiled steps count in 32 bits, and no dimension of a tensor is larger.
 _LARGEST_INT = 2**31 - 1
+_NOUNS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Constraint:
         if self.choices:
             *others, last = map(repr, self.choices)
             return f"{', '.join(others)} or {last}"
-        return f"{_noun(default)} {self.range()}".strip()
+        return f"{_NOUNS[type(default)]} {self.range()}".strip()
 
     def range(self) -> str:
         """Returns the range in words, such as "of 1 or more"; '' if it has no bound."""
@@ -98,13 +99,3 @@ class Constraint:
             and (self.maximum is None or value <= self.maximum)
             and (self.below is None or value < self.below)
         )
-
-
-def _noun(default: Any) -> str:
-    nouns = {
-        bool: "True or False",
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-    }
-    return nouns[type(default)]

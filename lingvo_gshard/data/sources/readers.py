@@ -267,13 +267,17 @@ class FileReader(Reader):
 
     @property
     def notes(self) -> list[str]:
-        if not self._empty:
+        if self._whole is None:
             return []
-        return [
-            f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: there are "
-            "too few different targets. More text, files of their own, or "
-            "input.corpus.held_out_per_mille would help."
-        ]
+        kept = " and ".join(f"{len(self._whole.rows[s]):,} for {s}" for s in SPLITS[1:])
+        if not self._empty:
+            return [f"Rows of input.corpus.train that are held out: {kept}."]
+        lost = sum(sum(self._whole.dropped[split].values()) for split in self._empty)
+        why = "there are too few different targets. More text, files of their own, or "
+        why += "input.corpus.held_out_per_mille would help."
+        if lost:
+            why = f"{lost:,} were, and are dropped as near copies. Files of their own would help."
+        return [f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: {why}"]
 
     @property
     def _empty(self) -> tuple[str, ...]:
@@ -299,8 +303,9 @@ class FileReader(Reader):
         if split == "train":
             self.left_out.update(self._whole_left_out[0])
             self.examples.update(self._whole_left_out[1])
-        for reason, count in self._whole.dropped[split].items():
-            self._leave_out(reason, f"{split}: {self._whole.examples[split][reason]}", count)
+        for part in SPLITS if split == "train" else (split,):
+            for reason, count in self._whole.dropped[part].items():
+                self._leave_out(reason, f"{part}: {self._whole.examples[part][reason]}", count)
         yield from self._whole.rows[split]
 
     def _divide(self, rows: list[Row]) -> held_out.Split:

@@ -208,8 +208,7 @@ class Vocabulary:
         try:
             return cls(objects.read_bytes(path))
         except FileNotFoundError:
-            why = "the vocabulary that was written beside it; copy the whole directory again"
-            raise UserError(f"{path} is missing: {why}") from None
+            raise UserError(f"{path} is missing; copy the whole directory again") from None
         except ValueError as error:
             raise UserError(f"{path}: {error}") from None
 
