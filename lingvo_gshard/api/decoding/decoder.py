@@ -105,6 +105,7 @@ def _compiler(run: SavedRun) -> CompilerProcess | None:
         run.precision,
         run.checkpoint,
         run.compiler_seconds,
+        lambda: run.is_serving,
     )
 
 
