@@ -3,7 +3,7 @@
     echo "Cannot open" | gshard-generate --logdir=runs/language_model
     gshard-generate --logdir=runs/language_model --input=beginnings.txt --best=3 --temperature=0.8
     gshard-generate --logdir=runs/language_model --json < beginnings.txt > texts.jsonl
-    gshard-generate --logdir=runs/language_model          and type lines; Ctrl-D ends
+    gshard-generate --logdir=runs/language_model  # type lines; Ctrl-D ends
 
 Each line gives --best lines of output, in order. Each is the whole text, including its beginning.
 For an empty line the model begins the text itself. In the output, a line break within a text is

@@ -14,8 +14,8 @@ The settings of the training that may follow are part of the run. Set them now, 
 gshard-train; --params prints all of them and imports nothing. To train only the norms, for example:
 
     gshard-import --from=Llama-3.2-1B --logdir=runs/norms \\
-        --gin_param="step.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}" \\
-        --gin_param="step.schedule.learning_rate = 1e-4"
+        --step.optimizer.learning_rate_factors="{'*norm': 1.0, '*': 0}" \\
+        --step.schedule.learning_rate=1e-4
 
 docs/open_models.md lists the architectures, and shows the way back: gshard-export
 --format=huggingface.

@@ -11,13 +11,17 @@
 
 A --source is a path, then field=value for what differs from the defaults:
 
-    format           tsv, csv, moses, gettext, tmx, xliff, qt, arb, properties, sgm, wmt, jsonl,
-                     parquet, arrow or text; by default, from the path's end
-    name             what the source is called in shards and weights; by default, from the path
+    format           tsv, csv, moses, gettext, tmx, xliff, qt, arb, properties,
+                     sgm, wmt, jsonl, parquet, arrow or text; by default, from
+                     the path's end
+    name             what the source is called in shards and weights; by
+                     default, from the path
     content          pairs, or text, which has no sources
-    split            train, dev or test; by default, each row is divided by a hash of its target
+    split            train, dev or test; by default, each row is divided by a
+                     hash of its target
     language         language of rows that name none
-    target_language  for Moses pairs, catalogs, translation memories and messages, by default en
+    target_language  for Moses pairs, catalogs, translation memories and
+                     messages, by default en
     document         of text: paragraph, line or file
     language_field, source_field, target_field, text_field
                      fields of JSON lines and columns of Parquet

@@ -1,4 +1,4 @@
-"""Trains an experiment, or resumes one.
+r"""Trains an experiment, or resumes one.
 
     gshard-train --list
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart

@@ -3,7 +3,7 @@
     gshard-translate --logdir=runs/quickstart --input=lines.txt > translations.txt
     echo "No se pudo guardar el archivo." | gshard-translate --logdir=runs/quickstart
     gshard-translate --logdir=runs/quickstart --best=3 --json < lines.txt
-    gshard-translate --logdir=runs/quickstart          and type lines; Ctrl-D ends
+    gshard-translate --logdir=runs/quickstart  # type lines; Ctrl-D ends
 
 Lines are answered as they arrive: a typed line at once, waiting lines of a pipe in batches, which
 is faster. The output has the order of the input, and an empty line for an empty line. A line that

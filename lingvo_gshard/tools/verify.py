@@ -11,16 +11,17 @@ It prints "equal to 3e-15" and exits with
     0 if all is equal
     1 after an error, such as a wrong flag
     2 if a tensor differs; the first one is named
-    3 if all that was compared is equal, but a part of the step cannot be compared. "not verified"
-        begins the lines that say which part, and why
+    3 if all that was compared is equal, but a part of the step cannot be
+        compared. "not verified" begins the lines that say which part, and why
 
 For the first tensor that differs it prints
 
     the size of the difference, and the element that differs most
     the line that computes the tensor
-    the likely cause, if the values show one: copies whose sum is missing, a multiple, shards in
-        another order, a carry or a norm of one shard, dropped parts, rounding, random numbers
-        without a key of the step. Otherwise the evidence: the mesh axes that it depends on
+    the likely cause, if the values show one: copies whose sum is missing, a
+        multiple, shards in another order, a carry or a norm of one shard,
+        dropped parts, rounding, random numbers without a key of the step.
+        Otherwise the evidence: the mesh axes that it depends on
     the nearest annotation or manual region, with the line of code that made it
     the collectives that were compiled for the tensor's layer
 

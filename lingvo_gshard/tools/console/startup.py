@@ -196,18 +196,23 @@ def _message_of(error: Exception) -> str:
 
 
 # Help is wrapped to the terminal's width within these limits.
-_LEAST_HELP, _MOST_HELP = 40, 90
+_LEAST_HELP, _MOST_HELP = 40, 80
 
 
 # An entry of a list with its indented lines, or lines that are not indented.
 _PARAGRAPH = re.compile(r"^- .*(?:\n(?:  .+|(?!- )\S.*))*|^\S.*(?:\n(?!- )\S.*)*", re.MULTILINE)
+# An indented command, which may be continued over lines, and its words.
+_COMMAND = re.compile(r"^( +)((?=.*\b(?:gshard-|curl )).*(?:(?<=\\)\n.*)*)", re.MULTILINE)
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
-def refilled(text: str, width: int) -> str:
-    """Returns a docstring with its paragraphs wrapped to a width.
+def refilled(text: str, width: int | None = None) -> str:
+    """Returns a docstring with its paragraphs wrapped to a width, by default the terminal's.
 
-    Indented lines are commands, which stay as they are; a dash begins an entry of a list.
+    Commands are indented, and continued over lines if they are longer. Other indented lines stay as
+    they are; a dash begins an entry of a list.
     """
+    width = width or _help_width()
 
     def fill(paragraph: re.Match[str]) -> str:
         return textwrap.fill(
@@ -218,7 +223,25 @@ def refilled(text: str, width: int) -> str:
             break_on_hyphens=False,
         )
 
-    return _PARAGRAPH.sub(fill, text)
+    def folded(command: re.Match[str]) -> str:
+        if max(map(len, command[0].splitlines())) <= width:
+            return command[0]
+        first, *words = _WORD.findall(command[2].replace("\\\n", " "))
+        lines = [command[1] + first]
+        for word in words:
+            ending = "" if word is words[-1] else " \\"
+            if len(f"{lines[-1]} {word}{ending}") > width:
+                lines[-1] += " \\"
+                lines.append(f"{command[1]}   ")
+            lines[-1] += f" {word}"
+        return "\n".join(lines)
+
+    return _COMMAND.sub(folded, _PARAGRAPH.sub(fill, text))
+
+
+def _help_width() -> int:
+    width = shutil.get_terminal_size().columns
+    return width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
 
 
 # absl adds this to the help of a flag that may be repeated.
@@ -235,8 +258,7 @@ def _described(flag: flags.Flag) -> str:
 
 
 def _help_text(values: flags.FlagValues, about: str | None) -> str:
-    width = shutil.get_terminal_size().columns
-    width = width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
+    width = _help_width()
     lines = [refilled((about or "").strip(), width), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
@@ -247,5 +269,6 @@ def _help_text(values: flags.FlagValues, about: str | None) -> str:
             width=width,
             initial_indent=" " * 6,
             subsequent_indent=" " * 6,
+            break_on_hyphens=False,
         )
     return "\n".join(lines)

@@ -30,7 +30,7 @@ def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: o
     """
     subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
     if subcommand is None and any(argument in startup.HELP for argument in argv[1:]):
-        print((about or "").strip())
+        print(startup.refilled((about or "").strip()))
         return 0
     if subcommand is None or subcommand not in modules:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"

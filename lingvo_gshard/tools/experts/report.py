@@ -10,8 +10,10 @@ table for each layer with experts has a line for each language:
     violation   largest load of an expert over the mean load, minus 1; 0 is even
     dropped     share of the requested capacity slots that were full
     dead        experts that got no token
-    entropy     of a token's gates, in nats; 0: the router is certain, ln E: it is indifferent
-    most used   the experts with the most tokens, and these experts' share of the tokens
+    entropy     of a token's gates, in nats; 0: the router is certain, ln E: it
+                is indifferent
+    most used   the experts with the most tokens, and these experts' share of
+                the tokens
 
 Lines below a table say how much languages differ. The first is the mean share of a language's
 tokens that would have to change experts for the language to use the experts as all languages do.
