@@ -1,4 +1,3 @@
-# tests: tools/flags/plain_flags.py
 """Tests flags that are paths of hyperparameters."""
 
 import pytest
