@@ -13,6 +13,8 @@ from lingvo_gshard.core.errors import UserError
 
 # Compiled steps count in 32 bits, and no dimension of a tensor is larger.
 _LARGEST_INT = 2**31 - 1
+# Types of values by the type of the default. To Python, a bool is an int.
+_KINDS = {bool: (bool, np.bool_), int: (int, np.integer), float: (int, float, np.number), str: str}
 _NOUNS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -43,17 +45,10 @@ class Constraint:
           UserError: The value has another type or is out of range. The message is a clause such
             as "expected 1 or more".
         """
-        if isinstance(default, bool):
-            accepted = isinstance(value, (bool, np.bool_))
-        elif isinstance(default, int):
-            accepted = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        elif isinstance(default, float):
-            accepted = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        elif isinstance(default, str):
-            accepted = isinstance(value, str)
-        else:
+        if type(default) not in _KINDS:
             return value
-        if not accepted:
+        is_suited = isinstance(default, bool) or not isinstance(value, bool)
+        if not (is_suited and isinstance(value, _KINDS[type(default)])):
             raise UserError(f"expected {self.describe(default)}")
         if isinstance(default, (bool, int, float)):
             value = type(default)(value)

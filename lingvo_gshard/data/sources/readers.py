@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import glob
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import IO, BinaryIO, NoReturn
 
@@ -362,7 +363,15 @@ class FileReader(Reader):
         """Returns what is wrong with a pattern that stands for no file."""
         if self.endings and os.path.isdir(os.path.expanduser(pattern)):
             return f"there is no {' or '.join(self.endings)} file in this directory"
-        return "no file matches this glob" if glob.has_magic(pattern) else "no such file"
+        none = "no file matches this glob" if glob.has_magic(pattern) else "no such file"
+        return _inside_a_file(pattern) or none
+
+
+def _inside_a_file(path: str) -> str:
+    """Returns what to do about a path that leads into a file; "" if it does not."""
+    archive = next((str(p) for p in pathlib.Path(path).parents if p.is_file()), "")
+    way = f"unpack it, or give it to gshard-prepare: --source={path!r}"
+    return f"{archive} is a file. If it is an archive, {way}" if archive else ""
 
 
 def _files_below(directory: str, endings: tuple[str, ...]) -> list[str]:
@@ -388,6 +397,8 @@ def _check_is_file(setting: str, path: str) -> None:
         )
     if not os.path.exists(path):
         directory, name = os.path.split(path)
+        if inside := _inside_a_file(path):
+            raise UserError(f"{setting}: {path}: {inside}")
         if directory and not os.path.isdir(directory):
             raise UserError(f"{setting}: {path}: no such file; there is no directory {directory}")
         near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)

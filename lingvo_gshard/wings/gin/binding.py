@@ -161,7 +161,8 @@ class _Namespace:
         if today != name and today in everything:
             return f"Did you mean {today!r}?"
         if exact := self.ending(name):
-            return names.any_of(difflib.get_close_matches(name, exact, 1, 0.9) or exact)
+            below = [path for path in exact if path.startswith(f"{name.rpartition('.')[0]}.")]
+            return names.any_of(difflib.get_close_matches(name, exact, 1, 0.9) or below or exact)
         steps = name.split(".")
         endings = {full.rpartition(".")[2] for full in everything}
         parent = ".".join(steps[:-1])
