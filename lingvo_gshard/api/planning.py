@@ -25,12 +25,20 @@ from lingvo_gshard.wings.planning.programs.planned import (
     plan_function,
 )
 
+# The options of each kind of program.
+_OF_PROGRAM = ("mesh", "weights", "moments", "step_tokens", "kernel_flops", "tokens")
+_OF_FUNCTION = ("specs", "mesh", "strategy", "layouts", "donate", "overrides", "partitioner")
+_OF_EXPERIMENT = (
+    *("mesh", "strategy", "device_order", "partitioner", "tokens", "calibration"),
+    *("loads", "loads_from", "replicas"),
+)
 
-@overload
+
 def plan(
-    experiment: Params,
+    subject: Params | str | os.PathLike | Callable[..., Any],
     /,
-    topology: str,
+    specs: Sequence[Any] | str | None = None,
+    topology: str | None = None,
     *,
     mesh: str | None = None,
     strategy: str | None = None,
@@ -39,53 +47,29 @@ def plan(
     tokens: float | None = None,
     calibration: str | None = None,
     loads: str | os.PathLike | None = None,
-    loads_from: int = 0,
-    replicas: int = 0,
-) -> Plan: ...
-
-
-@overload
-def plan(
-    function: Callable[..., Any],
-    /,
-    specs: Sequence[Any],
-    topology: str,
-    *,
-    mesh: str | None = None,
-    strategy: str = "replicated",
+    loads_from: int | None = None,
+    replicas: int | None = None,
     layouts: Sequence[Any] | None = None,
-    donate: Sequence[int] = (),
+    donate: Sequence[int] | None = None,
     overrides: Mapping[str, str] | None = None,
-    partitioner: str = "gspmd",
-) -> Plan: ...
-
-
-@overload
-def plan(
-    file: str | os.PathLike,
-    /,
-    topology: str,
-    *,
-    mesh: str | None = None,
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
     kernel_flops: Mapping[str, float] | None = None,
-    tokens: float | None = None,
-) -> Plan: ...
-
-
-def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **options: Any) -> Plan:
+) -> Plan:
     """Plans an experiment's training step, any function, or a program in a file, on a topology.
 
     The program is compiled ahead of time and not run, so you need not have the machine.
 
+        plan(experiment, topology)
+        plan(function, specs, topology)
+        plan(file, topology)
+
     Args:
-      experiment: Params of an experiment, as `experiment` returns them; or
-      function: a TensorFlow function, or one of jax, with
-      specs: nested structures of tf.TensorSpec or jax.ShapeDtypeStruct, one for each argument of
-        the function. Those of jax have the shardings, over a jax.sharding.AbstractMesh; or
-      file: a file that `gshard-inspect --program` or `jax.export` wrote.
+      subject: Params of an experiment, as `experiment` returns them; a function of TensorFlow or of
+        jax; or a file that `gshard-inspect --program` or `jax.export` wrote.
+      specs: for a function alone: nested structures of tf.TensorSpec or jax.ShapeDtypeStruct, one
+        for each argument. Those of jax have the shardings, over a jax.sharding.AbstractMesh.
       topology: the machine, such as "v3:32x32", "v5p:8x8x8*4", "gpu:h100:8x4" or "cpu:8".
       mesh: axes and sizes, such as "data=4,model=2". None: the experiment's mesh, else data=N over
         all N devices. Of a jax program it must be the exported one.
@@ -110,19 +94,38 @@ def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **option
         keep theirs.
 
     Returns:
-      Memory, communication, arithmetic and time of the program on one device.
+      Memory, communication, arithmetic and time of the program on one device. Printed, it is a
+      table of the main facts.
 
     Raises:
       UserError: the topology is unknown, the mesh does not fit it, or its compiler refuses the
         program.
     """
+    given = {name: value for name, value in locals().items() if value is not None}
+    del given["subject"]
+    if isinstance(subject, (Params, str, os.PathLike)) and topology is None:
+        # Only functions have specs.
+        given["topology"] = given.pop("specs", None)
     if isinstance(subject, Params):
-        return _plan_experiment(subject, *args, **options)
+        return _plan_experiment(subject, **_checked(given, "an experiment", _OF_EXPERIMENT))
+    a_program = "a jax program or a file, which has its own shardings"
     if isinstance(subject, (str, os.PathLike)):
-        return _plan_file(subject, *args, **options)
-    if is_jax_function(subject, args[0] if args else ()):
-        return _plan_jax(subject, *args, **options)
-    return _plan_tensorflow(subject, *args, **options)
+        return _plan_file(subject, **_checked(given, a_program, _OF_PROGRAM))
+    if is_jax_function(subject, specs or ()):
+        return _plan_jax(subject, **_checked(given, a_program, ("specs", *_OF_PROGRAM)))
+    return _plan_tensorflow(subject, **_checked(given, "a function of TensorFlow", _OF_FUNCTION))
+
+
+def _checked(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of `plan`; UserError for one that this kind of program does not have."""
+    for name, value in given.items():
+        if name not in (*accepted, "topology"):
+            raise UserError(
+                f"`{name}={value}` does not apply to {kind}; expected {', '.join(accepted)}"
+            )
+    if not isinstance(given.get("topology"), str):
+        raise UserError("`topology` is missing: the machine, such as 'v3:32x32'")
+    return dict(given)
 
 
 _LARGEST = "largest"
@@ -248,12 +251,6 @@ def _facts(
     moments: str | None = None,
     step_tokens: int | None = None,
     kernel_flops: Mapping[str, float] | None = None,
-    **others: Any,
 ) -> ProgramFacts:
-    for name, value in others.items():
-        raise UserError(
-            f"`{name}={value}` does not apply to a jax program or a file, which has its own "
-            "shardings; expected mesh, weights, moments, step_tokens, kernel_flops or tokens"
-        )
     patterns = MemoryPatterns(weights, moments)
     return ProgramFacts(mesh, patterns, step_tokens, kernel_flops or {})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,16 @@ class Case:
     def build(self) -> Layer:
         """Returns the layer, at the path `layer`."""
         return self.params.instantiate(path="layer")
+
+
+@contextlib.contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Adds a note to what is raised, so that the first failure ends a test and says where it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
 
 
 def make_inputs() -> NestedMap:

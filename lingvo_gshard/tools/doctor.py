@@ -13,7 +13,7 @@ from lingvo_gshard.core import Progress
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.accelerator import checks as accelerator
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         refuse(values, ("page",), "applies to --accelerator")
     output.check_writable(values, "json", *(["page"] if values.accelerator else []))
     console = output.make_console(values.json, values.page)
-    with planning_stages() as progress:
+    with stages_with_lines() as progress:
         machine = Machine(_devices(values.devices))
         checks = list(_checks(machine, progress, values.accelerator))
         _print(console, checks)

@@ -12,7 +12,7 @@ from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
@@ -138,7 +138,7 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
         return _search(values, params, machines, console)
     topology = topologies.get(values.topology)
     if params is None:
-        with planning_stages(topology.compiler_choice) as shown:
+        with stages_with_lines(topology.compiler_choice) as shown:
             facts = program.program_facts(values)
             plan = plan_file(path or "", topology, facts, values.tokens, shown)
         return _report(values, plan, console)
@@ -177,7 +177,7 @@ def _plan(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     options = plan_options(values)
-    with planning_stages(topology.compiler_choice) as shown:
+    with stages_with_lines(topology.compiler_choice) as shown:
         answer = plan_to_fit(params, topology, options, values.remedies, shown)
     if answer.problem:
         output.say(console, f"As asked, there is no plan: {with_flags(answer.problem)}\n")
@@ -200,7 +200,7 @@ def _generate(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     asked, options = read_options(values, GenerationOptions), plan_options(values)
-    with planning_stages(topology.compiler_choice) as shown:
+    with stages_with_lines(topology.compiler_choice) as shown:
         plan = plan_largest_batch if values.largest_batch else plan_generation
         found = plan(params, topology, options, asked, shown)
     if isinstance(found, LargestBatch):
@@ -218,7 +218,7 @@ def _search(
     console: rich.console.Console,
 ) -> int:
     search_report.check_flags(values)
-    with planning_stages(machines[0].compiler_choice) as shown:
+    with stages_with_lines(machines[0].compiler_choice) as shown:
         searches = search_machines(
             params,
             machines,

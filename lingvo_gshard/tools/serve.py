@@ -10,7 +10,7 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     decimal,
@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
     origins = Origins.of(values.host, hosts, sites)
     bound = server.bind(values.host, values.port)
     with bound:
-        with stages_on_terminal() as stages:
+        with stages_with_lines() as stages:
+            stages.begin("Loading the model")
             run = load(
                 logdir,
                 options=runtime_options(values),
@@ -81,6 +82,7 @@ def main(argv: list[str]) -> int:
         port, model = bound.getsockname()[1], service.model
 
         def on_ready() -> None:
+            run.is_serving = True
             output.announce(values, port, f"{model.name}, step {model.step:,}: ")
 
         options = server.ServerOptions(values.drain_seconds, origins)

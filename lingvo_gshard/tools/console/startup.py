@@ -21,6 +21,7 @@ from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
+from lingvo_gshard.tools.flags import plain_flags
 from lingvo_gshard.tools.flags.definitions import comma_list, define
 from lingvo_gshard.wings.cluster.rendezvous import NotMetError
 from lingvo_gshard.wings.cluster.worker_report import report_problem
@@ -78,8 +79,12 @@ def parse_flags(
         argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     if "params" in values:
         argv = ["--params=" if a == "--params" else a for a in argv]
+    if "gin_param" in values:
+        argv = plain_flags.as_settings(argv)
     try:
         rest = values(argv)
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"{error}{plain_flags.hint(error.flagname, values)}") from None
     except flags.Error as error:
         raise UserError(_flag_error(values, " ".join(str(error).split()))) from None
     for name, value in values.flag_values_dict().items():
@@ -203,18 +208,23 @@ def _message_of(error: Exception) -> str:
 
 
 # Help is wrapped to the terminal's width within these limits.
-_LEAST_HELP, _MOST_HELP = 40, 90
+_LEAST_HELP, _MOST_HELP = 40, 80
 
 
 # An entry of a list with its indented lines, or lines that are not indented.
 _PARAGRAPH = re.compile(r"^- .*(?:\n(?:  .+|(?!- )\S.*))*|^\S.*(?:\n(?!- )\S.*)*", re.MULTILINE)
+# An indented command, which may be continued over lines, and its words.
+_COMMAND = re.compile(r"^( +)((?=.*\b(?:gshard-|curl )).*(?:(?<=\\)\n.*)*)", re.MULTILINE)
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
-def refilled(text: str, width: int) -> str:
-    """Returns a docstring with its paragraphs wrapped to a width.
+def refilled(text: str, width: int | None = None) -> str:
+    """Returns a docstring with its paragraphs wrapped to a width, by default the terminal's.
 
-    Indented lines are commands, which stay as they are; a dash begins an entry of a list.
+    Commands are indented, and continued over lines if they are longer. Other indented lines stay as
+    they are; a dash begins an entry of a list.
     """
+    width = width or _help_width()
 
     def fill(paragraph: re.Match[str]) -> str:
         return textwrap.fill(
@@ -225,7 +235,25 @@ def refilled(text: str, width: int) -> str:
             break_on_hyphens=False,
         )
 
-    return _PARAGRAPH.sub(fill, text)
+    def folded(command: re.Match[str]) -> str:
+        if max(map(len, command[0].splitlines())) <= width:
+            return command[0]
+        first, *words = _WORD.findall(command[2].replace("\\\n", " "))
+        lines = [command[1] + first]
+        for word in words:
+            ending = "" if word is words[-1] else " \\"
+            if len(f"{lines[-1]} {word}{ending}") > width:
+                lines[-1] += " \\"
+                lines.append(f"{command[1]}   ")
+            lines[-1] += f" {word}"
+        return "\n".join(lines)
+
+    return _COMMAND.sub(folded, _PARAGRAPH.sub(fill, text))
+
+
+def _help_width() -> int:
+    width = shutil.get_terminal_size().columns
+    return width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
 
 
 # absl adds this to the help of a flag that may be repeated.
@@ -242,8 +270,7 @@ def _described(flag: flags.Flag) -> str:
 
 
 def _help_text(values: flags.FlagValues, about: str) -> str:
-    width = shutil.get_terminal_size().columns
-    width = width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
+    width = _help_width()
     lines = [refilled(about, width), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
@@ -254,5 +281,6 @@ def _help_text(values: flags.FlagValues, about: str) -> str:
             width=width,
             initial_indent=" " * 6,
             subsequent_indent=" " * 6,
+            break_on_hyphens=False,
         )
     return "\n".join(lines)

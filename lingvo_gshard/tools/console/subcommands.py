@@ -33,7 +33,7 @@ def run(
     """
     subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
     if subcommand is None and any(argument in startup.HELP for argument in argv[1:]):
-        print(startup.help_page(about, command))
+        print(startup.refilled(startup.help_page(about, command)))
         return 0
     if subcommand is None or subcommand not in modules:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"

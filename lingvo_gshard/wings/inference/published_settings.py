@@ -34,29 +34,9 @@ class _Names(msgspec.Struct, frozen=True):
 _NAMES = objects.table_beside(__file__, "published_settings.json", _Names)
 # Fields that apply to drawing only.
 _DRAWING = ("top_k", "top_p", "min_p", "repetition_penalty")
-<<<<<<< HEAD
 # What transformers takes for fields that a config that draws lacks.
 _DRAWN = {"temperature": 1.0, "top_k": 50}
-# Names that the tokenizer reads, or that do not influence the choice of tokens.
-_KNOWN = (
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    # A text of the largest length ends there without it.
-    "forced_eos_token_id",
-    "bad_words_ids",
-    "do_sample",
-    "transformers_version",
-    "use_cache",
-    "_from_model_config",
-    "_commit_hash",
-)
-# Values of other names that ask for nothing.
-=======
 # Values of unknown names that ask for nothing.
->>>>>>> size2
 _NEUTRAL = (None, False, 0, [], {}, "")
 
 

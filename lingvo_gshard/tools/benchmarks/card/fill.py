@@ -18,7 +18,7 @@ from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags.definitions import decimal, maker, repeated, string
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import planned_program, planner
@@ -57,7 +57,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     wanted = Wanted(
         values.experiment, values.gin_param, values.grow, topology, memory, values.share
     )
-    with planning_stages(topology.compiler_choice) as shown:
+    with stages_with_lines(topology.compiler_choice) as shown:
         try:
             record, plan = fill(wanted, values.folder, shown)
         except OSError as error:
