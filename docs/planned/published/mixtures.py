@@ -40,7 +40,11 @@ def _bridge(
     planned: str,
     term: str = "",
 ) -> Training:
-    """Returns a row of Megatron Bridge's summaries, with rows of 4,096 positions."""
+    """Returns a row of Megatron Bridge's summaries, with rows of 4,096 positions.
+
+    Its recipes for measurements add up gradients in 16 bits
+    (src/megatron/bridge/perf_recipes/_common.py).
+    """
     chip, hosts = machine.split(":")
     suffix = {"fp8": " FP8", "mxfp8": " MXFP8"}.get(precision, "")
     return Training(
@@ -60,6 +64,8 @@ def _bridge(
         planned=planned,
         segments=16,
         passes=passes,
+        # As `grad_reduce_in_fp32 = False` in the original.
+        settings=('step.reduce_dtype = "bfloat16"',),
         term=term,
     )
 
