@@ -20,7 +20,8 @@ RESTART: float = _STATED["restart"]["value"]
 # Assumed, in bytes per second, as the source of `checkpoint_stall` says.
 COPY_RATE = 10e9
 # Time of a whole compilation by libtpu over the time until code is generated: 6 for a small
-# loop of layers, 20 for the paper's model of 600 billion weights.
+# loop of layers, 20 for the paper's model of 600 billion weights. For GPUs 4, with GPT-OSS 120B, to
+# 16, with a few products.
 _WITH_CODE = 12.0
 _HOUR = 3600
 _DAY = 24 * _HOUR

@@ -1,6 +1,7 @@
-# tests: wings/planning/compiling/tpu_process.py, wings/planning/compiling/tpu_worker.py
+# tests: wings/planning/compiling/compiler_process.py
+# tests: wings/planning/compiling/compiler_worker.py
 # tests: wings/cluster/child_process.py
-"""Compiles a small step by libtpu: what a plan reads is the same before and after code."""
+"""Compiles a small step: what a plan reads is the same before and after code."""
 
 import dataclasses
 import functools
@@ -13,16 +14,16 @@ from lingvo_gshard.runtime.program.program import memory_bytes, using_partitione
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.functions.partition import Partitioned
-from lingvo_gshard.wings.planning.compiling import compilation, tpu_process
+from lingvo_gshard.wings.planning.compiling import compilation, compiler_process
 from lingvo_gshard.wings.planning.compiling.cache import CompilationCache, Settings, using_settings
-from lingvo_gshard.wings.planning.compiling.tpu_process import TpuProcess
-from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.compiling.compiler_process import CompilerProcess
+from lingvo_gshard.wings.planning.machines import cuda, topologies
 from tests.told import Told
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.slow
 
-TOPOLOGY = topologies.get("v3:2x2")
+TOPOLOGY, GPUS = topologies.get("v3:2x2"), topologies.get("gpu:h100:1x8")
 
 
 def step(x, w_in, w_out):
@@ -35,10 +36,11 @@ def step(x, w_in, w_out):
 
 
 @functools.cache
-def program(rows: int = 4096):
+def program(rows: int = 4096, topology=TOPOLOGY.name):
     partitioning = Partitioning.make("data=8", "data")
     layouts = ["BM", "weights:MH", "weights:HM"]
-    partitioned = Partitioned(step, partitioning, TOPOLOGY.compile_devices(), layouts)
+    devices = topologies.get(topology).compile_devices()
+    partitioned = Partitioned(step, partitioning, devices, layouts)
     specs = [tf.TensorSpec((rows, 512)), tf.TensorSpec((512, 1024)), tf.TensorSpec((1024, 512))]
     return partitioned.lower(*specs)
 
@@ -50,8 +52,10 @@ def operations(proto: bytes) -> list:
 
 def compiled(generates_code: bool, topology=TOPOLOGY):
     told = []
-    with TpuProcess(topology) as process:
-        found = process.compile(program(), generates_code, lambda: told.append("code"))
+    with CompilerProcess(topology) as process:
+        lowered = program(topology=topology.name)
+        options = topology.compiler_options
+        found = process.compile(lowered, generates_code, lambda: told.append("code"), options)
     return found, told
 
 
@@ -68,6 +72,22 @@ def test_program_is_that_of_a_whole_compilation():
     assert 0.5 * report["temporaries"] < found.memory["temporaries"] < 1.1 * report["temporaries"]
 
 
+@pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
+@pytest.mark.parametrize("fills", [0.01, 10.0])
+def test_program_of_a_gpu_is_that_of_a_whole_compilation(fills):
+    with using_partitioner("gspmd"):
+        lowered = program(topology=GPUS.name).lower(GPUS.compile_devices())
+        whole = lowered.compile(dict(GPUS.compiler_options))
+    memory = memory_bytes(whole)
+    # XLA counts no code in a GPU's memory, so that even a full one does not wait for it.
+    chip = dataclasses.replace(GPUS.chip, usable_bytes=int(memory["peak"] / fills))
+    found, told = compiled(False, dataclasses.replace(GPUS, chip=chip))
+    assert not found.has_code and not told and not found.note
+    assert operations(found.proto) == operations(hlo.read_proto(whole))
+    assert found.memory == pytest.approx(memory, abs=1000)
+    assert compiled(True, GPUS)[0].memory == found.memory
+
+
 def test_code_is_generated_where_it_decides():
     without, _ = compiled(generates_code=False)
     found, _ = compiled(generates_code=True)
@@ -82,7 +102,7 @@ def test_code_is_generated_where_it_decides():
 
 
 def test_a_plan_does_not_wait_long_for_code(monkeypatch):
-    monkeypatch.setattr(tpu_process, "_MOST_CODE_SECONDS", 0.0)
+    monkeypatch.setattr(compiler_process, "_MOST_CODE_SECONDS", 0.0)
     peak = compiled(generates_code=False)[0].memory["peak"]
     chip = dataclasses.replace(TOPOLOGY.chip, usable_bytes=int(peak / 0.97))
     found, told = compiled(False, dataclasses.replace(TOPOLOGY, chip=chip))
@@ -93,13 +113,13 @@ def test_a_plan_does_not_wait_long_for_code(monkeypatch):
 def test_refusal_states_the_sum_of_the_buffers():
     """The message is libtpu's own, so the sum is what it compares with a device's memory."""
     rows = 64 * 1024 * 1024
-    with TpuProcess(TOPOLOGY) as process, pytest.raises(jax.errors.JaxRuntimeError) as raised:
+    with CompilerProcess(TOPOLOGY) as process, pytest.raises(jax.errors.JaxRuntimeError) as raised:
         process.compile(program(rows), generates_code=False, on_code=lambda: None)
     assert "RESOURCE_EXHAUSTED" in str(raised.value) and "HBM" in str(raised.value)
 
 
 def test_process_that_dies_is_reported():
-    with TpuProcess(TOPOLOGY) as process:
+    with CompilerProcess(TOPOLOGY) as process:
         process._process.kill()
         process._process.wait()
         with pytest.raises(jax.errors.JaxRuntimeError, match="ended with exit code -9"):

@@ -1,4 +1,4 @@
-"""A process that compiles one program with libtpu. Its parent may end the process at any time."""
+"""A process that compiles one program. Its parent may end the process at any time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Request(msgspec.Struct, frozen=True):
       program: a pickled Program.
       directory: where the compiler writes its files.
       effort: values of jax's configuration by name, which change what is compiled.
+      options: options of the compiler by name.
     """
 
     program: bytes
     directory: str
     effort: dict[str, float]
-    options: dict[str, str]
+    options: dict[str, Any]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -44,9 +45,9 @@ class Answer(msgspec.Struct, frozen=True):
 def main(topology: str) -> None:
     """Compiles the program that comes on standard input, and writes an Answer.
 
-    libtpu is loaded before the program comes, while the parent still traces it.
+    The compiler is loaded before the program comes.
     """
-    # libtpu may print.
+    # Compilers may print.
     answers = answer_stream()
     devices = topologies.get(topology).compile_devices()
     size = int(sys.stdin.buffer.readline() or 0)

@@ -1,8 +1,8 @@
-"""Compiles for TPUs in a process of its own, which ends when the data for the plan are there.
+"""Compiles for TPUs and GPUs in a process of its own, which ends when a plan's data are there.
 
-libtpu spends nine tenths of its time on generating code for each operation, after the program is
-optimized, scheduled and assigned to memory. A plan needs no code, but libtpu has no option to stop
-before this stage. So the process is ended.
+libtpu and XLA's compiler for GPUs spend nine tenths of their time on generating code for each
+operation, after the program is optimized, scheduled and assigned to memory. A plan needs no code,
+but the compilers have no option to stop before this stage. So the process is ended.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import select
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -23,15 +24,15 @@ from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.hlo import names
 from lingvo_gshard.wings.planning.compiling import cache
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo
-from lingvo_gshard.wings.planning.compiling.tpu_worker import Answer, Request
+from lingvo_gshard.wings.planning.compiling.compiler_worker import Answer, Request
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
-_MODULE = "lingvo_gshard.wings.planning.compiling.tpu_worker"
+_MODULE = "lingvo_gshard.wings.planning.compiling.compiler_worker"
 _POLL_SECONDS = 0.05
 # absl begins a line about a failed check so: "F1126 00:18:02.493076".
 _FATAL = re.compile(r"F\d{4} ")
-# Code takes 1% to 2% of a device. A program that leaves less than this share of the memory is
-# compiled to the end, so that the verdict is the compiler's own.
+# Code takes 1% to 2% of a TPU. A program that leaves less than this share of the memory is compiled
+# to the end, so that the verdict is the compiler's own. XLA counts no code in a GPU's memory.
 _SHARE_FOR_CODE = 0.05
 # The code of large convolutions and attention takes minutes. A plan without the code is worth more
 # than the last percent of its memory.
@@ -40,11 +41,11 @@ _MOST_CODE_SECONDS = 30.0
 EFFORT = ("jax_exec_time_optimization_effort", "jax_memory_fitting_effort")
 
 
-class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
+class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
     """A process that compiles one program for a topology. Used as a context manager."""
 
     def __init__(self, topology: Topology):
-        """Starts the process, which loads libtpu."""
+        """Starts the process, which loads the compiler."""
         self._topology = topology
         self._directory = tempfile.TemporaryDirectory(prefix="lingvo_gshard-")
         self._log = tempfile.TemporaryFile()
@@ -65,7 +66,7 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
         program: Program,
         generates_code: bool,
         on_code: Callable[[], None],
-        options: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> OptimizedHlo:
         """Compiles a program as far as a plan needs it.
 
@@ -73,7 +74,7 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
           generates_code: whether to generate the device's code in any case. Else it is generated
             only if the program nearly fills the memory, and given up after half a minute.
           on_code: called before code is generated.
-          options: options of libtpu.
+          options: options of the compiler.
 
         Raises:
           jax.errors.JaxRuntimeError: the compiler refused the program, or its process ended.
@@ -86,8 +87,8 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
                 proto, memory = cache.read(self._directory.name, code=0)
                 break
             time.sleep(_POLL_SECONDS)
-        limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
-        has_code = not memory or generates_code or memory["peak"] > limit
+        is_nearly_full = self._is_nearly_full(memory)
+        has_code = not memory or generates_code or is_nearly_full
         if has_code:
             if memory:
                 on_code()
@@ -101,10 +102,15 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
             seconds=time.monotonic() - started,
             full_replications=names.full_replications(self._output()),
             has_code=has_code,
-            note="" if has_code or share < 1 - _SHARE_FOR_CODE else _without_code(share),
+            note=_without_code(share) if is_nearly_full and not has_code else "",
         )
 
-    def _send(self, program: Program, options: dict[str, str]) -> None:
+    def _is_nearly_full(self, memory: Mapping[str, int]) -> bool:
+        """Returns whether it depends on the code whether a program fits."""
+        limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
+        return self._topology.compiler == "tpu" and memory.get("peak", 0) > limit
+
+    def _send(self, program: Program, options: dict[str, Any]) -> None:
         effort = {name: getattr(jax.config, name) for name in EFFORT}
         request = Request(pickle.dumps(program), self._directory.name, effort, options)
         content = msgspec.msgpack.encode(request)
@@ -134,9 +140,9 @@ class TpuProcess(contextlib.AbstractContextManager["TpuProcess"]):
         """Describes how the process ended without an answer."""
         code = self._process.wait()
         lines = self._output().strip().splitlines() or ["no output"]
-        # A check of libtpu that fails writes its reason first, then stacks.
+        # A check that fails writes its reason first, then stacks.
         reason = next((line for line in lines if _FATAL.match(line)), lines[-1])
-        return f"libtpu's process ended with exit code {code}: {reason}"
+        return f"the compiler's process ended with exit code {code}: {reason}"
 
     def _output(self) -> str:
         """Returns what the process has written to standard error."""
