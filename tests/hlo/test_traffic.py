@@ -96,6 +96,23 @@ def test_in_place_update_writes_only_the_update():
     assert found["again"].bytes == 2 * PART + 2 * 4
 
 
+def test_an_array_that_a_nested_fusion_only_reshapes_is_updated_in_place():
+    """libtpu brings an array into another tiling so, within the fusion that updates it."""
+    nested = """
+%retiled (input: f32[12,8,16]) -> f32[12,8,16] {
+  %input = f32[12,8,16]{2,1,0} parameter(0)
+  ROOT %copy = f32[12,8,16]{2,1,0} copy(%input)
+}
+"""
+    update = UPDATE.replace("dynamic-update-slice(%w,", "dynamic-update-slice(%r,").replace(
+        "  %zero = s32[]",
+        "  %r = f32[12,8,16]{2,1,0} fusion(%w), kind=kLoop, calls=%retiled\n  %zero = s32[]",
+    )
+    assert operations(nested + update)["f"].bytes == operations(UPDATE)["f"].bytes
+    computed = nested.replace("copy(%input)", "negate(%input)")
+    assert operations(computed + update)["f"].bytes > 12 * PART
+
+
 @pytest.mark.parametrize(
     ("line", "size"),
     [

@@ -128,6 +128,18 @@ def _updates_in_place(update: Instruction) -> bool:
 
 def _through_reshaping(instruction: Instruction) -> Instruction:
     """The instruction that computes the elements which this one only reshapes or converts."""
-    while instruction.opcode in _RESHAPING and instruction.operands:
-        instruction = instruction.operands[0]
+    while (reshaped := _reshaped(instruction)) is not None:
+        instruction = reshaped
     return instruction
+
+
+def _reshaped(instruction: Instruction) -> Instruction | None:
+    """The operand that an instruction, or a nested fusion of such ones, only reshapes."""
+    if instruction.opcode in _RESHAPING and instruction.operands:
+        return instruction.operands[0]
+    if instruction.opcode != "fusion" or not instruction.computation.is_embedded:
+        return None
+    (called,) = instruction.called
+    source = _through_reshaping(called.root)
+    is_passed = source.opcode == "parameter"
+    return instruction.operands[called.parameters.index(source)] if is_passed else None
