@@ -100,7 +100,8 @@ def parse_flags(
 def help_page(about: str | None, command: str) -> str:
     """Returns a command's documentation: its first sentence and the page of its module, if any."""
     page = _HELP_PAGES / f"{command.removeprefix(_TOOLS)}.txt"
-    rest = objects.text_beside(str(page), page.name).rstrip() if page.exists() else ""
+    has_page = command.startswith(_TOOLS) and page.exists()
+    rest = objects.text_beside(str(page), page.name).rstrip() if has_page else ""
     return f"{(about or '').strip()}\n\n{rest}".strip()
 
 

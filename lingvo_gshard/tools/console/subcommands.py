@@ -18,7 +18,7 @@ def run(
 
     Args:
       argv: the program's name and the arguments.
-      about: the first sentence of the command's documentation, which --help prints.
+      about: the command's documentation, or its first sentence, which --help prints.
       modules: the module of each subcommand. Its docstring is the help, `define_flags()` returns
         the flags, among them --json, and `run(values, console, *rest)` returns the exit code. If it
         has an OPERAND, such as ("file", "how to make one"), `run` gets this argument before `rest`.
