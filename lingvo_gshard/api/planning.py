@@ -26,12 +26,10 @@ from lingvo_gshard.wings.planning.programs.planned import (
 )
 
 # The options of each kind of program.
-_OF_PROGRAM = ("mesh", "weights", "moments", "step_tokens", "kernel_flops", "tokens")
+_OF_PROGRAM = ("specs", "mesh", "weights", "moments", "step_tokens", "kernel_flops", "tokens")
 _OF_FUNCTION = ("specs", "mesh", "strategy", "layouts", "donate", "overrides", "partitioner")
-_OF_EXPERIMENT = (
-    *("mesh", "strategy", "device_order", "partitioner", "tokens", "calibration"),
-    *("loads", "loads_from", "replicas"),
-)
+_OF_LOADS = ("loads", "loads_from", "replicas")
+_OF_STEP = ("mesh", "strategy", "device_order", "partitioner", "tokens", "calibration")
 
 
 def plan(
@@ -101,23 +99,32 @@ def plan(
       UserError: the topology is unknown, the mesh does not fit it, or its compiler refuses the
         program.
     """
+    loads = None if loads is None else os.fspath(loads)
     given = {name: value for name, value in locals().items() if value is not None}
     del given["subject"]
-    if isinstance(subject, (Params, str, os.PathLike)) and topology is None:
-        # Only functions have specs.
+    is_function = not isinstance(subject, (Params, str, os.PathLike))
+    if not is_function and topology is None:
         given["topology"] = given.pop("specs", None)
     if isinstance(subject, Params):
-        return _plan_experiment(subject, **_checked(given, "an experiment", _OF_EXPERIMENT))
-    a_program = "a jax program or a file, which has its own shardings"
-    if isinstance(subject, (str, os.PathLike)):
-        return _plan_file(subject, **_checked(given, a_program, _OF_PROGRAM))
-    if is_jax_function(subject, specs or ()):
-        return _plan_jax(subject, **_checked(given, a_program, ("specs", *_OF_PROGRAM)))
-    return _plan_tensorflow(subject, **_checked(given, "a function of TensorFlow", _OF_FUNCTION))
+        _check(given, "an experiment", (*_OF_STEP, *_OF_LOADS))
+        asked = {name: given.pop(name) for name in _OF_LOADS if name in given}
+        machine = topologies.get(given.pop("topology"))
+        return plan_experiment(subject, machine, PlanOptions(loads=LoadsOptions(**asked), **given))
+    if is_function and not is_jax_function(subject, specs or ()):
+        _check(given, "a function of TensorFlow", _OF_FUNCTION)
+        return _plan_tensorflow(subject, **given)
+    accepted = _OF_PROGRAM if is_function else _OF_PROGRAM[1:]
+    _check(given, "a jax program or a file, which has its own shardings", accepted)
+    machine = topologies.get(given["topology"])
+    patterns = MemoryPatterns(weights, moments)
+    facts = ProgramFacts(mesh, patterns, step_tokens, kernel_flops or {})
+    if is_function:
+        return plan_function(subject, specs, machine, facts, tokens)
+    return plan_file(subject, machine, facts, tokens)
 
 
-def _checked(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> dict[str, Any]:
-    """Returns the options of `plan`; UserError for one that this kind of program does not have."""
+def _check(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> None:
+    """Raises UserError for an option of `plan` that this kind of program does not have."""
     for name, value in given.items():
         if name not in (*accepted, "topology"):
             raise UserError(
@@ -125,7 +132,6 @@ def _checked(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> di
             )
     if not isinstance(given.get("topology"), str):
         raise UserError("`topology` is missing: the machine, such as 'v3:32x32'")
-    return dict(given)
 
 
 _LARGEST = "largest"
@@ -194,27 +200,6 @@ def plan_generation(
     return plan_batch(experiment, machine, options, dataclasses.replace(asked, batch=batch))
 
 
-def _plan_experiment(
-    experiment: Params,
-    /,
-    topology: str,
-    loads: str | os.PathLike | None = None,
-    loads_from: int = 0,
-    replicas: int = 0,
-    **options: Any,
-) -> Plan:
-    given = LoadsOptions(None if loads is None else str(loads), loads_from, replicas)
-    return plan_experiment(
-        experiment, topologies.get(topology), PlanOptions(**options, loads=given)
-    )
-
-
-def _plan_file(
-    path: str | os.PathLike, topology: str, tokens: float | None = None, **facts: Any
-) -> Plan:
-    return plan_file(path, topologies.get(topology), _facts(**facts), tokens)
-
-
 # jax says so of tensors of TensorFlow.
 _NO_JAX_ARRAY = "as an abstract array"
 
@@ -232,25 +217,3 @@ def _plan_tensorflow(
             f"{name_of(function)} is a function of jax; give its arguments as jax.ShapeDtypeStruct "
             "with shardings over a jax.sharding.AbstractMesh"
         ) from error
-
-
-def _plan_jax(
-    function: Callable[..., Any],
-    /,
-    specs: Sequence[Any],
-    topology: str,
-    tokens: float | None = None,
-    **facts: Any,
-) -> Plan:
-    return plan_function(function, specs, topologies.get(topology), _facts(**facts), tokens)
-
-
-def _facts(
-    mesh: str | None = None,
-    weights: str | None = None,
-    moments: str | None = None,
-    step_tokens: int | None = None,
-    kernel_flops: Mapping[str, float] | None = None,
-) -> ProgramFacts:
-    patterns = MemoryPatterns(weights, moments)
-    return ProgramFacts(mesh, patterns, step_tokens, kernel_flops or {})
