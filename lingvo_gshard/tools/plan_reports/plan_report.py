@@ -101,10 +101,7 @@ def _print_totals(console: rich.console.Console, plan: Plan) -> None:
         f"{units.in_seconds(plan.seconds_per_step_bound)} (bound, with communication fully "
         "overlapped).",
     )
-    moved = {
-        "communication": plan.collectives,
-        "copies to and from the host": plan.host_transfers,
-    }
+    moved = {"communication": plan.collectives, "copies to and from the host": plan.host_transfers}
     for what, rows in moved.items():
         if rows:
             hidden = units.in_seconds(sum(row.hidden_seconds for row in rows))

@@ -25,6 +25,7 @@ from lingvo_gshard.core import (
     UserError,
     explained,
     names,
+    objects,
     params_text,
     registry,
 )
@@ -335,7 +336,8 @@ def _class_modules() -> Iterator[tuple[str, str]]:
     root = pathlib.Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
-        for found in re.findall(r"^class ([A-Z]\w*)", path.read_text("utf-8"), re.MULTILINE):
+        text = objects.text_beside(str(path), path.name)
+        for found in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
             yield found, module
 
 
