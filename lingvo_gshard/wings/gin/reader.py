@@ -90,14 +90,14 @@ def read(
     for name in files:
         reader.read_file(name, including="", source="`gin_files`")
     for binding in bindings:
-        reader.read_text(binding)
+        reader.read_binding(binding)
     return _resolve_macros(reader.settings)
 
 
 def is_value(text: str) -> bool:
     """Returns whether a text can stand on the right side of a setting."""
     try:
-        _Reader(lambda name: None).read_text(f"x = {text}")
+        _Reader(lambda name: None).read_binding(f"x = {text}")
     except UserError:
         return False
     return True
@@ -148,7 +148,7 @@ class _Reader:
                 self._read(file, path)
         self._open_files.pop()
 
-    def read_text(self, binding: str) -> None:
+    def read_binding(self, binding: str) -> None:
         """Reads one binding of the command line."""
         self._read(binding, None)
 
