@@ -109,9 +109,9 @@ def _plan(subject: Any, given: dict[str, Any]) -> Plan:
     patterns = MemoryPatterns(given.pop("weights", None), given.pop("moments", None))
     specs = given.pop("specs", None)
     facts = ProgramFacts(patterns=patterns, **given)
-    if is_function:
-        return plan_function(subject, specs, machine, facts, tokens)
-    return plan_file(subject, machine, facts, tokens)
+    if isinstance(subject, (str, os.PathLike)):
+        return plan_file(subject, machine, facts, tokens)
+    return plan_function(subject, specs, machine, facts, tokens)
 
 
 def _check(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> None:
