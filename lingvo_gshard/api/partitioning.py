@@ -70,17 +70,21 @@ def verify(
     Raises:
       UserError: the mesh is missing or unknown, or a hyperparameter or an argument is wrong.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
+    return _verify(subject, {name: value for name, value in locals().items() if value is not None})
+
+
+def _verify(subject: Any, given: dict[str, Any]) -> Verification:
+    """Returns the verification for the arguments of `verify` that are given."""
     del given["subject"]
     is_experiment = isinstance(subject, Params)
     for name in _OF_FUNCTION if is_experiment else _OF_EXPERIMENT:
         if name in given:
             kind = "an experiment" if is_experiment else "a function"
             raise UserError(f"`{name}` does not apply to {kind}")
-    if not is_experiment:
-        for name in ("arguments", "mesh"):
-            if name not in given:
-                raise UserError(f"`{name}` is missing, which a function needs")
-        return verify_function(subject, **given)
-    progress = given.pop("progress", SILENT)
-    return verify_experiment(subject, VerifyOptions(**given), progress)
+    if is_experiment:
+        progress = given.pop("progress", SILENT)
+        return verify_experiment(subject, VerifyOptions(**given), progress)
+    for name in ("arguments", "mesh"):
+        if name not in given:
+            raise UserError(f"`{name}` is missing, which a function needs")
+    return verify_function(subject, **given)

@@ -117,13 +117,7 @@ def assert_close(
 # routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
 _STEPS = (1e-2, 3e-3, 1e-3)
 _SEED = np.array([5, 0], np.int32)
-_SIZES = {
-    "model_dim": M,
-    "hidden_dim": H,
-    "num_heads": N,
-    "num_experts": E,
-    "vocabulary_size": V,
-}
+_SIZES = {"model_dim": M, "hidden_dim": H, "num_heads": N, "num_experts": E, "vocabulary_size": V}
 
 # Strategies and meshes. Most dimensions do not divide evenly, so that parts are padded and some
 # parts are empty. zero1 is left out: it splits only optimizer state and equals `data` for a layer.
@@ -183,7 +177,7 @@ class LayerTest(TestCase):
         cls.addClassCleanup(cls._made.clear)
 
     def setUp(self) -> None:
-        """Skips the tests of a layer of which no pass runs, but for the one that says why."""
+        """Skips all tests but test_a_pass_runs if the layer does not run."""
         super().setUp()
         if self._testMethodName != "test_a_pass_runs" and not self._shared("runs", self._runs):
             self.skipTest("no pass runs; test_a_pass_runs says why")

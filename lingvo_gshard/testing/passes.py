@@ -106,10 +106,7 @@ def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
 
     def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
         sources = NestedMap(theta=theta, x=inputs.x, memory=inputs.memory)
-        with (
-            context.scope(training=training, seed=seed) as scope,
-            tf.GradientTape() as tape,
-        ):
+        with context.scope(training=training, seed=seed) as scope, tf.GradientTape() as tape:
             tape.watch(sources.flatten())
             output = case.call(layer, theta, inputs)
             weighted = tf.reduce_sum(output * cotangent(output.shape))

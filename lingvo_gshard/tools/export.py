@@ -39,9 +39,7 @@ define_flags = maker(
     **option_flags(DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS),
     precision=precision_flag(default=None),
     quality_rows=integer(
-        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
-        500,
-        0,
+        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.", 500, 0
     ),
     rows=comma_list("Numbers of texts that programs decode together; by default 1,8,32."),
     lengths=comma_list(
@@ -83,9 +81,7 @@ def main(argv: list[str]) -> int:
     if settings and settings.precision != TRAINED and values.quality_rows and has_source:
         with StageDisplay(console) as run.progress:
             compared = run.compare_precisions(
-                (TRAINED, settings.precision),
-                limit=values.quality_rows,
-                options=settings.options,
+                (TRAINED, settings.precision), limit=values.quality_rows, options=settings.options
             )
         output.say(console, f"Translations of {compared[0].rows:,} rows of dev:")
         tables.print_table(console, tables.rich_table(table_of(compared)))

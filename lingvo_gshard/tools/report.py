@@ -177,8 +177,7 @@ def _print_marked(console: rich.console.Console, run: RunReport) -> None:
             output.say(console, f"{run.label}: {words} at step {shown}{more}")
     for back in run.roll_backs[:_MOST_ROWS]:
         output.say(
-            console,
-            f"{run.label}: rolled back from step {back.step:,} to step {back.last_step:,}",
+            console, f"{run.label}: rolled back from step {back.step:,} to step {back.last_step:,}"
         )
     for again in run.recompilations[:_MOST_ROWS]:
         changes = "; ".join(again.changes) or "the same inputs"

@@ -16,14 +16,7 @@ from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.definitions import (
-    Flags,
-    comma_list,
-    integer,
-    maker,
-    refuse,
-    switch,
-)
+from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import (
     EXPERIMENT,
@@ -196,11 +189,7 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
 
 
 def _print_outcome(
-    console: rich.console.Console,
-    outcome: Outcome,
-    params: Params,
-    logdir: Logdir,
-    command: str,
+    console: rich.console.Console, outcome: Outcome, params: Params, logdir: Logdir, command: str
 ) -> None:
     step = f"{outcome.step:,}"
     if outcome.signal == signals.CLOSED_OUTPUT:

@@ -25,7 +25,8 @@ def test_each_argument_has_a_name_and_a_type(function):
     assert not [p for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     assert all(p.annotation is not p.empty for p in parameters)
     for parameter in parameters:
-        assert re.search(rf"^      {parameter.name}: ", function.__doc__, re.MULTILINE)
+        name = rf"^      (\w+, )*{parameter.name}(, \w+)*: "
+        assert re.search(name, function.__doc__, re.MULTILINE), parameter
 
 
 @pytest.mark.parametrize(

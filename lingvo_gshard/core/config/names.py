@@ -27,7 +27,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     # Comparing takes long. Among very many names, those with the same beginning are compared.
     place = max(bisect.bisect(valid, str(name)) - _COMPARED // 2, 0)
     near = valid if len(valid) <= _COMPARED else valid[place : place + _COMPARED]
-    # A name such as fp16 means the one with the same number.
+    # A name such as fp16 means a name with the same number.
     number = re.sub(r"\D", "", str(name))
     same = [v for v in near if number and re.sub(r"\D", "", v) == number]
     matches = difflib.get_close_matches(str(name), same, n=1, cutoff=0.5)

@@ -272,10 +272,7 @@ def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
     """Returns a batch of rows that are full of random sentences."""
     return {
         name: synthetic.make_array(
-            name,
-            known_sizes(spec.shape),
-            np.dtype(spec.dtype.as_numpy_dtype),
-            id_ranges.get(name),
+            name, known_sizes(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), id_ranges.get(name)
         )
         for name, spec in specs.items()
     }

@@ -29,8 +29,7 @@ define_flags = maker(
     ),
     **SETTINGS,
     exact=switch(
-        "Whether to refuse options with which the new model would compute another function.",
-        True,
+        "Whether to refuse options with which the new model would compute another function.", True
     ),
     restart=switch("Starts at step 0 with new optimizer moments."),
     json=output.json_flag("what was written"),

@@ -69,10 +69,7 @@ class LocalAgents:
     """The agents of all hosts, as children of this process."""
 
     def __init__(
-        self,
-        commands: Sequence[Sequence[str]],
-        environment: Mapping[str, str],
-        max_restarts: int,
+        self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], max_restarts: int
     ):
         """Starts an agent for each command; its death by a signal starts it again.
 

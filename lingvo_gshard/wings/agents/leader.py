@@ -154,11 +154,7 @@ class Leader:
         return self._options.join_seconds
 
     def _too_few(
-        self,
-        number: int,
-        hosts: Sequence[str],
-        failure: Failure | None,
-        beats: Mapping[str, Beat],
+        self, number: int, hosts: Sequence[str], failure: Failure | None, beats: Mapping[str, Beat]
     ) -> Record:
         reason = (
             f"`min_hosts={self._options.fewest}` hosts are needed, and for {self._limit:g} s only "

@@ -158,7 +158,7 @@ def _complete(partial: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _there(target: pathlib.Path) -> pathlib.Path:
-    """Returns the directory, which must exist, in which a new one is written first."""
+    """Returns the directory that must exist. A new one is first written there."""
     is_first_version = target.name.isdigit() and not target.parent.is_dir()
     return target.parent.parent if is_first_version else target.parent
 

@@ -25,6 +25,7 @@ from lingvo_gshard.core import (
     UserError,
     explained,
     names,
+    objects,
     params_text,
     registry,
 )
@@ -89,14 +90,14 @@ def read(
     for name in files:
         reader.read_file(name, including="", source="`gin_files`")
     for binding in bindings:
-        reader.read_text(binding)
+        reader.read_binding(binding)
     return _resolve_macros(reader.settings)
 
 
 def is_value(text: str) -> bool:
     """Returns whether a text can stand on the right side of a setting."""
     try:
-        _Reader(lambda name: None).read_text(f"x = {text}")
+        _Reader(lambda name: None).read_binding(f"x = {text}")
     except UserError:
         return False
     return True
@@ -147,7 +148,7 @@ class _Reader:
                 self._read(file, path)
         self._open_files.pop()
 
-    def read_text(self, binding: str) -> None:
+    def read_binding(self, binding: str) -> None:
         """Reads one binding of the command line."""
         self._read(binding, None)
 
@@ -335,7 +336,8 @@ def _class_modules() -> Iterator[tuple[str, str]]:
     root = pathlib.Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
-        for found in re.findall(r"^class ([A-Z]\w*)", path.read_text("utf-8"), re.MULTILINE):
+        text = objects.text_beside(str(path), path.name)
+        for found in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
             yield found, module
 
 

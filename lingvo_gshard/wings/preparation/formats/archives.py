@@ -51,8 +51,8 @@ def members(archive: str) -> dict[str, int]:
 def glob(archive: str, pattern: str) -> list[str]:
     """Returns the paths of the members whose names match a pattern, sorted.
 
-    A beginning of "**/" also matches no folder. A pattern must name the folder __MACOSX, in which
-    archives made by macOS keep what is no content.
+    A beginning of "**/" also matches no folder. Files in the folder __MACOSX, which macOS
+    adds, have no content. They are left out unless the pattern names the folder.
     """
     patterns = (pattern, pattern.removeprefix("**/"))
     found = sorted(
