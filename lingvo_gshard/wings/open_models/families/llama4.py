@@ -73,7 +73,6 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     Raises:
       UserError: `moe_layers` has other layers than every n-th.
     """
-    config.expect("num_experts_per_tok", 1)
     decoder = task.decoder
     hidden_dim, every = config.get("intermediate_size"), config.get("interleave_moe_layer_step")
     router = SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False)

@@ -10,7 +10,7 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
-from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, experts
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -113,7 +113,6 @@ _SHARED = Part(
 NEXT = decoder(
     "qwen3_next",
     (
-        ALL_SPARSE,
         Part(_read_sizes),
         *_PARTS,
         experts(normalize="norm_topk_prob"),
