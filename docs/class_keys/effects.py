@@ -37,7 +37,6 @@ _NOT_OF_A_MODEL = {
     "quantization_config",
     "return_dict",
     "rope_parameters",
-    "rope_scaling",
     "torch_dtype",
     "transformers_version",
     "use_return_dict",
@@ -69,7 +68,7 @@ _NEAR = {
     "floor_scale": 4,
 }
 # Keys of all classes with rotary positions, and where scalings find lengths.
-_ROTARY = ("original_max_position_embeddings", "rope_parameters", "rope_scaling")
+_ROTARY = ("original_max_position_embeddings", "rope_parameters")
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
@@ -169,12 +168,12 @@ class Models:
                 if outcome is not None:
                     self._cases.append(case)
                     self._plain.append(outcome)
-        names = asked | self._named() | set(self._fields) | set(self._cls.attribute_map)
+        names = {"rope_scaling"} | asked | self._named() | set(self._fields) | set(self._cls.attribute_map)
         self.universe = {
             name
             for name in names - _NOT_OF_A_MODEL - {_WITH_ROUTER_LOSS}
             if not name.startswith("_")
-            and (name in self._fields or not hasattr(transformers.PreTrainedConfig, name))
+            and (name in (*self._fields, "rope_scaling") or not hasattr(transformers.PreTrainedConfig, name))
         }
 
     def _derived(self, case: Case) -> Iterator[Case]:
@@ -262,6 +261,8 @@ class Models:
         candidates = [value for value in _VALUES if value != plain or value is True]
         if name == "layer_types":
             candidates = [[kind] * layers for kind in _KINDS]
+        elif name == "rope_scaling":
+            candidates = [{"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}]
         if isinstance(plain, (int, float)) and not isinstance(plain, bool):
             candidates = [2 * plain, plain / 2, plain // 2, plain + 1, 0, None]
         elif isinstance(plain, bool):

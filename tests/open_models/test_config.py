@@ -14,7 +14,6 @@ from lingvo_gshard.wings.open_models.importing import weight_specs
 from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 from tests.open_models.published import CONFIG
 
-
 YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 100.0}
 
 
@@ -190,6 +189,22 @@ def test_what_the_class_ignores_is_ignored(model_type, given):
     needed = {"qwen3_5_text": {"linear_num_value_heads": 32}}.get(model_type, {})
     plain = config(model_type=model_type, **needed)
     assert experiment_of(config(model_type=model_type, **needed, **given)) == experiment_of(plain)
+
+
+# Their classes rotate whole heads, whatever the key says.
+WHOLE = """cohere cohere2 dots1 ernie4_5 ernie4_5_moe exaone4 gemma2 granite granitemoe
+    granitemoeshared hunyuan_v1_dense llama llama4_text mistral mixtral olmo2 olmoe phimoe qwen2
+    qwen3 qwen3_moe seed_oss smollm3""".split()
+
+
+@pytest.mark.parametrize("model_type", WHOLE)
+def test_whole_heads_rotate_whatever_a_key_says_that_the_class_ignores(model_type):
+    case = next(case for case in CASES if case.model_type == model_type)
+    values = {**case_config(case).values, "rope_parameters": {"rope_theta": 50.0}}
+    expected = experiment_of(PublishedConfig(values, "c"))
+    share = {"partial_rotary_factor": 0.5}
+    for given in (share, {"rope_parameters": {"rope_theta": 50.0, **share}}):
+        assert experiment_of(PublishedConfig(values | given, "c")) == expected
 
 
 def test_named_keys_are_ignored():

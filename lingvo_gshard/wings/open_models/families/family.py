@@ -249,18 +249,21 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
     return types_of_layers(config, usual)
 
 
-def types_of_layers(config: PublishedConfig, usual: list[str]) -> list[str]:
-    """Returns `layer_types`.
+def types_of_layers(
+    config: PublishedConfig, usual: list[Any], key: str = "layer_types"
+) -> list[Any]:
+    """Returns the value that a key has for each layer.
 
     Args:
-      usual: the types of all layers if the config has no `layer_types`.
+      usual: the values of all layers if the config lacks the key.
+      key: the key.
 
     Raises:
-      UserError: `layer_types` has the wrong length.
+      UserError: its list has the wrong length.
     """
-    found, layers = config.get("layer_types", usual, list), len(usual)
+    found, layers = config.get(key, usual, list), len(usual)
     if len(found) != layers:
-        raise UserError(f"{config.where}: layer_types has {len(found)} entries for {layers} layers")
+        raise UserError(f"{config.where}: {key} has {len(found)} entries for {layers} layers")
     return found
 
 

@@ -72,12 +72,7 @@ def _read_shared(config: PublishedConfig, task: Params) -> None:
 
 def _read_sizes(config: PublishedConfig, task: Params) -> None:
     del task
-    key_dim, value_dim = (config.get(f"linear_{n}_head_dim") for n in ("key", "value"))
-    if key_dim != value_dim:
-        raise UserError(
-            f"{config.where}: linear_value_head_dim is {value_dim}, which is not supported; "
-            f"linear_key_head_dim={key_dim} was expected"
-        )
+    config.expect("linear_value_head_dim", config.get("linear_key_head_dim"))
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
