@@ -57,7 +57,11 @@ def served(directory, marker, is_special=False):
     """Returns a model that has a tokenizer of bytes, and a template that prints tools."""
     source = "{{ tools | tojson if tools else '' }}{{ messages | tojson }}{# " + marker + " #}"
     # Half of the families have special tokens as marks.
-    form = Form(user=marker, answer="[ARGS]", prompt="", ends=("</s>",)) if is_special else FORMS["glm 4"]
+    form = (
+        Form(user=marker, answer="[ARGS]", prompt="", ends=("</s>",))
+        if is_special
+        else FORMS["glm 4"]
+    )
     facts = types.SimpleNamespace(most_positions=10_000)
     published = types.SimpleNamespace(options=lambda base, given: base)
     return types.SimpleNamespace(
@@ -111,8 +115,10 @@ def test_other_texts_stay_as_they_are(marker, before, calls, tmp_path):
         assert (choice["message"]["content"], streamed, parts) == (text, text, None)
         assert choice["finish_reason"] == "stop"
     plain = answered(model, before + calls, tools=None)
-    assert plain[0]["message"]["content"] == plain[1] == model.vocabulary.text_of(
-        model.vocabulary.encode(before + calls)
+    assert (
+        plain[0]["message"]["content"]
+        == plain[1]
+        == model.vocabulary.text_of(model.vocabulary.encode(before + calls))
     )
 
 

@@ -290,9 +290,7 @@ def _turn_ends(vocabulary: Vocabulary, template: ChatTemplate) -> tuple[int, ...
     return (*ends, *user[:1]) if user and is_closed else ends
 
 
-def _tails(
-    vocabulary: Vocabulary, template: ChatTemplate
-) -> dict[str, tuple[int, ...] | None]:
+def _tails(vocabulary: Vocabulary, template: ChatTemplate) -> dict[str, tuple[int, ...] | None]:
     """Returns role of the next turn -> the first two ids after an answer, up to one with text.
 
     The role "" is for no further turn. The ids are None if the template does not write such turns.

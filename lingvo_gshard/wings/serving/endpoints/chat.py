@@ -5,7 +5,6 @@ https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -176,18 +175,13 @@ def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message whose calls have arguments as objects: OpenAI's format has JSON texts."""
-    calls = message.get("tool_calls")
-    if not calls:
+    calls = copy.deepcopy(message.get("tool_calls"))
+    try:
+        for call in calls or ():
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    except (ValueError, TypeError, KeyError, RecursionError):
         return message
-    read = copy.deepcopy(calls)
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        for call in read:
-            arguments = call["function"]["arguments"]
-            call["function"]["arguments"] = (
-                json.loads(arguments) if isinstance(arguments, str) else arguments
-            )
-        return {**message, "tool_calls": read}
-    return message
+    return {**message, "tool_calls": calls} if calls else message
 
 
 async def respond(service: Service, request: Request) -> Response:

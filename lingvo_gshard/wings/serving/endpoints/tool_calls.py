@@ -96,10 +96,7 @@ def calls_json(calls: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
             "index": index,
             "id": uuid.uuid4().hex[:9],
             "type": "function",
-            "function": {
-                "name": name,
-                "arguments": values if isinstance(values, str) else json.dumps(values),
-            },
+            "function": {"name": name, "arguments": json.dumps(values, ensure_ascii=False)},
         }
         for index, (name, values) in enumerate(calls)
     ]
