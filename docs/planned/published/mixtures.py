@@ -235,6 +235,10 @@ TRAININGS = (
         _FULL,
         3269,
         _GATHERED.format(8),
+        term=(
+            "weights of experts, gathered between hosts in each layer and micro-batch, and their "
+            "gradients: 55% of the step exposed; stages of the original keep their weights"
+        ),
     ),
     _bridge(
         "Qwen3 235B-A22B",
