@@ -22,6 +22,10 @@ _SOME = (
     "what lies between products is recomputed, where the original recomputes norms and activations"
 )
 _ONE_TOKEN = "; without the layers that predict a second token"
+_TERM = (
+    "weights of experts, gathered between hosts in each layer and micro-batch, and their "
+    "gradients: {}% of the step exposed; stages of the original keep their weights"
+)
 _EVERYTHING = "everything is recomputed, where the original recomputes nothing or little"
 
 
@@ -140,7 +144,7 @@ TRAININGS = (
         8901,
         _EVERYTHING,
         term=(
-            "exchange: all tokens and float32 sums of 16 GPUs cross the network, 46% of the step "
+            "exchange: all tokens and float32 sums of 16 GPUs cross the network, 55% of the step "
             "exposed; HybridEP sends a token once to a host"
         ),
     ),
@@ -185,10 +189,7 @@ TRAININGS = (
         _FULL,
         5630,
         f"{_GATHERED.format(4)}; {_EVERYTHING}",
-        term=(
-            "weights of experts, gathered between hosts in each layer and micro-batch, and their "
-            "gradients: 45% of the step exposed; stages of the original keep their weights"
-        ),
+        term=_TERM.format(45),
     ),
     _bridge(
         "gpt-oss 120B",
@@ -235,10 +236,7 @@ TRAININGS = (
         _FULL,
         3269,
         _GATHERED.format(8),
-        term=(
-            "weights of experts, gathered between hosts in each layer and micro-batch, and their "
-            "gradients: 55% of the step exposed; stages of the original keep their weights"
-        ),
+        term=_TERM.format(55),
     ),
     _bridge(
         "Qwen3 235B-A22B",
@@ -253,6 +251,7 @@ TRAININGS = (
         _FULL,
         3776,
         _GATHERED.format(8),
+        term=_TERM.format(53),
     ),
     _bridge(
         "Qwen3 235B-A22B",
