@@ -280,6 +280,7 @@ TRAININGS = (
         _FULL,
         2139,
         _GATHERED.format(16) + _ONE_TOKEN,
+        term=_TERM.format(65),
     ),
     _bridge(
         "DeepSeek-V3",
@@ -294,6 +295,7 @@ TRAININGS = (
         _FULL,
         3328,
         _GATHERED.format(8) + _ONE_TOKEN,
+        term=_TERM.format(65),
     ),
     _bridge(
         "DeepSeek-V3",
