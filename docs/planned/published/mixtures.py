@@ -310,6 +310,7 @@ TRAININGS = (
         _FULL,
         1297,
         _GATHERED.format(8) + _ONE_TOKEN,
+        term=_TERM.format(50),
     ),
     Training(
         key="deepseek deepseek-v3 h800",
