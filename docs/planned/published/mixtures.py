@@ -330,6 +330,7 @@ TRAININGS = (
         planned=f"{_GATHERED.format(16)}; {_H800}{_ONE_TOKEN}",
         segments=16,
         passes=2,
+        term=_TERM.format(47),
     ),
     Training(
         key="torchtitan deepseek-16b b200",
