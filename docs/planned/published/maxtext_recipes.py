@@ -31,6 +31,7 @@ def _recipe(
     policy: str = _PROJECTIONS,
     mesh: str = "",
     is_half: bool = False,
+    term: str = "",
 ) -> Training:
     """Returns a row with `rows` for each chip, and FSDP over all chips unless a mesh is given."""
     chips = topologies.get(topology).devices
@@ -50,6 +51,7 @@ def _recipe(
         tokens=tokens,
         planned=planned,
         settings=('step.optimizer.moment_dtype = "bfloat16"',) if is_half else (),
+        term=term,
     )
 
 
@@ -99,6 +101,10 @@ TRAININGS = (
         f"{_SPLIT_EXPERTS}; heads and H whole, where the original splits them over 4 chips",
         policy=_INPUTS,
         mesh="fsdp=16,data=8",
+        term=(
+            "the original gathers all 128 experts of a layer, 32 GB in 16 bits; ours moves tokens "
+            "between 8 chips, 9% of its step"
+        ),
     ),
     _recipe(
         "Mixtral 8x7B",

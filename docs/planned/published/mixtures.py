@@ -348,5 +348,9 @@ TRAININGS = (
         teraflops=0.20 * 2250,
         planned=_RECOMPUTED,
         segments=16,
+        term=(
+            "not known: the source is notes on settings, by which the same training rose from "
+            "13.5% to 20% of the peak"
+        ),
     ),
 )
