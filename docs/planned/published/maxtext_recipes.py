@@ -16,13 +16,10 @@ _ON_HOST = (
     "original keeps there"
 )
 _IN_16_BITS = f"{_ON_HOST}; weights and moments in bfloat16, as in the original"
-<<<<<<< HEAD
 # The table of all recipes for TPU7x.
 _IRONWOOD = "ironwood"
 _MOMENT = "both moments in float32, where the first one of the original has 16 bits"
-=======
 _SUMS_IN_FUSIONS = "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"
->>>>>>> rows
 _SPLIT_EXPERTS = "experts split over 8 chips, where the original gathers all experts of a layer"
 
 
@@ -39,13 +36,10 @@ def _recipe(
     policy: str = _PROJECTIONS,
     mesh: str = "",
     term: str = "",
-<<<<<<< HEAD
     is_half: bool = False,
     precision: str = "bfloat16",
-=======
     passes: int = 1,
     compile_options: tuple[str, ...] = (),
->>>>>>> rows
 ) -> Training:
     """Returns a row with `rows` for each device, and FSDP over all unless a mesh is given."""
     chips = topologies.get(topology).devices
