@@ -89,8 +89,7 @@ def plan(
 
 def _plan(subject: Any, given: dict[str, Any]) -> Plan:
     """Returns the plan for the arguments of `plan` that are given."""
-    del given["subject"]
-    is_function = not isinstance(subject, (Params, str, os.PathLike))
+    is_function = not isinstance(given.pop("subject"), (Params, str, os.PathLike))
     if not is_function and "topology" not in given:
         given["topology"] = given.pop("specs", None)
     if isinstance(subject, Params):
