@@ -28,7 +28,7 @@ _FIELDS = {
 }
 # Fields that apply to drawing only.
 _DRAWING = ("top_k", "top_p", "min_p", "repetition_penalty")
-# What transformers takes for fields that a config that draws lacks.
+# Defaults of transformers for drawing.
 _DRAWN = {"temperature": 1.0, "top_k": 50}
 # Names that the tokenizer reads, or that do not influence the choice of tokens.
 _KNOWN = (

@@ -1,4 +1,4 @@
-"""PublishedConfig: a `config.json`, of which the keys count that transformers reads, too."""
+"""PublishedConfig: a `config.json`, whose keys count if they do in transformers."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ class PublishedConfig:
             )
 
     def _differs(self, name: str) -> bool:
-        """Returns whether the value of a key differs from that of a missing key."""
+        """Returns whether a key has another value than it has by default."""
         value, usual = self.values[name], self._keys[name]
         is_off = value is None or value is False or value in ({}, [])
         return value != usual and not (is_off and not usual)

@@ -1,7 +1,7 @@
 """Tool calls: finds calls of functions in answers, in the formats of published chat templates.
 
-A template shows the model how to write a call. The formats are those of Hermes and Qwen
-(https://github.com/NousResearch/Hermes-Function-Calling), Llama 3, Mistral and DeepSeek-V3.
+A template shows the model how to write a call. Known formats are Hermes's, which Qwen has, too
+(https://github.com/NousResearch/Hermes-Function-Calling), Llama 3's, Mistral's and DeepSeek-V3's.
 """
 
 from __future__ import annotations
