@@ -297,11 +297,7 @@ class PublishedConfig:
         is_off = value is None or value is False or value in ({}, [])
         return value != usual and not (is_off and not usual)
 
-    def unknown(self, known: Collection[str] = ()) -> list[str]:
-        """Returns the keys with a value that do not count, and that few configs have."""
-        ours = self._keys or {}
-        return [
-            name
-            for name, value in self.values.items()
-            if value is not None and not {name} & (_KEYS.usual | ours.keys() | set(known))
-        ]
+    def unknown(self, known: Collection[str]) -> list[str]:
+        """Returns the keys with a value that are not known, and that few configs have."""
+        others = self.values.keys() - _KEYS.usual - set(known)
+        return [name for name, value in self.values.items() if name in others and value is not None]

@@ -99,9 +99,8 @@ class Family:
 
         Keys with an effect in the class of transformers count, and keys of `Keys.read`.
         """
-        known = class_keys().keys
-        own = known[self.keys.same or self.model_type] | self.keys.read
-        return own | {"model_type": self.model_type}
+        known = class_keys().keys[self.keys.same or self.model_type]
+        return known | self.keys.read | {"model_type": self.model_type}
 
     def task_of(self, config: PublishedConfig) -> Params:
         """Returns the Params of the task that a config describes.

@@ -135,8 +135,7 @@ class CallingText(GrowingText):
         end = self._form.start(self._text)
         if is_last:
             self.calls = self._form.calls(self._text[end:])
-            if not self.calls:
-                end = len(self._text)
+            end = end if self.calls else len(self._text)
         new = self._text[self._sent : end]
         self._sent = max(self._sent, end)
         return new
