@@ -39,6 +39,7 @@ _NOT_OF_A_MODEL = {
     "rope_parameters",
     "torch_dtype",
     "transformers_version",
+    "use_cache",
     "use_return_dict",
 }
 _VALUES = (
@@ -168,12 +169,21 @@ class Models:
                 if outcome is not None:
                     self._cases.append(case)
                     self._plain.append(outcome)
-        names = {"rope_scaling"} | asked | self._named() | set(self._fields) | set(self._cls.attribute_map)
+        names = (
+            {"rope_scaling"}
+            | asked
+            | self._named()
+            | set(self._fields)
+            | set(self._cls.attribute_map)
+        )
         self.universe = {
             name
             for name in names - _NOT_OF_A_MODEL - {_WITH_ROUTER_LOSS}
             if not name.startswith("_")
-            and (name in (*self._fields, "rope_scaling") or not hasattr(transformers.PreTrainedConfig, name))
+            and (
+                name in (*self._fields, "rope_scaling")
+                or not hasattr(transformers.PreTrainedConfig, name)
+            )
         }
 
     def _derived(self, case: Case) -> Iterator[Case]:

@@ -34,7 +34,7 @@ class _Names(msgspec.Struct, frozen=True):
 _NAMES = objects.table_beside(__file__, "published_settings.json", _Names)
 # Fields that apply to drawing only.
 _DRAWING = ("top_k", "top_p", "min_p", "repetition_penalty")
-# What transformers takes for fields that a config that draws lacks.
+# Defaults of transformers for drawing.
 _DRAWN = {"temperature": 1.0, "top_k": 50}
 # Values of unknown names that ask for nothing.
 _NEUTRAL = (None, False, 0, [], {}, "")

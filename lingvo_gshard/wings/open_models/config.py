@@ -1,4 +1,4 @@
-"""PublishedConfig: a `config.json`, of which the keys count that transformers reads, too."""
+"""PublishedConfig: a `config.json`, whose keys count if they do in transformers."""
 
 from __future__ import annotations
 
@@ -292,16 +292,12 @@ class PublishedConfig:
             )
 
     def _differs(self, name: str) -> bool:
-        """Returns whether the value of a key differs from that of a missing key."""
+        """Returns whether a key has another value than it has by default."""
         value, usual = self.values[name], self._keys[name]
         is_off = value is None or value is False or value in ({}, [])
         return value != usual and not (is_off and not usual)
 
-    def unknown(self, known: Collection[str] = ()) -> list[str]:
-        """Returns the keys with a value that do not count, and that few configs have."""
-        ours = self._keys or {}
-        return [
-            name
-            for name, value in self.values.items()
-            if value is not None and not {name} & (_KEYS.usual | ours.keys() | set(known))
-        ]
+    def unknown(self, known: Collection[str]) -> list[str]:
+        """Returns the keys with a value that are not known, and that few configs have."""
+        others = self.values.keys() - _KEYS.usual - set(known)
+        return [name for name, value in self.values.items() if name in others and value is not None]

@@ -97,11 +97,10 @@ class Family:
     def class_keys(self) -> Mapping[str, Any]:
         """Key of `config.json` that counts -> the value that a missing key has.
 
-        They are the keys with an effect in the class of transformers, and those of `Keys.read`.
+        Keys with an effect in the class of transformers count, and keys of `Keys.read`.
         """
-        known = class_keys().keys
-        own = known[self.keys.same or self.model_type] | self.keys.read
-        return own | {"model_type": self.model_type}
+        known = class_keys().keys[self.keys.same or self.model_type]
+        return known | self.keys.read | {"model_type": self.model_type}
 
     def task_of(self, config: PublishedConfig) -> Params:
         """Returns the Params of the task that a config describes.

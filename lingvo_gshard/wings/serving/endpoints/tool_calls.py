@@ -1,7 +1,7 @@
 """Tool calls: finds calls of functions in answers, in the formats of published chat templates.
 
-A template shows the model how to write a call. The formats are those of Hermes and Qwen
-(https://github.com/NousResearch/Hermes-Function-Calling), Llama 3, Mistral and DeepSeek-V3.
+A template shows the model how to write a call. Known formats are Hermes's, which Qwen has, too
+(https://github.com/NousResearch/Hermes-Function-Calling), Llama 3's, Mistral's and DeepSeek-V3's.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ class CallingText(GrowingText):
         end = self._form.start(self._text)
         if is_last:
             self.calls = self._form.calls(self._text[end:])
-            if not self.calls:
-                end = len(self._text)
+            end = end if self.calls else len(self._text)
         new = self._text[self._sent : end]
         self._sent = max(self._sent, end)
         return new
