@@ -278,8 +278,9 @@ class PublishedConfig:
         Raises:
           UserError: some have other values. The message names all of them.
         """
-        unread = ((self._keys or {}).keys() & self.values.keys()) - self._read
-        usual = {name: repr(self._keys[name]) for name in unread if self._differs(name)}
+        keys = self._keys or {}
+        unread = (keys.keys() & self.values.keys()) - self._read
+        usual = {k: repr(keys[k]) for k in unread if _differ(self.values[k], keys[k])}
         refused = {k: v for k, v in (self._refused | usual).items() if k not in self._ignored}
         if refused:
             shown = "; ".join(
@@ -291,13 +292,13 @@ class PublishedConfig:
                 f"that does not matter, `ignore_keys={','.join(sorted(refused))}` says so"
             )
 
-    def _differs(self, name: str) -> bool:
-        """Returns whether a key has another value than it has by default."""
-        value, usual = self.values[name], self._keys[name]
-        is_off = value is None or value is False or value in ({}, [])
-        return value != usual and not (is_off and not usual)
-
     def unknown(self, known: Collection[str]) -> list[str]:
         """Returns the keys with a value that are not known, and that few configs have."""
         others = self.values.keys() - _KEYS.usual - set(known)
         return [name for name, value in self.values.items() if name in others and value is not None]
+
+
+def _differ(value: Any, usual: Any) -> bool:
+    """Returns whether a value is another one than that of a missing key."""
+    is_off = value is None or value is False or value in ({}, [])
+    return value != usual and not (is_off and not usual)

@@ -139,8 +139,8 @@ class PublishedModel:
         tensors = self.tensors
         for name, candidates in self.family.keys.copies.items():
             own = next(filter(shapes.__contains__, candidates), None)
-            if name in shapes and own in tensors and self.config.values.get("tie_word_embeddings"):
-                # T5 without a scale may share the table all the same.
+            if name in shapes and own in tensors and own == "shared.weight":
+                # Classes of T5 tie the softmax of a file that lacks one, whatever its config says.
                 tensors.setdefault(name, tensors[own])
             if name in shapes or name not in tensors or own is None:
                 continue

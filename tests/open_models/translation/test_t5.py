@@ -45,9 +45,10 @@ def test_what_is_not_supported_is_refused(values, message):
     assert message in str(error.value)
 
 
-def test_a_softmax_without_a_scale_may_share_the_table(tmp_path):
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_a_softmax_without_a_scale_may_share_the_table(tie_word_embeddings, tmp_path):
     """As transformers 5 saves a T5 1.1 whose two tables were tied."""
-    config = {"tie_word_embeddings": True, "scale_decoder_outputs": False}
+    config = {"tie_word_embeddings": tie_word_embeddings, "scale_decoder_outputs": False}
     tensors = models.write_t5(tmp_path / "model", **config)
     del tensors["lm_head.weight"]
     safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")

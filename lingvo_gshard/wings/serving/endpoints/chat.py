@@ -205,8 +205,8 @@ class _Chat(Completion):
     def __init__(self, model: ServedModel, body: ChatBody):
         super().__init__(model, body)
         self._stops = body.stops(model)
-        wants_calls = body.tools and body.tool_choice != "none" and model.template
-        self._form = format_of(model.template.source) if wants_calls else None
+        wants_calls = body.tools and body.tool_choice != "none"
+        self._form = format_of(model.template.source) if wants_calls and model.template else None
 
     def first_parts(self) -> Iterator[dict]:
         """Yields a part with the role of each answer."""
