@@ -31,7 +31,7 @@ _KEY = "secret"
 _GROUP = "hosts"
 # Characters of a label of DNS (RFC 1035), as names of pods are, and of other names (RFC 1123).
 _LONGEST_LABEL, _LONGEST_NAME = 63, 253
-# What Kubernetes accepts, by option, with the number of characters that it accepts.
+# The texts that Kubernetes accepts, by option, with their longest length.
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"

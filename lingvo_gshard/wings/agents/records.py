@@ -151,7 +151,7 @@ class Record(msgspec.Struct, frozen=True):
       past: the failures of the last hour, and of those hosts.
       snapshot: the first part of the snapshot that the workers restore if no checkpoint is newer;
         None if no snapshot is complete.
-      distances: how many places after a member's those of the hosts are that copy its parts.
+      distances: numbers of places after a member, to the members that copy its parts.
       code: the exit code of the whole job; None while it goes on.
       reason: why the job ends.
     """

@@ -299,6 +299,6 @@ class PublishedConfig:
 
 
 def _differ(value: Any, usual: Any) -> bool:
-    """Returns whether a value is another one than that of a missing key."""
+    """Returns whether a value has another effect than a missing key, whose value is `usual`."""
     is_off = value is None or value is False or value in ({}, [])
     return value != usual and not (is_off and not usual)

@@ -1,4 +1,4 @@
-# tests: /tests/mutations.py
+# tests: /tests/mutations/__main__.py
 """Tests the script that breaks lines of the heart."""
 
 import pathlib
@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests import mutations
 from tests.belonging import ROOT
+from tests.mutations import __main__ as mutations
 
 SOURCE = '''"""Größe * of a file."""
 
