@@ -35,12 +35,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "experiments": (
         "lingvo_gshard.params.language_model",
         "lingvo_gshard.params.translation",
-        "lingvo_gshard.wings.giants.gshard_paper",
-        "lingvo_gshard.wings.giants.hundred_languages",
-        "lingvo_gshard.wings.giants.one_gpu_language_models",
-        "lingvo_gshard.wings.giants.prepared_translation",
-        "lingvo_gshard.wings.giants.published_language_models",
-        "lingvo_gshard.wings.giants.study",
+        "lingvo_gshard.wings.giants.experiments",
     ),
     "input_stages": (
         "lingvo_gshard.wings.preparation.cleaning.cleaner",

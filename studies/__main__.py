@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Runs the program and returns its exit code. Raises UserError for a user's mistake."""
     from lingvo_gshard.tools.console import subcommands
 
-    return subcommands.run(argv, __doc__, SUBCOMMANDS)
+    return subcommands.run(argv, __doc__, SUBCOMMANDS, NAME)
 
 
 if __name__ == "__main__":

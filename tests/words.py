@@ -1,4 +1,4 @@
-"""Finds wording that readers must read twice, in docstrings and comments.
+"""Finds wording that readers must read twice, in docstrings, comments and pages of help.
 
 python -m tests.words    lists the findings
 """
@@ -104,10 +104,11 @@ def sentences(text: str) -> Iterator[str]:
 def findings(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
     """Yields (line, name of the pattern, sentence) of each finding in a file."""
     source = path.read_text("utf-8")
-    for line, text in constants(source):
+    is_code = path.suffix == ".py"
+    for line, text in constants(source) if is_code else ():
         if _NOUN_PHRASE.fullmatch(text) and not _CLAUSE.search(text):
             yield line, "constant", text
-    for line, text in texts(source):
+    for line, text in texts(source) if is_code else [(1, source)]:
         for name, pattern in PATTERNS.items():
             if name == "first word":
                 first = text.partition("\n")[0]
@@ -135,7 +136,8 @@ def listed() -> list[str]:
 
 def sources() -> list[pathlib.Path]:
     """Returns the files whose wording is held."""
-    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    pages = (ROOT / "lingvo_gshard" / "tools" / "help").glob("*.txt")
+    return sorted([*pages, *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))])
 
 
 def main() -> None:

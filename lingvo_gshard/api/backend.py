@@ -10,6 +10,7 @@ from lingvo_gshard.core import Params, UserError, cached
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import SingleDeviceRuntime, devices
 from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.sharding.strategies import base_names
 from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings.cluster.cluster import Cluster
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
@@ -60,6 +61,7 @@ class Backend:
         Raises:
           UserError: options do not fit the runtime, the devices or each other.
         """
+        _check_names(options, params)
         self.kind = _runtime_kind(options, params, decodes)
         self.cluster = Cluster()
         self.partitioning: Partitioning | None = None
@@ -160,6 +162,18 @@ class Backend:
         mesh = mesh or experiments.one_axis(params, cores)
         mesh.check_devices(cores)
         self.partitioning = experiments.requested_partitioning(params, mesh, options.strategy)
+
+
+def _check_names(options: RuntimeOptions, params: Params) -> None:
+    """Raises ValueError if mesh or strategy is wrong, before jax and TensorFlow are imported.
+
+    Without a mesh, only names of strategies can be wrong.
+    """
+    mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
+    bases = [] if "->" in (options.strategy or "") else (options.strategy or "data").split("_")
+    if mesh or {base.strip() for base in bases} - set(base_names()):
+        mesh = mesh or experiments.one_axis(params, 1)
+        experiments.requested_partitioning(params, mesh, options.strategy)
 
 
 def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str:

@@ -25,12 +25,18 @@ from lingvo_gshard.wings.planning.programs.planned import (
     plan_function,
 )
 
+# The options of each kind of program.
+_OF_PROGRAM = ("specs", "mesh", "weights", "moments", "step_tokens", "kernel_flops", "tokens")
+_OF_FUNCTION = ("specs", "mesh", "strategy", "layouts", "donate", "overrides", "partitioner")
+_OF_LOADS = ("loads", "loads_from", "replicas")
+_OF_STEP = ("mesh", "strategy", "device_order", "partitioner", "tokens", "calibration")
 
-@overload
+
 def plan(
-    experiment: Params,
+    subject: Params | str | os.PathLike | Callable[..., Any],
     /,
-    topology: str,
+    specs: Sequence[Any] | str | None = None,
+    topology: str | None = None,
     *,
     mesh: str | None = None,
     strategy: str | None = None,
@@ -39,90 +45,83 @@ def plan(
     tokens: float | None = None,
     calibration: str | None = None,
     loads: str | os.PathLike | None = None,
-    loads_from: int = 0,
-    replicas: int = 0,
-) -> Plan: ...
-
-
-@overload
-def plan(
-    function: Callable[..., Any],
-    /,
-    specs: Sequence[Any],
-    topology: str,
-    *,
-    mesh: str | None = None,
-    strategy: str = "replicated",
+    loads_from: int | None = None,
+    replicas: int | None = None,
     layouts: Sequence[Any] | None = None,
-    donate: Sequence[int] = (),
+    donate: Sequence[int] | None = None,
     overrides: Mapping[str, str] | None = None,
-    partitioner: str = "gspmd",
-) -> Plan: ...
-
-
-@overload
-def plan(
-    file: str | os.PathLike,
-    /,
-    topology: str,
-    *,
-    mesh: str | None = None,
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
     kernel_flops: Mapping[str, float] | None = None,
-    tokens: float | None = None,
-) -> Plan: ...
-
-
-def plan(subject: Params | str | os.PathLike | Callable, /, *args: Any, **options: Any) -> Plan:
+) -> Plan:
     """Plans an experiment's training step, any function, or a program in a file, on a topology.
 
-    The program is compiled ahead of time and not run, so you need not have the machine.
+    The program is compiled ahead of time and not run: plan(experiment, topology), plan(function,
+    specs, topology) or plan(file, topology). A printed plan is a table of the main facts.
 
     Args:
-      experiment: Params of an experiment, as `experiment` returns them; or
-      function: a TensorFlow function, or one of jax, with
-      specs: nested structures of tf.TensorSpec or jax.ShapeDtypeStruct, one for each argument of
-        the function. Those of jax have the shardings, over a jax.sharding.AbstractMesh; or
-      file: a file that `gshard-inspect --program` or `jax.export` wrote.
+      subject: Params of an experiment; a function of TensorFlow or jax; or a file that
+        `gshard-inspect --program` or `jax.export` wrote.
+      specs: of a function, a nested structure of tf.TensorSpec or jax.ShapeDtypeStruct for each
+        argument. Those of jax have shardings over a jax.sharding.AbstractMesh.
       topology: the machine, such as "v3:32x32", "v5p:8x8x8*4", "gpu:h100:8x4" or "cpu:8".
-      mesh: axes and sizes, such as "data=4,model=2". None: the experiment's mesh, else data=N over
-        all N devices. Of a jax program it must be the exported one.
-      strategy: name or table of a strategy. By default the experiment's, else "expert"; for a
-        function "replicated".
+      mesh: axes and sizes. None: the experiment's, else data=N over all N devices.
+      strategy: None: the experiment's, else "expert"; for a function "replicated".
       device_order: for an experiment, "contiguous" or "topology". None: the experiment's.
+      partitioner: "gspmd" or "shardy". None: the experiment's.
       tokens: the tokens to train on; the plan then says what they cost.
-      weights: for a jax program, a regular expression that finds weights by the names of arguments.
-      moments: for a jax program, the same for optimizer state.
-      step_tokens: for a file or a jax function, the tokens of a batch.
-      kernel_flops: for a file or a jax function, the FLOPs of kernels whose products are not in the
-        program: regular expression for their names -> FLOPs of one call on one device.
       calibration: for an experiment, the file of a calibration (docs/profiling.md).
-      loads: for an experiment, the file of the loads that routers had (docs/planning.md). The
-        plan's `loads` then say what the step takes with them.
-      loads_from: the first step of this file to take.
-      replicas: further copies of experts in each layer that the placement for these loads has.
-      layouts: for a TensorFlow function, as in `partition`.
-      donate: for a TensorFlow function, as in `partition`.
-      overrides: for a TensorFlow function, as in `partition`.
-      partitioner: "gspmd" or "shardy". None: the experiment's. A program in a file and one of jax
-        keep theirs.
-
-    Returns:
-      Memory, communication, arithmetic and time of the program on one device.
+      loads: for an experiment, the file of loads that routers had (docs/planning.md).
+      loads_from: the first step of this file to take; by default 0.
+      replicas: further copies of experts in each layer that the placement has; by default 0.
+      layouts, donate, overrides: for a TensorFlow function, as in `partition`.
+      weights, moments: for a jax program, regular expressions for the names of such arguments.
+      step_tokens: for a file or a jax function, the tokens of a batch.
+      kernel_flops: for a file or a jax function, the FLOPs of one call on one device of kernels
+        whose products are not in the program, by a regular expression for their names.
 
     Raises:
-      UserError: the topology is unknown, the mesh does not fit it, or its compiler refuses the
-        program.
+      UserError: an argument is wrong, or the topology's compiler refuses the program.
     """
+    return _plan(subject, {name: value for name, value in locals().items() if value is not None})
+
+
+def _plan(subject: Any, given: dict[str, Any]) -> Plan:
+    """Returns the plan for the arguments of `plan` that are given."""
+    is_function = not isinstance(given.pop("subject"), (Params, str, os.PathLike))
+    if not is_function and "topology" not in given:
+        given["topology"] = given.pop("specs", None)
     if isinstance(subject, Params):
-        return _plan_experiment(subject, *args, **options)
+        _check(given, "an experiment", (*_OF_STEP, *_OF_LOADS))
+        asked = {name: given.pop(name) for name in _OF_LOADS if name in given}
+        if "loads" in asked:
+            asked["loads"] = os.fspath(asked["loads"])
+        machine = topologies.get(given.pop("topology"))
+        return plan_experiment(subject, machine, PlanOptions(loads=LoadsOptions(**asked), **given))
+    if is_function and not is_jax_function(subject, given.get("specs", ())):
+        _check(given, "a function of TensorFlow", _OF_FUNCTION)
+        return _plan_tensorflow(subject, **given)
+    accepted = _OF_PROGRAM if is_function else _OF_PROGRAM[1:]
+    _check(given, "a jax program or a file, which has its own shardings", accepted)
+    machine, tokens = topologies.get(given.pop("topology")), given.pop("tokens", None)
+    patterns = MemoryPatterns(given.pop("weights", None), given.pop("moments", None))
+    specs = given.pop("specs", None)
+    facts = ProgramFacts(patterns=patterns, **given)
     if isinstance(subject, (str, os.PathLike)):
-        return _plan_file(subject, *args, **options)
-    if is_jax_function(subject, args[0] if args else ()):
-        return _plan_jax(subject, *args, **options)
-    return _plan_tensorflow(subject, *args, **options)
+        return plan_file(subject, machine, facts, tokens)
+    return plan_function(subject, specs, machine, facts, tokens)
+
+
+def _check(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> None:
+    """Raises UserError for an option of `plan` that this kind of program does not have."""
+    for name, value in given.items():
+        if name not in (*accepted, "topology"):
+            raise UserError(
+                f"`{name}={value}` does not apply to {kind}; expected {', '.join(accepted)}"
+            )
+    if not isinstance(given.get("topology"), str):
+        raise UserError("`topology` is missing: the machine, such as 'v3:32x32'")
 
 
 _LARGEST = "largest"
@@ -191,27 +190,6 @@ def plan_generation(
     return plan_batch(experiment, machine, options, dataclasses.replace(asked, batch=batch))
 
 
-def _plan_experiment(
-    experiment: Params,
-    /,
-    topology: str,
-    loads: str | os.PathLike | None = None,
-    loads_from: int = 0,
-    replicas: int = 0,
-    **options: Any,
-) -> Plan:
-    given = LoadsOptions(None if loads is None else str(loads), loads_from, replicas)
-    return plan_experiment(
-        experiment, topologies.get(topology), PlanOptions(**options, loads=given)
-    )
-
-
-def _plan_file(
-    path: str | os.PathLike, topology: str, tokens: float | None = None, **facts: Any
-) -> Plan:
-    return plan_file(path, topologies.get(topology), _facts(**facts), tokens)
-
-
 # jax says so of tensors of TensorFlow.
 _NO_JAX_ARRAY = "as an abstract array"
 
@@ -229,31 +207,3 @@ def _plan_tensorflow(
             f"{name_of(function)} is a function of jax; give its arguments as jax.ShapeDtypeStruct "
             "with shardings over a jax.sharding.AbstractMesh"
         ) from error
-
-
-def _plan_jax(
-    function: Callable[..., Any],
-    /,
-    specs: Sequence[Any],
-    topology: str,
-    tokens: float | None = None,
-    **facts: Any,
-) -> Plan:
-    return plan_function(function, specs, topologies.get(topology), _facts(**facts), tokens)
-
-
-def _facts(
-    mesh: str | None = None,
-    weights: str | None = None,
-    moments: str | None = None,
-    step_tokens: int | None = None,
-    kernel_flops: Mapping[str, float] | None = None,
-    **others: Any,
-) -> ProgramFacts:
-    for name, value in others.items():
-        raise UserError(
-            f"`{name}={value}` does not apply to a jax program or a file, which has its own "
-            "shardings; expected mesh, weights, moments, step_tokens, kernel_flops or tokens"
-        )
-    patterns = MemoryPatterns(weights, moments)
-    return ProgramFacts(mesh, patterns, step_tokens, kernel_flops or {})

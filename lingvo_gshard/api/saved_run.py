@@ -66,6 +66,7 @@ class SavedRun:
         takes no memory of this process. This needs the cache of programs, and a CPU.
       compiler_seconds: the other process counts as stuck and is started again if one compilation
         takes more seconds than this.
+      is_serving: whether requests are answered now, so that the other process gives way to them.
     """
 
     progress: Progress = SILENT
@@ -95,6 +96,7 @@ class SavedRun:
         self.checkpoint = checkpoint
         self.options = options or RuntimeOptions()
         self.compiles_elsewhere, self.compiler_seconds = False, 600.0
+        self.is_serving = False
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.exists():

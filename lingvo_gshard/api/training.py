@@ -154,12 +154,17 @@ def train(
 
 
 def _prepared(params: Params, steps: int | None) -> Params:
-    """Returns a copy of the Params of a run; ValueError if it lacks the package of a writer."""
+    """Returns a copy of the Params of a run, checked as far as possible without reading data.
+
+    Raises:
+      UserError: a hyperparameter is wrong, or the package of a writer is missing.
+    """
     params = params.copy().locate()
     if steps is not None:
         params.run.steps = steps
     trackers.check(params.run.writers)
     params.run.instantiate()
+    _ = make_trainer(params)
     return params
 
 

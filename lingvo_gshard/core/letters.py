@@ -112,6 +112,8 @@ def check_layout(layout: str, rank: int | None, may_be_unnamed: bool = True) -> 
             hint = names.nearest(letter, LETTERS)
             raise ValueError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")
         if layout.count(letter) > 1:
-            raise ValueError(f"Layout {layout!r} repeats the letter {letter!r}")
+            own = next(each for each in letter.lower() + "abcdefg" if each not in layout)
+            way = f"name one of them {own!r} and declare LOCAL_LETTERS = {{{own!r}: 'its meaning'}}"
+            raise ValueError(f"Layout {layout!r} repeats the letter {letter!r}; {way}")
     if rank is not None and rank != len(layout):
         raise ValueError(f"Layout {layout!r} has {len(layout)} letters for a tensor of rank {rank}")

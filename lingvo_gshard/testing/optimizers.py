@@ -13,6 +13,7 @@ from lingvo_gshard.layers import FeedForward
 from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdRuntime, devices_for
 from lingvo_gshard.sharding import Partitioning, annotate
 from lingvo_gshard.tasks import Task
+from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.test_case import TestCase
 from lingvo_gshard.training import Linear, Trainer
 
@@ -104,7 +105,7 @@ class OptimizerTest(TestCase):
         """Losses under each of STRATEGIES; moments are split like their weights or more."""
         expected = self.train(self.started(SingleDeviceRuntime(self.make_trainer())))
         for strategy, mesh in self.STRATEGIES:
-            with self.subTest(strategy=strategy, mesh=mesh):
+            with passes.noted(f"with {strategy=} and {mesh=}"):
                 partitioning = Partitioning.make(mesh, strategy)
                 devices = devices_for(partitioning.mesh.size)
                 sharded = self.started(SpmdRuntime(self.make_trainer(), partitioning, devices))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,16 @@ class Case:
         return self.params.instantiate(path="layer")
 
 
+@contextlib.contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Adds a note to what is raised, so that the first failure ends a test and says where it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
 def make_inputs() -> NestedMap:
     """Returns activations, a memory and token ids of two packed rows, as NumPy arrays.
 
@@ -95,10 +106,7 @@ def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
 
     def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
         sources = NestedMap(theta=theta, x=inputs.x, memory=inputs.memory)
-        with (
-            context.scope(training=training, seed=seed) as scope,
-            tf.GradientTape() as tape,
-        ):
+        with context.scope(training=training, seed=seed) as scope, tf.GradientTape() as tape:
             tape.watch(sources.flatten())
             output = case.call(layer, theta, inputs)
             weighted = tf.reduce_sum(output * cotangent(output.shape))

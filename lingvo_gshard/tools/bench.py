@@ -1,25 +1,4 @@
-"""Measures how fast programs run, compared with the device's rate for matrix products.
-
-    gshard-bench step --json=step.json
-    gshard-bench moe --json=moe.json
-    gshard-bench exported train_step.zip --json=exported.json
-    gshard-bench fill --experiment=language_model.one_gpu_dense --topology=gpu:h100:1x1 \\
-        --folder=dense
-    gshard-bench card dense --json=card.json
-    gshard-bench input --prepared=prepared/large
-
-`step` measures training steps of an experiment and of an encoder alone, and `moe` layers with
-experts beside dense ones. `exported` runs a saved step with JAX alone. `fill` makes an experiment
-as large as a card's memory allows by its plan, and `card` measures its step there beside the plan.
-`input` reads prepared data. Each has its own help: gshard-bench step --help.
-
-Comparisons with other engines, and of parts of this library, belong to the source tree:
-python -m benchmarks decode.
-
-The JSON is {"device": ..., "rows": [...]}. A class in the benchmark's file, in
-lingvo_gshard/tools/benchmarks/, describes the fields of a row. --json alone writes the JSON
-to standard output and the table to standard error.
-"""
+"""Measures how fast programs run, compared with the device's rate for matrix products."""
 
 from __future__ import annotations
 
@@ -45,4 +24,4 @@ def main(argv: list[str]) -> int:
             f"the subcommand 'decode' is unknown. {valid} The repository has python -m benchmarks "
             "decode"
         )
-    return subcommands.run(argv, __doc__, SUBCOMMANDS)
+    return subcommands.run(argv, __doc__, SUBCOMMANDS, __name__)

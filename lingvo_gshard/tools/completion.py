@@ -1,18 +1,4 @@
-"""Prints a script that completes the commands' flags and their values in a shell.
-
-For bash, now and in every new shell:
-
-    source <(gshard-completion bash)
-    gshard-completion bash > ~/.local/share/bash-completion/completions/gshard
-    echo 'source ~/.local/share/bash-completion/completions/gshard' >> ~/.bashrc
-
-For zsh, where ~/.zfunc is in $fpath before compinit runs, and for fish:
-
-    gshard-completion zsh > ~/.zfunc/_gshard
-    gshard-completion fish > ~/.config/fish/conf.d/gshard.fish
-
-The script has the flags of this version. Write it again after an update.
-"""
+"""Prints a script that completes the commands' flags and their values in a shell."""
 
 from __future__ import annotations
 
@@ -38,7 +24,7 @@ define_flags = maker()
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
     shell = next((word for word in argv[1:] if not word.startswith("-")), "")
-    startup.parse_flags(define_flags(), [word for word in argv if word != shell], __doc__)
+    startup.parse_flags(define_flags(), [word for word in argv if word != shell], __doc__, __name__)
     if shell not in SUBCOMMANDS:
         given = f"the shell {shell!r} is unknown" if shell else "the shell is missing"
         raise UserError(f"{given}. {names.nearest(shell, SUBCOMMANDS)}")

@@ -1,38 +1,4 @@
-"""Checks an installation and its machine: is everything there for training, and right, and fast?
-
-    gshard-doctor
-    gshard-doctor --devices=8
-    gshard-doctor --json=health.json
-    gshard-doctor --accelerator
-
-It checks, in this order:
-
-- Python and the required packages, against the versions that were tested (constraints.txt)
-- settings of the environment that jax, XLA, TensorFlow or libtpu read, and what each changes
-- cores, free memory, limits of the system, free disk
-- the devices that jax finds, and accelerators that it does not
-- a matrix product, timed, and compared with NumPy and with the chip's published rate
-- each collective over all devices, timed, and compared with NumPy and with the published links
-- a small model with experts: steps of training split over the devices, and on one device
-
---devices sets their number. Without accelerators, virtual CPU devices share the cores: their
-collectives are right or wrong as real ones are, but their rates say nothing.
-
---accelerator is the first thing to run on a GPU or TPU: in about ten minutes on one to eight of
-them it then also checks
-
-- each kernel against a reference: attention, grouped products of experts, products of 8 bits
-- each exchange of experts against one device, and collectives of two sizes
-- training steps of one layer, dense and with experts, by each exchange
-
-It measures each one beside the rate that gshard-plan assumes. The last table has both, and what was
-reached of the plan; checks that the devices lack something for are skipped by name. --page is a
-Markdown file with all of it: what to set on this machine, and what to send with an issue. Each
-check adds to it, so that it is there if a check ends the process. On CPUs kernels are
-computed step by step, at small sizes, and times are left out.
-
-The exit code is 1 if a check failed, and 0 if there are only warnings.
-"""
+"""Checks an installation and its machine: is everything there for training, and right, and fast?"""
 
 from __future__ import annotations
 
@@ -47,7 +13,7 @@ from lingvo_gshard.core import Progress
 from lingvo_gshard.core.lazy import Device
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.accelerator import checks as accelerator
@@ -78,12 +44,12 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     if not values.accelerator:
         refuse(values, ("page",), "applies to --accelerator")
     output.check_writable(values, "json", *(["page"] if values.accelerator else []))
     console = output.make_console(values.json, values.page)
-    with planning_stages() as progress:
+    with stages_with_lines() as progress:
         machine = Machine(_devices(values.devices))
         checks = list(_checks(machine, progress, values.accelerator))
         _print(console, checks)

@@ -1,31 +1,4 @@
-"""Scores a trained model on a split of its data.
-
-    gshard-evaluate --logdir=runs/quickstart
-    gshard-evaluate --logdir=runs/quickstart --split=dev --languages=es,de
-    gshard-evaluate --logdir=runs/quickstart --json=scores.json --output=translations.tsv
-    gshard-evaluate --logdir=runs/language_model --json=scores.json
-    gshard-evaluate --logdir=runs/llama --tasks=arc_easy,hellaswag --few_shot=5
-
-What is scored depends on the run's task.
-
-Translation: chrF and BLEU of each language, found by beam search; --beam_size=1 decodes greedily.
-Two baselines stand next to them: `shuffled` gives each row the translation of another row of the
-same language, which is the score of a model that does not read its input; `copied` takes the source
-for the translation. The average is over the languages with 20 rows or more, each counting the same.
-
-With --precision=int8 the translations are found with int8 weights. The cross-entropy is still
-computed with the weights as trained.
-
-Language model: bits per byte of the text (in UTF-8), perplexity per word and per token. The cost of
-predicting the ends of documents counts, but an end is no byte and no word.
-
-With --tasks, a language model answers tasks of EleutherAI's lm-evaluation-harness instead, such as
---tasks=arc_easy,hellaswag. `pip install lm-eval` installs it.
-
-Any other task: the mean of each metric of its loss, weighted as in training.
-
-Everything is read from --logdir: Params, vocabularies and the checkpoint.
-"""
+"""Scores a trained model on a split of its data."""
 
 from __future__ import annotations
 
@@ -104,7 +77,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     logdir = required_logdir(values)
     console = output.make_console(values.json, values.output)
     with contextlib.ExitStack() as stack:

@@ -1,32 +1,4 @@
-"""Writes a trained model for programs that do not have this package.
-
-    gshard-export --logdir=runs/quickstart --output=weights --format=safetensors
-    gshard-export --logdir=runs/quickstart --output=programs --format=stablehlo --beam_size=1
-    gshard-export --logdir=runs/quickstart --output=served/1 --format=saved_model
-
-Formats:
-
-safetensors: the weights by path, their layouts in the metadata, the Params as JSON, and the
-vocabularies as SentencePiece models. For PyTorch, jax, NumPy, Rust, ...
-
-stablehlo: decoding programs that jax alone runs on CPU, GPU or TPU, from ids to ids, with their
-weights and vocabularies.
-
-saved_model: a SavedModel from strings to strings, which TensorFlow and tensorflow-text load, and
-TensorFlow Serving. The tokenizer is inside.
-
-The last two decode: translation models by beam search, language models greedily unless --beam_size
-says otherwise. There is one program for each size of batch, of --rows texts with --lengths tokens;
-a batch takes the next larger ones. Fewer sizes make a smaller export that pads more.
-
---precision=int8 stores the weights as int8 and multiplies large ones in int8; int8_weights only
-stores them so. The run's own decoder then translates --quality_rows rows of the dev split with both
-precisions, and a table shows the size, chrF, BLEU and speed of each.
-
-If the run keeps averages of its weights, these are written, as evaluation and decoding use them.
---output must not exist, or be empty. It is complete or not there at all: it is written under
-another name and renamed at the end. docs/export.md shows how to use each format.
-"""
+"""Writes a trained model for programs that do not have this package."""
 
 from __future__ import annotations
 
@@ -67,9 +39,7 @@ define_flags = maker(
     **option_flags(DecodingOptions, _SEARCH_FLAGS, _SEARCH_DEFAULTS),
     precision=precision_flag(default=None),
     quality_rows=integer(
-        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
-        500,
-        0,
+        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.", 500, 0
     ),
     rows=comma_list("Numbers of texts that programs decode together; by default 1,8,32."),
     lengths=comma_list(
@@ -83,7 +53,7 @@ define_flags = maker(
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     logdir = required_logdir(values)
     if not values.output:
         raise UserError("--output is missing: the directory to write")
@@ -111,9 +81,7 @@ def main(argv: list[str]) -> int:
     if settings and settings.precision != TRAINED and values.quality_rows and has_source:
         with StageDisplay(console) as run.progress:
             compared = run.compare_precisions(
-                (TRAINED, settings.precision),
-                limit=values.quality_rows,
-                options=settings.options,
+                (TRAINED, settings.precision), limit=values.quality_rows, options=settings.options
             )
         output.say(console, f"Translations of {compared[0].rows:,} rows of dev:")
         tables.print_table(console, tables.rich_table(table_of(compared)))

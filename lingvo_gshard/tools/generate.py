@@ -1,32 +1,4 @@
-"""Continues texts with a language model: each line of --input or standard input is a beginning.
-
-    echo "Cannot open" | gshard-generate --logdir=runs/language_model
-    gshard-generate --logdir=runs/language_model --input=beginnings.txt --best=3 --temperature=0.8
-    gshard-generate --logdir=runs/language_model --json < beginnings.txt > texts.jsonl
-    gshard-generate --logdir=runs/language_model          and type lines; Ctrl-D ends
-
-Each line gives --best lines of output, in order. Each is the whole text, including its beginning.
-For an empty line the model begins the text itself. In the output, a line break within a text is
-written as backslash-n and a backslash as two.
-
-The text of a single line appears while it is generated. With --stream the texts of many lines
-appear in this way, too. They are then generated one after the other, which takes longer than all at
-once.
-
-With --json, each line of output is {"beginning", "texts", "best"} instead of a text. --json=FILE
-prints the texts and writes the JSON to a file. "best" has for each text the "score", the "reason"
-why the text ended (end, length or stop), the new "tokens", and "log_probabilities": the model's,
-of each new token and of the end. Drawn texts also have the "seed" that draws them again.
-
-Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k, --top_p and
---min_p change these. The result depends only on the beginning, the number of the text and --seed.
-Without --seed, each line gets a new seed. It is shown for a single line, and in the JSON.
---temperature=0 searches for the likeliest text instead, with --beam_size hypotheses. A text ends
-when the model chooses to end it, or at the length of a training row. If a beginning leaves no room,
-the model sees only the last part of the beginning, and a warning is printed.
-
-Exit code: 0 if every line was answered, else 1.
-"""
+"""Continues texts with a language model: each line of --input or standard input is a beginning."""
 
 from __future__ import annotations
 
@@ -62,7 +34,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     open_generator = functools.partial(_open_generator, values)
     return answer_with_run(
         values, "Writing", "a beginning", TextGenerator, DRAWING, open_generator, _respond

@@ -1,25 +1,4 @@
-"""Imports a published model: makes a run from a directory of Hugging Face's libraries.
-
-    gshard-import --from=Llama-3.2-1B --logdir=runs/llama
-    echo "The capital of France is" | gshard-generate --logdir=runs/llama --temperature=0
-    gshard-evaluate --logdir=runs/llama
-    gshard-train --logdir=runs/llama --steps=1000
-
---from holds config.json, safetensors and the tokenizer's files. Tensors are read and written one by
-one, so that the model need not fit into memory. Tensors that the config does not ask for, that are
-missing, or that have another shape are refused by name, and so are pickles (.bin): no code of a
-published model is ever run.
-
-The settings of the training that may follow are part of the run. Set them now, with gin as in
-gshard-train; --params prints all of them and imports nothing. To train only the norms, for example:
-
-    gshard-import --from=Llama-3.2-1B --logdir=runs/norms \\
-        --gin_param="step.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}" \\
-        --gin_param="step.schedule.learning_rate = 1e-4"
-
-docs/open_models.md lists the architectures, and shows the way back: gshard-export
---format=huggingface.
-"""
+"""Imports a published model: makes a run from a directory of Hugging Face's libraries."""
 
 # ruff: noqa: N999  the command gives the name.
 
@@ -67,7 +46,7 @@ define_flags = maker(
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     source = values["from"].value

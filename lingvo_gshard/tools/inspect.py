@@ -1,71 +1,4 @@
-"""Shows how a strategy splits an experiment over a mesh, and how its step compiles.
-
-This command lists each weight with its layout, shape, split, and its bytes in total and per device:
-
-    gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
-        --strategy=expert_tensor
-
---plan shows what a file of gshard-plan --json has: its experiment, mesh and strategy.
-
---slots lists the optimizer's moments as well. Warnings name weights that every device holds in full
-although the strategy splits one of their dimensions, and mesh axes that split nothing. No device is
-needed, so the mesh may be as large as you like:
-
-    gshard-inspect --experiment=translation.hundred_languages --mesh=data=16,model=8 \\
-        --strategy=expert_tensor --slots --json=split.json
-
---compile lowers the training step and has XLA partition and compile it for the mesh, on virtual CPU
-devices. The report shows the memory per device, the collectives by layer, phase and kind, and each
-tensor that the partitioner replicates in full to reshard it. Nothing is executed:
-
-    gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert --compile
-
-Collectives are counted twice. The column "in program" counts a collective in a loop once; "per
-step" counts it in each iteration. Bytes are the size of one device's operand or result, whichever
-is larger.
-
-A second table says why data moves: the line that computes a tensor, and the annotation that asks
-for another sharding of this tensor.
-
---activations lists the activations of the forward pass by layer, each with its sharding and the
-line that computes it. A warning names each large one that every device holds in full:
-
-    gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
-        --strategy=expert_tensor --activations='decoder.layers[0]'
-
---program saves the lowered step to one file that runs where only jax is installed. --function
-chooses the function of the trainer that --compile and --program take:
-
-    gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert \\
-        --function=init_state --program=init_state.zip
-
---kernels lists the layers of the function that use kernels of a platform, tpu or cuda, and says why
-others use none. --kernels=here asks for the platform of this machine:
-
-    gshard-inspect --experiment=language_model.one_gpu_dense --mesh=data=1 --kernels=cuda
-
---compiler lists the options that steps are compiled with, each with its reason and source, for a
-chip such as v5p or h100, or for the chip of this machine with --compiler=here:
-
-    gshard-inspect --experiment=translation.quickstart --mesh=data=8 --compiler=v5p
-
---placement draws where a weight lies: each of its parts, and the devices that hold it:
-
-    gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
-        --strategy=expert_tensor --placement='decoder.layers[1].feed_forward.*'
-
---logdir shows a trained run in place of an experiment: mean, deviation and largest value of each
-weight, the share of zeros, and values that are not finite. --compare says how far each weight is
-from the same weight of another run, or of another step of this run. With --mesh, the command lists
-how the mesh splits the run's weights, as for an experiment:
-
-    gshard-inspect --logdir=runs/quickstart
-    gshard-inspect --logdir=runs/quickstart --compare=runs/quickstart --compare_step=1000
-
-No corpus is read: vocabularies have the size that the experiment asks for. With --logdir they have
-the size that the run has. --json=FILE writes everything as JSON; --json alone prints the JSON, and
-sends the tables to standard error.
-"""
+"""Shows how a strategy splits an experiment over a mesh, and how its step compiles."""
 
 from __future__ import annotations
 
@@ -124,7 +57,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     asked = read_options(values, PartitioningOptions)
     names.check(values.function, inspection.FUNCTIONS, f"--function={values.function} is unknown")
     inspection.check_kernels(values.kernels)

@@ -1,81 +1,4 @@
-"""Plans training on machines that you do not have: memory, communication, time and money.
-
-    gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v3:16x16
-
-lowers the real training step (forward, backward, optimizer) and compiles it ahead of time with the
-topology's own compiler. Nothing is run. The report says whether the step fits, what fills the
-memory, which layer causes which collective, and how long the step takes: a lower bound, and an
-estimate. The first line says whose compiler is used: libtpu for TPUs if it is installed, else XLA's
-compiler for CPUs, whose plans are estimates.
-
-    gshard-plan --list_topologies
-
-lists the machines. Mesh and strategy are the experiment's own unless --mesh and --strategy are
-given; --tokens adds the cost of a whole training:
-
-    gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v4:8x8x8 --tokens=1e12 \\
-        --mesh=data=512 --strategy=expert_fsdp --json=plan.json --html=plan.html
-
-To plan the training of a published model from its config.json alone (docs/open_models.md):
-
-    gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:4x4x4 \\
-        --mesh=data=8,model=8 --strategy=expert_tensor --precision=bfloat16
-
-To plan generation with a language model, its decoding and the prefill of prompts:
-
-    gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:2x2x1 --generate --batch=64 \\
-        --length=2048 --mesh=data=2,model=2 --strategy=expert_tensor
-
-To plan a program that is a file, with its own shardings (docs/plan_any_program.md): a step that
-gshard-inspect --program or jax.export wrote:
-
-    gshard-plan step.bin --topology=v5e:4x4 --weights='params.*'
-
-To plan the whole training, with failures, checkpoints and restarts, of an experiment or of a plan
-that --json has written:
-
-    gshard-plan --plan=plan.json --tokens=1e12 --goodput
-
-To search model size, experts, tokens and machine for a sum of money, by published scaling laws:
-
-    gshard-plan --budget=1e6
-
-To plan with the loads that the routers of a run had, in place of even ones:
-
-    gshard-plan --experiment=translation.quickstart --topology=cpu:4 --loads=load.json
-
-If the step does not fit, the command searches changes and larger machines that make it fit. It
-compiles up to --remedies candidates, the fastest by a cost model first, and states their costs. To
-compare two plans:
-
-    gshard-plan diff before.json after.json --fail_on="peak>+2%,step>+3%,all-gather>0"
-
-The exit code is 2 if the second plan exceeds a limit, so that a change can be refused in review.
-
-To search for the fastest sharding:
-
-    gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search
-
-A cost model rates the candidates, and the best ones are compiled. --json writes the fastest to a
-file that trains without further flags:
-
-    gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search \\
-        --json=found.json
-    gshard-train --plan=found.json --logdir=runs/found
-
-Of several machines, --search_for=cost finds the one that trains for the least money:
-
-    gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v4:8x8x8,v5p:8x8x4 --search \\
-        --search_for=cost
-
-To choose machines, meshes and strategies on a page in a browser, where plans stand side by side:
-
-    gshard-plan --serve
-
---json writes the complete result. --json alone writes it to standard output, and the report goes to
-standard error. Tokens are the target positions of a batch. The exit code is 0 whether or not the
-step fits, and 1 if there is no plan.
-"""
+"""Plans training on machines that you do not have: memory, communication, time and money."""
 
 from __future__ import annotations
 
@@ -89,7 +12,7 @@ from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
@@ -175,7 +98,7 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     path, argv = program.program_path(argv, [diff_report.DIFF])
     compared, argv = diff_report.compared_files(argv)
-    startup.parse_flags(values, argv, __doc__)
+    startup.parse_flags(values, argv, __doc__, __name__)
     console = output.make_console(values.json, values.html)
     output.check_writable(values, "json", "html")
     if values.tokens is not None and not 0 < values.tokens < math.inf:
@@ -215,7 +138,7 @@ def _planned(values: flags.FlagValues, path: str | None, console: rich.console.C
         return _search(values, params, machines, console)
     topology = topologies.get(values.topology)
     if params is None:
-        with planning_stages(topology.compiler_choice) as shown:
+        with stages_with_lines(topology.compiler_choice) as shown:
             facts = program.program_facts(values)
             plan = plan_file(path or "", topology, facts, values.tokens, shown)
         return _report(values, plan, console)
@@ -254,7 +177,7 @@ def _plan(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     options = plan_options(values)
-    with planning_stages(topology.compiler_choice) as shown:
+    with stages_with_lines(topology.compiler_choice) as shown:
         answer = plan_to_fit(params, topology, options, values.remedies, shown)
     if answer.problem:
         output.say(console, f"As asked, there is no plan: {with_flags(answer.problem)}\n")
@@ -277,7 +200,7 @@ def _generate(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     asked, options = read_options(values, GenerationOptions), plan_options(values)
-    with planning_stages(topology.compiler_choice) as shown:
+    with stages_with_lines(topology.compiler_choice) as shown:
         plan = plan_largest_batch if values.largest_batch else plan_generation
         found = plan(params, topology, options, asked, shown)
     if isinstance(found, LargestBatch):
@@ -295,7 +218,7 @@ def _search(
     console: rich.console.Console,
 ) -> int:
     search_report.check_flags(values)
-    with planning_stages(machines[0].compiler_choice) as shown:
+    with stages_with_lines(machines[0].compiler_choice) as shown:
         searches = search_machines(
             params,
             machines,

@@ -1,41 +1,4 @@
-"""Prepares raw text for training: cleans, divides, tokenizes and writes shards with a manifest.
-
-    gshard-prepare --output=prepared --source=pairs.tsv
-    gshard-prepare --output=prepared --source='corpus/*.tsv.zst' --workers=8
-    gshard-prepare --output=prepared --source=europarl/train,format=moses \\
-        --source=locale/,format=gettext,name=messages
-    gshard-prepare --output=prepared --source=train.jsonl,split=train --source=dev.jsonl,split=dev
-    gshard-prepare --output=prepared --source=books.txt.gz,language=en \\
-        --gin_param='vocabulary.size = 16000'
-    gshard-prepare --params
-
-A --source is a path, then field=value for what differs from the defaults:
-
-    format           tsv, csv, moses, gettext, tmx, xliff, qt, arb, properties, sgm, wmt, jsonl,
-                     parquet, arrow or text; by default, from the path's end
-    name             what the source is called in shards and weights; by default, from the path
-    content          pairs, or text, which has no sources
-    split            train, dev or test; by default, each row is divided by a hash of its target
-    language         language of rows that name none
-    target_language  for Moses pairs, catalogs, translation memories and messages, by default en
-    document         of text: paragraph, line or file
-    language_field, source_field, target_field, text_field
-                     fields of JSON lines and columns of Parquet
-
-Files are plain, .bz2, .gz, .xz or .zst, local or in a bucket (gs://, s3://), and may be globs. A
-row of a TSV file is language, source and target. The prefix data/train of Moses pairs finds
-data/train.en and every data/train.<language>.
-
-The stages: files are read and cleaned, duplicates removed, the vocabulary trained, rows tokenized
-and shuffled, shards written. The output depends on files and settings alone, and not on --workers.
-Memory depends on --workers and the setting bucket_bytes, and not on the size of the files.
-
-A run that is stopped or killed goes on where it was if the same command is given again: unfinished
-work is in the output's directory `.work`. Other settings are refused.
-
-With --on_bad_row=refuse, the run stops at a damaged file, a bad row, or a language that cleaning
-leaves no row of, and names file and line. With skip, these are left out and counted in the report.
-"""
+"""Prepares raw text for training: cleans, divides, tokenizes and writes shards with a manifest."""
 
 from __future__ import annotations
 
@@ -74,7 +37,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     params = preparation.preparation_params(values.gin_param, values.gin_file)
     if values.params is not None:
         print(to_gin(params, values.params), end="")

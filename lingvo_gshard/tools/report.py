@@ -1,25 +1,4 @@
-"""Reports on trained runs: a page for a browser, tables, or JSON.
-
-    gshard-report --logdir=runs/quickstart --html=report.html
-
-writes one file that opens in any browser, also on a phone, and loads nothing: curves, scores, the
-load of the experts, the memory and the placement of each weight, the environment and the exact
-command. A run that still trains can be reported on, too. Without --html, tables are printed:
-
-    gshard-report --logdir=runs/quickstart
-    gshard-report --logdir=runs/quickstart --json=report.json
-
-Several runs are compared, with the hyperparameters that differ between the runs:
-
-    gshard-report --logdir=runs/quickstart --logdir=runs/other --html=report.html
-    gshard-report --logdir=runs/quickstart,runs/other
-
-What the report shows is read from the files that gshard-train and gshard-evaluate leave in
---logdir: metrics.jsonl, launches.jsonl, sharding.json, compilations.jsonl, evaluations.jsonl and
-routers.jsonl. Curves of long runs are drawn through means of some steps, with a shade from the
-smallest to the largest value, so that no spike is lost. Nothing is computed on a device, and
-nothing is written but the files that the flags name.
-"""
+"""Reports on trained runs: a page for a browser, tables, or JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +36,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "html", "json")
     logdirs = [part for given in values.logdir for part in given.split(",") if part]
     console = output.make_console(values.json, values.html)
@@ -198,8 +177,7 @@ def _print_marked(console: rich.console.Console, run: RunReport) -> None:
             output.say(console, f"{run.label}: {words} at step {shown}{more}")
     for back in run.roll_backs[:_MOST_ROWS]:
         output.say(
-            console,
-            f"{run.label}: rolled back from step {back.step:,} to step {back.last_step:,}",
+            console, f"{run.label}: rolled back from step {back.step:,} to step {back.last_step:,}"
         )
     for again in run.recompilations[:_MOST_ROWS]:
         changes = "; ".join(again.changes) or "the same inputs"

@@ -1,22 +1,4 @@
-"""Serves a trained model over HTTP: a JSON interface, and a page to try it.
-
-    gshard-serve --logdir=runs/quickstart
-    gshard-serve --logdir=runs/quickstart --port=0 --port_file=port.txt
-    gshard-serve --logdir=runs/quickstart --host=0.0.0.0 --token_file=token.txt
-
-    curl localhost:8000/v1/translate -d '{"text": "No se pudo guardar el archivo."}'
-
-Open the address that the command prints in a browser to try the model. docs/serving.md describes
-the interface. Requests of all clients are decoded together. The server listens on this machine only
-unless --host says otherwise; give it a --token_file then.
-
-SIGTERM and Ctrl-C stop the server: it accepts no more connections, answers the requests that it
-has, for --drain_seconds at most, and ends. A second signal ends it at once.
-
-Needs the extra `serve`; in a clone: pip install -c constraints.txt -e '.[serve]'
-
-Exit code: 0 if all requests were answered before the end, else 1.
-"""
+"""Serves a trained model over HTTP: a JSON interface, and a page to try it."""
 
 from __future__ import annotations
 
@@ -28,7 +10,7 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     decimal,
@@ -74,7 +56,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     logdir = required_logdir(values)
     output.check_writable(values, "port_file")
     hosts, sites = values.allow_host or [], values.allow_origin or []
@@ -86,7 +68,8 @@ def main(argv: list[str]) -> int:
     origins = Origins.of(values.host, hosts, sites)
     bound = server.bind(values.host, values.port)
     with bound:
-        with stages_on_terminal() as stages:
+        with stages_with_lines() as stages:
+            stages.begin("Loading the model")
             run = load(
                 logdir,
                 options=runtime_options(values),
@@ -99,6 +82,7 @@ def main(argv: list[str]) -> int:
         port, model = bound.getsockname()[1], service.model
 
         def on_ready() -> None:
+            run.is_serving = True
             output.announce(values, port, f"{model.name}, step {model.step:,}: ")
 
         options = server.ServerOptions(values.drain_seconds, origins)

@@ -1,63 +1,4 @@
-"""Trains an experiment, or resumes one.
-
-    gshard-train --list
-    gshard-train --experiment=translation.quickstart --logdir=runs/quickstart
-
-The same command resumes from the newest checkpoint in --logdir. The result equals the result of a
-run that was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits. --logdir is
-locked: a second run there is refused while the first run lives.
-
-Every hyperparameter has a dotted path. --params prints them as gin, with their meaning, and trains
-nothing; --params=dropout prints those whose path contains "dropout":
-
-    gshard-train --experiment=translation.quickstart --params=dropout
-
---gin_param sets one hyperparameter. --gin_file reads many from a file: the output of --params, or a
-run's params.txt:
-
-    gshard-train --experiment=translation.quickstart --logdir=runs/small \
-        --steps=500 --gin_param="step.schedule.learning_rate = 0.002"
-
-A run that has a checkpoint needs no --experiment, since its Params are saved with it:
-
-    gshard-train --logdir=runs/small --steps=1000
-
-A run can start with the weights of another, here an imported one, and train low-rank adapters of
-some weights in place of all weights (docs/fine_tuning.md):
-
-    gshard-train --init_from=runs/llama --logdir=runs/tuned --steps=1000 \
-        --gin_param="task.lora.rank = 8"
-
-The same model can be partitioned over a mesh of devices, here with its experts split over all:
-
-    gshard-train --experiment=translation.quickstart --logdir=runs/sharded \
-        --runtime=spmd --mesh=data=8 --strategy=expert
-
-A file that gshard-plan wrote has the experiment, the mesh, the strategy and all else that was
-planned or found. Training with it needs no other flag, and resuming not even the file
-(docs/planning.md):
-
-    gshard-plan --experiment=translation.quickstart --topology=cpu:8 --search --json=found.json
-    gshard-train --plan=found.json --logdir=runs/found
-
-To see where the time of some steps goes (docs/profiling.md):
-
-    gshard-train --experiment=translation.quickstart --logdir=runs/quickstart --profile_steps=20:23
-
---writer=wandb or --writer=mlflow sends the metrics to these services as well (docs/report.md).
-
---logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
-(for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
-
---check_determinism_every computes some steps twice and compares the results. --replay_step computes
-one step of an earlier run again, and says whether it gives what the run recorded (docs/trust.md):
-
-    gshard-train --logdir=runs/small --replay_step=150
-
-Exit code: 0 after the last step; 1 after an error, and if the loss has diverged at the end; 2 if a
-replayed step differs. If training ended early and was saved, 130 after Ctrl-C, 143 after SIGTERM,
-129 after SIGHUP (a closed terminal), and 141 if nobody reads standard output any more.
-"""
+"""Trains an experiment, or resumes one."""
 
 from __future__ import annotations
 
@@ -75,14 +16,7 @@ from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags.definitions import (
-    Flags,
-    comma_list,
-    integer,
-    maker,
-    refuse,
-    switch,
-)
+from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import (
     EXPERIMENT,
@@ -169,7 +103,7 @@ define_flags = maker(
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     devices.keep_pages()
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     if values.list:
@@ -255,11 +189,7 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
 
 
 def _print_outcome(
-    console: rich.console.Console,
-    outcome: Outcome,
-    params: Params,
-    logdir: Logdir,
-    command: str,
+    console: rich.console.Console, outcome: Outcome, params: Params, logdir: Logdir, command: str
 ) -> None:
     step = f"{outcome.step:,}"
     if outcome.signal == signals.CLOSED_OUTPUT:

@@ -1,23 +1,4 @@
-"""Translates lines: each line of --input or standard input gives one line of output.
-
-    gshard-translate --logdir=runs/quickstart --input=lines.txt > translations.txt
-    echo "No se pudo guardar el archivo." | gshard-translate --logdir=runs/quickstart
-    gshard-translate --logdir=runs/quickstart --best=3 --json < lines.txt
-    gshard-translate --logdir=runs/quickstart          and type lines; Ctrl-D ends
-
-Lines are answered as they arrive: a typed line at once, waiting lines of a pipe in batches, which
-is faster. The output has the order of the input, and an empty line for an empty line. A line that
-is too long is cut, with a warning on standard error.
-
-A published model for many languages translates from --source_language to --target_language
-(docs/open_models.md).
-
-With --json, or --json=FILE, a line of JSON is written for each line: {"source", "translation",
-"best"}. "best" lists the --best translations, each with its "text" and "score", and the model's
-"log_probabilities" of its "tokens" and of the end. Drawn translations also have their "seed".
-
-Exit code: 0 if every line was translated, else 1.
-"""
+"""Translates lines: each line of --input or standard input gives one line of output."""
 
 from __future__ import annotations
 
@@ -63,7 +44,7 @@ define_flags = maker(
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     return answer_with_run(
         values,
         "Translating",

@@ -1,46 +1,4 @@
-"""Proves that a partitioned training step computes what the same step computes on one device.
-
-This command runs one training step twice, over a mesh and on one device, and compares the results
-of all layers, the loss, the metrics, every gradient, every new weight and every moment:
-
-    gshard-verify --experiment=translation.quickstart --mesh=data=4,model=2 \\
-        --strategy=expert_tensor
-
-It prints "equal to 3e-15" and exits with
-
-    0 if all is equal
-    1 after an error, such as a wrong flag
-    2 if a tensor differs; the first one is named
-    3 if all that was compared is equal, but a part of the step cannot be compared. "not verified"
-        begins the lines that say which part, and why
-
-For the first tensor that differs it prints
-
-    the size of the difference, and the element that differs most
-    the line that computes the tensor
-    the likely cause, if the values show one: copies whose sum is missing, a multiple, shards in
-        another order, a carry or a norm of one shard, dropped parts, rounding, random numbers
-        without a key of the step. Otherwise the evidence: the mesh axes that it depends on
-    the nearest annotation or manual region, with the line of code that made it
-    the collectives that were compiled for the tensor's layer
-
-No accelerator and no data are needed. Devices are virtual CPU devices, the batch is synthetic, and
-all arithmetic of float32 is done in float64: a difference is not due to rounding. Large experiments
-are made small, and all changes are printed; --noshrink keeps the sizes. This command cannot know
-the sizes of your own layers; set them by --gin_param:
-
-    gshard-verify --experiment=my_package.my_module.my_experiment --mesh=data=4,model=2 \\
-        --gin_param='task.my_layer.my_size = 16'
-
---kernels=tpu or --kernels=cuda has attention computed by the kernels of this platform:
-
-    gshard-verify --experiment=translation.quickstart --mesh=data=2,model=2 \\
-        --strategy=data_tensor --kernels=tpu --gin_param='input.source_length = 128'
-
---plan verifies the step of a file that gshard-plan --json wrote, with its mesh and strategy.
-
-In Python, lingvo_gshard.verify does the same. docs/verification.md explains what is compared.
-"""
+"""Proves that a partitioned training step computes what the same step computes on one device."""
 
 from __future__ import annotations
 
@@ -74,7 +32,7 @@ def main(argv: list[str]) -> int:
     The exit code is 0 if all tensors are equal, `DIFFERENT` if one is not, and `NOT_VERIFIED` if a
     part of the step was not compared.
     """
-    values = startup.parse_flags(define_flags(), argv, __doc__)
+    values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     say = functools.partial(output.say, console)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Self
 
 import rich.box
 import rich.console
@@ -27,7 +28,6 @@ from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.plan.plan import Plan
-from lingvo_gshard.wings.services.progress import BarOnTerminal
 from studies.paper import planned_comparisons
 from studies.paper import rows as paper_rows
 from studies.paper.comparison import Case, ComparisonRow
@@ -141,7 +141,7 @@ def _say(console: rich.console.Console, text: str, style: str | None = None) -> 
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Progress(BarOnTerminal, SilentProgress):
+class _Progress(SilentProgress):
     """Shows the current plan and the time left: a bar on a terminal, else a line for each plan."""
 
     def __init__(self, console: rich.console.Console, total: int):
@@ -158,6 +158,15 @@ class _Progress(BarOnTerminal, SilentProgress):
             )
             self._bar = rich.progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
     def begin_case(self, case: Case) -> None:
         """Shows that the plan of a case begins."""

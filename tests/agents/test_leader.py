@@ -132,6 +132,25 @@ def test_workers_that_do_not_end_are_waited_for():
     assert job.wait(2).failure.host == "b"
 
 
+@pytest.mark.parametrize(
+    ("steps", "told", "words"),
+    [
+        ({"b": 7}, None, "b gives no sign of life (after step 7)"),
+        ({"a": 1_200, "b": 1_199}, None, "b gives no sign of life (after step 1,200)"),
+        ({}, 9, "b gives no sign of life (after step 9)"),
+        ({}, None, "b gives no sign of life (before the round's first step)"),
+    ],
+)
+def test_a_lost_host_is_told_of_with_the_last_step_of_its_round(steps, told, words):
+    job = Job("abc", min_hosts=1)
+    job.decide()
+    for host, step in steps.items():
+        job.change(host, step=step)
+    job.sightings.lost = {"b"}
+    job.end(1, "process 1 of 3 is gone", "ac", is_consequence=True, step=told)
+    assert str(job.wait(HOUR).failure) == words
+
+
 def test_an_agent_that_started_again_is_a_failure_of_its_host():
     job = Job()
     job.decide()

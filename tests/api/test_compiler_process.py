@@ -11,7 +11,7 @@ import time
 import pytest
 
 from lingvo_gshard.api.decoding import compiler_process
-from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
+from lingvo_gshard.api.decoding.compiler_process import CompilerProcess, _write
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError, ProgramKey
 
@@ -72,6 +72,34 @@ def test_a_program_at_which_every_compiler_hangs_is_given_up(compiler):
         compile(KEY)
     compile(KEY)
     assert len(started) == 3
+
+
+def test_the_process_gives_way_only_while_requests_are_answered(compiler, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        compiler_process, "_write", lambda stream, value: asked.append(value) or _write(stream, 0)
+    )
+    compile, _ = compiler(hangs=0)
+    serving = [False, True]
+    compile._is_serving = lambda: serving.pop(0)
+    compile(KEY)
+    compile(KEY)
+    assert asked[1:] == [(KEY, False), (KEY, True)]
+
+
+def test_every_thread_gives_way():
+    """In a process of its own, since niceness cannot be taken back."""
+    code = """
+import os, threading
+from lingvo_gshard.api.decoding import compiler_main
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+before = os.getpriority(os.PRIO_PROCESS, 0)
+compiler_main._NICENESS = 19
+compiler_main.give_way()
+print(before < 19, {os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir("/proc/self/task")})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True {19}\n"
 
 
 def test_a_compiler_is_stopped_while_it_hangs(compiler):

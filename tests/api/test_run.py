@@ -53,7 +53,7 @@ def test_run_is_trained_resumed_and_opened(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert rows[2]["loss"] == outcome.metrics["loss"] and rows[4]["loss"] == again.metrics["loss"]
     assert run.step == 5 and run.params.run.steps == 5
-    with pytest.raises(UserError, match="has the task TinyTask, which has no Translator"):
+    with pytest.raises(UserError, match="has the task TinyTask, which decodes no texts"):
         run.translate(["a"])
     scores = run.evaluate("dev").to_record()
     assert scores["batches"] == 3 and scores["loss"] == pytest.approx(rows[4]["dev/loss"])

@@ -16,6 +16,8 @@ from lingvo_gshard.core import processes
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.wings.cluster.cluster import Cluster
 from lingvo_gshard.wings.cluster.member import ClusterOptions
+from lingvo_gshard.wings.cluster.peer_monitor import Departure
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE
 from tests.cluster import cluster_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -304,3 +306,19 @@ def test_an_incomplete_cluster_environment_is_an_error(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", "not a number")
     with pytest.raises(ValueError, match="`coordinator`, `num_processes` and `process_id` are not"):
         Cluster.join()
+
+
+@pytest.mark.parametrize(
+    ("has_agent", "expected"),
+    [
+        (False, "process 1 of 2 is gone; continue with the same command"),
+        (True, "process 1 of 2 is gone; the agents go on from the newest state that they have"),
+    ],
+)
+def test_a_worker_of_an_agent_asks_nobody_to_start_it_again(has_agent, expected, monkeypatch):
+    monkeypatch.delenv(REPORT_FILE, raising=False)
+    if has_agent:
+        monkeypatch.setenv(REPORT_FILE, "report.json")
+    monkeypatch.setattr(Cluster, "size", 2)
+    cluster = Cluster()
+    assert cluster._describe(Departure(1, "is gone", 1)) == expected

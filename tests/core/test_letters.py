@@ -27,7 +27,11 @@ class LettersTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         ("GSE", 4, "'GSE' has 3 letters for a tensor of rank 4"),
         ("GXE", 3, "'X' names no dimension. Valid: "),
-        ("GSG", 3, "'GSG' repeats the letter 'G'"),
+        (
+            "GSG",
+            3,
+            "'GSG' repeats the letter 'G'; name one of them 'g' and declare LOCAL_LETTERS",
+        ),
     )
     def test_rejects_invalid_layouts(self, layout, rank, message):
         with self.assertRaisesRegex(ValueError, message):

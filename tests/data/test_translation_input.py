@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.data import translation_input
+from lingvo_gshard.data.held_out import split_of
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.wings.preparation.cleaning import near_duplicates
@@ -234,6 +235,30 @@ def test_training_text_too_small_to_hold_rows_out_has_no_dev_split(place, tmp_pa
     for split in ("dev", "test"):
         with pytest.raises(ValueError, match="No row of input.corpus.train is held out for dev"):
             input_.check_split(split)
+
+
+def test_near_copies_that_were_held_out_are_counted(place, tmp_path):
+    """Templates: all rows have most of their 4-grams in common, as a user's 3,000 rows had."""
+    things = [f"the {color} {what}" for color in ("red", "old", "new") for what in ("car", "dog")]
+    rows = [
+        f"de\t{who}, {thing}, {when}\t{who} said that {thing} is here again {when}\n"
+        for who in ("Anna", "Bert", "Clara", "David", "Emma", "Franz", "Greta", "Hans")
+        for thing in things
+        for when in ("today", "tonight", "on Monday", "on Friday", "in winter")
+    ]
+    (tmp_path / "own.tsv").write_text("".join(rows))
+    p = params(place)
+    p.corpus.set(train=str(tmp_path / "own.tsv"), dev=(), test=(), held_out_per_mille=100)
+    input_ = p.instantiate()
+    _, report = input_._load("train")
+    held_out = [row for row in rows if split_of(row.split("\t")[2].strip(), 100) != "train"]
+    assert len(held_out) > 10 and report.read == len(rows)
+    assert sum(report.dropped.values()) == len(held_out) == len(rows) - report.kept
+    (note,) = (n for n in input_.notes if "held out for" in n)
+    assert note == (
+        f"No row of input.corpus.train is held out for dev or test: {len(held_out)} were, and are "
+        "dropped as near copies. Files of their own would help."
+    )
 
 
 def test_a_missing_dev_file_stops_before_train_is_read(place):

@@ -79,7 +79,7 @@ def test_pairs(made, tmp_path):
 
 
 def test_load_errors(tmp_path):
-    with pytest.raises(ValueError, match="vocabulary.model: there is no vocabulary here"):
+    with pytest.raises(ValueError, match="vocabulary.model is missing; copy the whole directory"):
         Vocabulary.load(str(tmp_path))
     (tmp_path / "vocabulary.model").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="vocabulary.model: This is no SentencePiece model"):

@@ -163,6 +163,16 @@ class DroplessTest(testing.TestCase, parameterized.TestCase):
             begin = nodes[name].input[1].split(":")[0]
             self.assertEqual(nodes[f"{scope}/{begin}"].op, "Const", name)
 
+    def test_the_lowering_looks_for_no_constants_among_rows_and_weights(self):
+        """TensorFlow would fill memory of their sizes for each block's size."""
+        function = tf.function(functools.partial(both_ways, make()), jit_compile=True)
+        arguments = weights_of(make()), tf.zeros([2, 8, M]), tf.ones([2, 8])
+        library = function.get_concrete_function(*arguments).graph.as_graph_def().library
+        nodes = [node for scope in library.function for node in scope.node_def]
+        cases = [node for node in nodes if node.op in ("Case", "StatelessCase")]
+        self.assertTrue(cases)
+        self.assertFalse(any("_xla_propagate_compile_time_consts" in n.attr for n in cases))
+
     def test_expert_dropout_is_independent_for_every_row(self):
         """An expert gives equal outputs for equal tokens, except for dropout."""
         layer = make(experts=2, group_size=24, experts__dropout_rate=0.5, experts__use_bias=True)

@@ -25,6 +25,18 @@ def test_directory_appears_when_it_is_complete(tmp_path):
     assert target.stat().st_mode == plain.stat().st_mode
 
 
+def test_the_directory_of_versions_is_made_with_the_first(tmp_path):
+    """As TensorFlow Serving has it. A missing parent of another name is a typing error."""
+    for version in ("served/1", "served/2"):
+        with new_directory(tmp_path / version) as directory:
+            write(directory)
+    assert sorted(os.listdir(tmp_path / "served")) == ["1", "2"] and len(os.listdir(tmp_path)) == 1
+    with pytest.raises(ValueError, match="there is no directory .*/mdoels; create it first"):
+        with new_directory(tmp_path / "mdoels" / "new"):
+            raise AssertionError("the context was entered")
+    assert os.listdir(tmp_path) == ["served"]
+
+
 @pytest.mark.parametrize("is_link", [False, True])
 def test_empty_directory_is_filled(is_link, tmp_path):
     (tmp_path / "empty").mkdir()

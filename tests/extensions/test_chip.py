@@ -1,5 +1,5 @@
 # tests: wings/planning/machines/chips.py
-# tests: wings/planning/machines/topologies.py, wings/planning/machines/chip_figures.py
+# tests: wings/planning/machines/topologies.py
 """Tests that one record adds a chip to the planner."""
 
 import pytest

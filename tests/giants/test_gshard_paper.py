@@ -1,3 +1,4 @@
+# tests: wings/giants/experiments.py
 """Tests the paper's experiments: their sizes, options and documented commands."""
 
 import math

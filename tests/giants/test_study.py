@@ -1,4 +1,4 @@
-# tests: wings/giants/study.py, wings/giants/prepared_translation.py
+# tests: wings/giants/experiments.py
 """Tests the experiments of the study: equal work per token, and more weights with more experts."""
 
 import math

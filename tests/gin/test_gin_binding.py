@@ -114,10 +114,25 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
     def test_unambiguous_paths_can_be_abbreviated(self):
         self.assertEqual(_apply("moe.num_experts = 4").task.moe.num_experts, 4)
 
+    def test_one_word_is_a_path_if_one_hyperparameter_alone_ends_so(self):
+        self.assertEqual(_apply("steps = 4").step.steps, 4)
+        self.assertEqual(_apply(f"optimizer = {HERE}.Adam").step.optimizer, Adam.params())
+        with self.assertRaisesRegex(ValueError, "not the last name of one hyperparameter alone"):
+            _apply("num_experts = 4")
+
+    def test_a_word_that_a_value_uses_is_a_macro(self):
+        after = _apply("steps = 4", "task.moe.num_experts = %steps")
+        self.assertEqual((after.step.steps, after.task.moe.num_experts), (10, 4))
+
+    def test_other_nodes_of_a_name_do_not_make_a_path_ambiguous(self):
+        params = _params()
+        params.input = Encoder.params().set(moe=Momentum.params())
+        self.assertEqual(apply_gin(params, [], ["moe.num_experts = 4"]).task.moe.num_experts, 4)
+
     def test_rejects_ambiguous_paths(self):
         params = _params()
         params.input = Encoder.params()
-        with self.assertRaisesRegex(ValueError, "'moe' is ambiguous: input.moe, task.moe"):
+        with self.assertRaisesRegex(ValueError, "is ambiguous: input.moe.num_experts, task"):
             apply_gin(params, [], ["moe.num_experts = 4"])
 
     def test_the_last_binding_wins(self):
@@ -186,7 +201,6 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
         ("step.stepps", "step.steps"),
         ("tasks.use_bias", "task.use_bias"),
         ("moe.num_expert", "task.moe.num_experts"),
-        ("steps", "step.steps"),
         ("nmae", "name"),
         ("step.dekay", "step.optimizer.decay"),
         ("task.mew.x", "moe"),
@@ -198,6 +212,10 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         ("task.name = encoder", 'Write strings in quotes: "encoder"'),
+        ("step.steps = ten", "Failed to parse token 'ten'; expected int, such as 10"),
+        ("steps = ten", "Failed to parse token 'ten'; expected int, such as 10"),
+        ("task.use_bias = yes", "Failed to parse token 'yes'; expected bool, such as True"),
+        ("step.max_steps = 3", "unknown name 'step.max_steps'. Did you mean 'step.steps'?"),
         ("task = a.b.Class", "Write classes and functions with an @: @a.b.Class"),
         ("task.name", "expected ':' or '='"),
         ("task.layers[0].num_experts = 3", "Write layers_0"),
@@ -279,11 +297,10 @@ class GinFilesTest(testing.TestCase, parameterized.TestCase):
 
     def test_an_unused_macro_of_a_file_warns(self):
         file = self.folder / "a.gin"
-        file.write_text("steps = 3\n")
+        file.write_text("num_layers = 3\n")
         with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(apply_gin(_params(), [str(file)], []), _params())
-        self.assertIn("no value uses the macro 'steps'", logs.output[0])
-        self.assertIn("Did you mean 'step.steps'", logs.output[0])
+        self.assertIn("no value uses the macro 'num_layers'", logs.output[0])
 
 
 class ReferencesTest(testing.TestCase, parameterized.TestCase):

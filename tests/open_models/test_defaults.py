@@ -18,29 +18,8 @@ from tests.open_models.peer_defaults import REFUSED
 
 RECORDED = json.loads(peer_defaults.FILE.read_text(encoding="utf-8"))
 DEFAULTS = RECORDED["defaults"]
-# Keys of older files, from which transformers makes other keys, with the values that it then uses.
-OLD_KEYS = {
-    "default": {"rope_theta": 10000.0},
-    "cohere": {"rope_theta": 5e5},
-    "ernie4_5": {"rope_theta": 5e5},
-    "ernie4_5_moe": {"rope_theta": 5e5},
-    "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 10000.0},
-    "glm4_moe": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    "llama4_text": {"rope_theta": 5e5},
-    "gpt_oss": {"rope_theta": 150000.0},
-    "minimax_m2": {"rope_theta": 5e6},
-    "mixtral": {"rope_theta": 1e6},
-    "olmo3": {"rope_theta": 5e5},
-    "phimoe": {"rope_theta": 1e6},
-    "qwen3_5_moe_text": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    "qwen3_5_text": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    "qwen3_next": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    "smollm3": {"rope_theta": 2e6},
-}
-# `attribute_map` of these classes has another name for the key.
-RENAMED = {"num_nextn_predict_layers": "num_mtp_layers"}
 # The classes set these when they are made.
-DERIVED = {"rope_parameters": ("gpt_oss",)}
+DERIVED = ("per_layer_config", "rope_parameters")
 # Keys that have no default of use.
 NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -64,25 +43,19 @@ def described(values):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_stated_defaults_are_those_of_transformers(name):
-    old = OLD_KEYS.get(name, OLD_KEYS["default"])
-    for key, value in FAMILIES[name].defaults.items():
-        if key in old:
-            assert value == old[key], key
-        elif name not in DERIVED.get(key, ()):
-            assert value == DEFAULTS[name][RENAMED.get(key, key)], key
+    stated = family.class_keys().keys[name]
+    for key in stated.keys() & DEFAULTS[name].keys() - set(DERIVED):
+        assert stated[key] == DEFAULTS[name][key], key
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_every_key_of_the_class_is_stated_or_known(name):
-    """A key that a family neither reads nor knows may not be a key of the class."""
-    stated = FAMILIES[name].defaults
-    rest = {k: v for k, v in DEFAULTS[name].items() if RENAMED.get(k, k) not in stated}
-    config = PublishedConfig({"model_type": name} | rest | NEEDED.get(name, {}), "config.json")
-    experiment_of(config)
+def test_a_config_with_all_keys_of_the_class_is_taken(name):
+    values = {"model_type": name} | DEFAULTS[name] | NEEDED.get(name, {})
+    experiment_of(PublishedConfig(values, "config.json"))
 
 
 def test_the_version_of_transformers_is_the_recorded_one():
-    assert RECORDED["transformers"] == family.TRANSFORMERS
+    assert RECORDED["transformers"] == family.class_keys().transformers
 
 
 @pytest.mark.parametrize("name", RECORDED["cases"])

@@ -1,5 +1,4 @@
-# tests: params/language_model.py, wings/giants/one_gpu_language_models.py
-# tests: wings/giants/published_language_models.py
+# tests: params/language_model.py, wings/giants/experiments.py
 """Tests the language modeling experiments: their sizes and documented commands."""
 
 import math

@@ -1,4 +1,4 @@
-# tests: params/translation.py, wings/giants/hundred_languages.py
+# tests: params/translation.py, wings/giants/experiments.py
 """Tests the translation experiments: their layers, sizes and documented commands."""
 
 import re

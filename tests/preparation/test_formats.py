@@ -17,6 +17,7 @@ import pytest
 
 from lingvo_gshard.wings.preparation import preparation
 from lingvo_gshard.wings.preparation import sources as survey
+from lingvo_gshard.wings.preparation.formats import archives
 from tests.preparation import raw
 
 ROWS = raw.rows(150)
@@ -192,6 +193,19 @@ def test_messages_with_a_file_for_each_language(tmp_path, monkeypatch):
     archive(tmp_path / "l10n.zip", {f"a/{k}": v for k, v in keyed_files().items()})
     raw.run(tmp_path, [f"{tmp_path}/l10n.zip/a/*.properties,split=train"], output="zipped")
     assert raw.texts(tmp_path / "zipped") == EXPECTED
+
+
+def test_what_macos_adds_to_an_archive_is_no_content(tmp_path):
+    text = "".join("\t".join(row) + "\n" for row in ROWS)
+    half = text.index("\n", len(text) // 2) + 1
+    noise = {"__MACOSX/._a.tsv": b"\0\5\x16\7", "__MACOSX/b/._c.tsv": b"\0\5\x16\7"}
+    files = {"a.tsv": text[:half].encode(), "b/c.tsv": text[half:].encode(), **noise}
+    archive(tmp_path / "own.zip", files)
+    raw.run(tmp_path, [f"{tmp_path}/own.zip/**/*.tsv,split=train"], output="zipped")
+    assert raw.texts(tmp_path / "zipped") == EXPECTED
+    assert archives.glob(f"{tmp_path}/own.zip", "__MACOSX/*") == [
+        f"{tmp_path}/own.zip/{name}" for name in noise
+    ]
 
 
 def test_translations_of_qt_programs(tmp_path, monkeypatch):

@@ -15,10 +15,9 @@ import rich.console
 
 from lingvo_gshard.api.training import train
 from lingvo_gshard.wings.planning.plan.plan import load
-from lingvo_gshard.wings.profiling import profile as profile_lib
 from lingvo_gshard.wings.profiling.comparison import Comparison
 from lingvo_gshard.wings.profiling.observer import profile_steps
-from lingvo_gshard.wings.profiling.profile import INPUT_WAIT
+from lingvo_gshard.wings.profiling.profile import INPUT_WAIT, Profile
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from tests import tiny
 
@@ -56,7 +55,7 @@ def command(*arguments, folder=None):
 
 
 def read(logdir):
-    return profile_lib.load(logdir / FOLDER / "profile.json")
+    return msgspec.json.decode((logdir / FOLDER / "profile.json").read_bytes(), type=Profile)
 
 
 def assert_adds_up(profile):

@@ -2,13 +2,14 @@
 """Tests what a run says about its compilations, and that it names the input that caused one."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.runtime.compilations import Compilation, inputs_of
-from lingvo_gshard.wings.services.compilations import CompilationWatch
+from lingvo_gshard.wings.services.compilations import CompilationLog
 from tests import tiny
 from tests.training.test_loop import Run
 
@@ -28,9 +29,15 @@ def specs(rows, length):
     }
 
 
+def watch_of(*declared):
+    """Returns the log of a run whose input declares these batches."""
+    input_ = types.SimpleNamespace(p=None, declared_batches=lambda p: declared)
+    return CompilationLog(types.SimpleNamespace(input_=input_))
+
+
 @pytest.fixture
 def watch():
-    return CompilationWatch(lambda: [specs(8, 16), specs(4, 32)])
+    return watch_of(specs(8, 16), specs(4, 32))
 
 
 def test_declared_buckets_do_not_warn(watch):
@@ -72,7 +79,7 @@ def test_a_first_program_of_another_shape_makes_the_declared_one_the_second(watc
 
 
 def test_any_size_may_be_declared():
-    watch = CompilationWatch(lambda: [specs(None, 16)])
+    watch = watch_of(specs(None, 16))
     assert [watch.add(1, compilation(rows, 16)) for rows in (8, 3, 5)] == [""] * 3
     assert watch.add(1, compilation(8, 17))
 
@@ -88,7 +95,7 @@ def test_summary_adds_up_and_counts_the_cache(watch):
     for index in range(9):
         watch.add(index, compilation(8, 16 + index))
     watch.add(1, Compilation("eval", {}, 0.5, 0.5, 0.1, is_cached=True))
-    assert watch.summary() == [
+    assert watch.totals() == [
         "compiled train: 9 programs in 29.2 s (tracing 9.0 s, lowering 2.2 s, compiling 18.0 s; "
         "0 from the cache)",
         "compiled eval: 1 program in 1.1 s (tracing 0.5 s, lowering 0.5 s, compiling 0.1 s; "

@@ -7,17 +7,30 @@ import time
 
 import rich.console
 
+from lingvo_gshard.training.run.monitoring.step_observer import ObservedRun
 from lingvo_gshard.wings.services import progress as progress_lib
-from lingvo_gshard.wings.services.progress import StageDisplay, StepDisplay, Waiting
+from lingvo_gshard.wings.services.display import Display
+from lingvo_gshard.wings.services.progress import StageDisplay, Waiting
+from tests import tiny
+
+
+def display_on(console, steps, every):
+    """Returns the display of a run's steps, which has begun, and the run."""
+    params = tiny.experiment_params(steps=steps)
+    params.run.set(log_every_steps=every)
+    run = ObservedRun(*(params, None, None, None, None, None, None, None, 1, console), 0)
+    display = Display(run)
+    display.go_on(None)
+    return display, run
 
 
 def show(**console):
     screen = io.StringIO()
-    with StepDisplay(rich.console.Console(file=screen, width=120, **console), 0, 6, 3) as progress:
-        for step in range(1, 7):
-            progress.count(100.0)
-            progress.update(step, {"loss": 2.0 / step, "accuracy": 0.5})
-        progress.say("a line")
+    display, run = display_on(rich.console.Console(file=screen, width=120, **console), 6, 3)
+    for step in range(1, 7):
+        display.after_step(step, {"loss": 2.0 / step, "accuracy": 0.5, "tokens": 100.0})
+    run.say("a line")
+    display.at_end()
     return screen.getvalue()
 
 
@@ -137,10 +150,12 @@ def test_80_columns_show_bar_time_left_loss_and_rate():
     stream = io.StringIO()
     console = rich.console.Console(file=stream, force_terminal=True, width=80, color_system=None)
     experts = "fullest expert 12.34x  dropped 12.3%  dead experts 12"
-    with StepDisplay(console, 0, 12_800, 3, lambda row: experts) as progress:
-        for step in (12_798, 12_799):
-            progress.count(12_000.0)
-            progress.update(step, {"loss": 12.3456, "accuracy": 0.123})
+    loads = {"load_max_over_mean": 12.34, "dropped_share": 0.123, "dead_experts": 12.0}
+    row = {f"layer/{name}": value for name, value in loads.items()}
+    display, _ = display_on(console, 12_800, 3)
+    for step in (12_798, 12_799):
+        display.after_step(step, {"loss": 12.3456, "accuracy": 0.123, "tokens": 12_000.0, **row})
+    display.at_end()
     lines = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "\r", stream.getvalue()).replace("\r", "\n")
     first, second = list(filter(str.strip, lines.splitlines()))[-2:]
     shown = r"step 12,799/12,800 [ ━╸╺]{8,} \d+ s left  loss 12\.3456  [\d,.]+ steps/s"
@@ -151,8 +166,9 @@ def test_80_columns_show_bar_time_left_loss_and_rate():
 def test_other_work_is_shown_in_place_of_the_second_line():
     stream = io.StringIO()
     console = rich.console.Console(file=stream, force_terminal=True, width=80, color_system=None)
-    with StepDisplay(console, 0, 8, 1) as progress:
-        progress.update(1, {"loss": 1.0, "accuracy": 0.5})
-        with progress.working("compiling the evaluation"):
-            wait_for(lambda: "  compiling the evaluation 0 s" in stream.getvalue())
+    display, _ = display_on(console, 8, 1)
+    display.after_step(1, {"loss": 1.0, "accuracy": 0.5})
+    with display.working("compiling the evaluation"):
+        wait_for(lambda: "  compiling the evaluation 0 s" in stream.getvalue())
+    display.at_end()
     assert stream.getvalue().rstrip("\x1b[?25h\n").endswith("  accuracy 0.500")

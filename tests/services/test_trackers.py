@@ -76,7 +76,8 @@ def log_rows(tmp_path, names, steps=range(1, 7), step=0):
 def fakes(monkeypatch):
     """Puts stand-ins for the services."""
     made = {"wandb": FakeWriter(), "mlflow": FakeWriter()}
-    monkeypatch.setattr(trackers, "_open", lambda name, logdir, params, known: made[name])
+    for name in made:
+        monkeypatch.setitem(trackers.TRACKERS, name, lambda *_, name=name: made[name])
     return made
 
 
@@ -102,10 +103,10 @@ def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fakes):
 
 
 def test_a_service_that_cannot_be_reached_at_the_start_is_left_out(tmp_path, monkeypatch):
-    def unreachable(name, logdir, params, known):
+    def unreachable(logdir, params, known):
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(trackers, "_open", unreachable)
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", unreachable)
     assert log_rows(tmp_path, ("wandb",)) == ["Warning: wandb gets no rows of this run (timed out)"]
     assert not (tmp_path / "writers.json").exists()
 

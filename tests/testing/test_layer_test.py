@@ -126,6 +126,48 @@ def test_a_fault_is_found(layer):
     assert result.failures and not result.errors, (result.failures, result.errors)
 
 
+class WrongLetters(Scaled):
+    """Names a dimension twice, so that it cannot be built."""
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        self.create_variable("square", "MM", {"M": self.p.model_dim}, initializers.normal(1.0))
+
+
+class WrongSizes(Scaled):
+    """Has a product whose sizes do not fit, so that no pass runs."""
+
+    @layer_method
+    def fprop(self, theta, x_BLM, mask_BL):
+        return tf.matmul(x_BLM, tf.ones([3, 3]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "cause"),
+    [
+        (WrongLetters, "Layout 'MM' repeats the letter 'M'; name one of them 'm' and declare"),
+        (WrongSizes, "Matrix size-incompatible"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_one_mistake_is_one_failure_that_says_the_cause(layer, cause):
+    found = type("Broken", (testing.LayerTest,), {"PARAMS": layer.params()})
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(found).run(result)
+    ((test, text),) = result.errors + result.failures
+    assert test.id().endswith("test_a_pass_runs") and cause in text
+    assert "with training=True" in text
+    assert len(result.skipped) == result.testsRun - 1 > 8
+
+
+def test_the_first_failure_names_the_strategy():
+    strategies = (("data", "data=2"), ("fsdp", "data=2"))
+    name = BROKEN[SeesOneShard]
+    result = outcome(testing.LayerTest, SeesOneShard.params(), name, STRATEGIES=strategies)
+    ((_, text),) = result.failures
+    assert "with strategy='data' and mesh='data=2'" in text
+
+
 class ScoresOfGroups(LinearScores):
     """Adds the mean over a group, later tokens included, to every token."""
 

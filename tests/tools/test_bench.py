@@ -4,6 +4,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.step import FORWARD_AND_BACKWARD
-from lingvo_gshard.wings.profiling import profile as profile_lib
+from lingvo_gshard.wings.profiling.profile import Profile
 from tests import tiny
 from tests.told import Told
 
@@ -99,7 +100,8 @@ def test_step_writes_a_profile_of_each_model(capsys, tmp_path):
     code, out, _ = run(capsys, "step", f"--profile={tmp_path}", *TINY)
     assert code == 0 and "Largest part" in out
     paths = list(tmp_path.glob("*/profile/plugins/profile/steps_1-3/profile.json"))
-    profiles = {profile.name: profile for profile in map(profile_lib.load, paths)}
+    found = [msgspec.json.decode(path.read_bytes(), type=Profile) for path in paths]
+    profiles = {profile.name: profile for profile in found}
     assert set(profiles) == set(NAMES)
     for profile in profiles.values():
         total = sum(part.seconds for part in profile.parts)

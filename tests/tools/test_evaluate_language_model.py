@@ -84,7 +84,7 @@ def test_translating_with_a_language_model_is_an_error(logdir, monkeypatch, caps
         ["gshard-translate", f"--logdir={logdir}"]
     )
     assert code == 1
-    assert "LanguageModelTask, which has no Translator" in capsys.readouterr().err
+    assert "LanguageModelTask, which continues texts (gshard-generate)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

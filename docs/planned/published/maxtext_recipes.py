@@ -19,6 +19,7 @@ _IN_16_BITS = f"{_ON_HOST}; weights and moments in bfloat16, as in the original"
 # The table of all recipes for TPU7x.
 _IRONWOOD = "ironwood"
 _MOMENT = "both moments in float32, where the first one of the original has 16 bits"
+_SUMS_IN_FUSIONS = "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"
 _SPLIT_EXPERTS = "experts split over 8 chips, where the original gathers all experts of a layer"
 
 
@@ -37,6 +38,8 @@ def _recipe(
     term: str = "",
     is_half: bool = False,
     precision: str = "bfloat16",
+    passes: int = 1,
+    compile_options: tuple[str, ...] = (),
 ) -> Training:
     """Returns a row with `rows` for each device, and FSDP over all unless a mesh is given."""
     chips = topologies.get(topology).devices
@@ -58,6 +61,8 @@ def _recipe(
         planned=planned,
         settings=('step.optimizer.moment_dtype = "bfloat16"',) if is_half else (),
         term=term,
+        passes=passes,
+        compile_options=compile_options,
     )
 
 
@@ -84,9 +89,12 @@ TRAININGS = (
         "v5p/DeepSeek3-671B-MaxText",
         6,
         542.1,
-        _SPLIT_EXPERTS,
+        f"{_SPLIT_EXPERTS}; two micro-batches; without the compiler's option "
+        f"`{_SUMS_IN_FUSIONS}`, with which libtpu finds no room in the memory of a core",
         policy=_INPUTS,
         mesh="fsdp=64,data=8",
+        passes=2,
+        compile_options=(f"{_SUMS_IN_FUSIONS}=",),
     ),
     _recipe(
         "Llama 4 Scout",

@@ -182,7 +182,8 @@ def utilization(training: Training, tokens: float) -> float:
       tokens: tokens per second of a chip.
     """
     chip = topologies.get(training.topology).chip
-    return tokens * training.decoder.flops_per_token(training.length) / chip.peak("bf16")
+    peak = chip.partitions * chip.peak("bf16")
+    return tokens * training.decoder.flops_per_token(training.length) / peak
 
 
 def _ratio(training: Training, row: PlannedTraining) -> float:

@@ -14,6 +14,7 @@ import pickle
 import select
 import subprocess
 import threading
+from collections.abc import Callable
 from typing import IO, Any
 
 from lingvo_gshard.api.options import RuntimeOptions
@@ -39,6 +40,7 @@ class CompilerProcess:
         precision: str,
         checkpoint: str | int,
         most_seconds: float,
+        is_serving: Callable[[], bool] = lambda: False,
     ):
         """Starts nothing before the first program is needed.
 
@@ -49,7 +51,9 @@ class CompilerProcess:
           checkpoint: which of the run's checkpoints is read.
           most_seconds: a process that takes longer to compile a program counts as stuck and is
             killed.
+          is_serving: whether others are served now, so that the process gives way to them.
         """
+        self._is_serving = is_serving
         self._most_seconds = most_seconds
         self._run = (logdir, options, precision, checkpoint)
         self._lock = threading.Lock()
@@ -94,7 +98,7 @@ class CompilerProcess:
         """Returns whether the process answered or ended, and was not stuck."""
         try:
             requests, answers = self._started()
-            _write(requests, key)
+            _write(requests, (key, self._is_serving()))
             if not _has_input(answers, self._most_seconds):
                 _log.warning(
                     f"The compiler was stuck for {self._most_seconds:g} s at "

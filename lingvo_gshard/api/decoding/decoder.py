@@ -105,6 +105,7 @@ def _compiler(run: SavedRun) -> CompilerProcess | None:
         run.precision,
         run.checkpoint,
         run.compiler_seconds,
+        lambda: run.is_serving,
     )
 
 
@@ -224,7 +225,12 @@ class LoadedRun(SavedRun):
         """Raises UserError naming the run's task if it does not decode with a `decoder`."""
         task: type[Task] = self.params.task.cls
         if task.DECODING is None or task.DECODING.has_source != decoder.HAS_SOURCE:
+            does = "decodes no texts"
+            if task.DECODING and task.DECODING.has_source:
+                does = "translates (gshard-translate) and does not continue texts"
+            elif task.DECODING:
+                does = "continues texts (gshard-generate) and does not translate"
             raise UserError(
                 f"`logdir={self._given}`: the run of {self.params.name} has the task "
-                f"{task.__name__}, which has no {decoder.__name__}"
+                f"{task.__name__}, which {does}"
             )

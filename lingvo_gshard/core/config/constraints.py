@@ -13,6 +13,9 @@ from lingvo_gshard.core.errors import UserError
 
 # Compiled steps count in 32 bits, and no dimension of a tensor is larger.
 _LARGEST_INT = 2**31 - 1
+# Types of values by the type of the default. To Python, a bool is an int.
+_KINDS = {bool: (bool, np.bool_), int: (int, np.integer), float: (int, float, np.number), str: str}
+_NOUNS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +45,10 @@ class Constraint:
           UserError: The value has another type or is out of range. The message is a clause such
             as "expected 1 or more".
         """
-        if isinstance(default, bool):
-            accepted = isinstance(value, (bool, np.bool_))
-        elif isinstance(default, int):
-            accepted = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        elif isinstance(default, float):
-            accepted = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        elif isinstance(default, str):
-            accepted = isinstance(value, str)
-        else:
+        if type(default) not in _KINDS:
             return value
-        if not accepted:
+        is_suited = isinstance(default, bool) or not isinstance(value, bool)
+        if not (is_suited and isinstance(value, _KINDS[type(default)])):
             raise UserError(f"expected {self.describe(default)}")
         if isinstance(default, (bool, int, float)):
             value = type(default)(value)
@@ -67,7 +63,7 @@ class Constraint:
         if self.choices:
             *others, last = map(repr, self.choices)
             return f"{', '.join(others)} or {last}"
-        return f"{_noun(default)} {self.range()}".strip()
+        return f"{_NOUNS[type(default)]} {self.range()}".strip()
 
     def range(self) -> str:
         """Returns the range in words, such as "of 1 or more"; '' if it has no bound."""
@@ -98,13 +94,3 @@ class Constraint:
             and (self.maximum is None or value <= self.maximum)
             and (self.below is None or value < self.below)
         )
-
-
-def _noun(default: Any) -> str:
-    nouns = {
-        bool: "True or False",
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-    }
-    return nouns[type(default)]

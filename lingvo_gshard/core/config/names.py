@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from lingvo_gshard.core.errors import UserError
 
-_LISTED = 40
+_LISTED, _LONGEST_LIST = 40, 600
 _COMPARED = 5_000
 _LISTED_PATHS = 8
 
@@ -26,13 +27,17 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     # Comparing takes long. Among very many names, those with the same beginning are compared.
     place = max(bisect.bisect(valid, str(name)) - _COMPARED // 2, 0)
     near = valid if len(valid) <= _COMPARED else valid[place : place + _COMPARED]
-    matches = difflib.get_close_matches(str(name), near, n=1, cutoff=0.5)
-    if matches:
+    # A name such as fp16 means a name with the same number.
+    number = re.sub(r"\D", "", str(name))
+    same = [v for v in near if number and re.sub(r"\D", "", v) == number]
+    matches = difflib.get_close_matches(str(name), same, n=1, cutoff=0.5)
+    if matches := matches or difflib.get_close_matches(str(name), near, n=1):
         return f"Did you mean {matches[0]!r}?"
     if not valid:
         return "There are none."
-    more = f" and {len(valid) - _LISTED} more" if len(valid) > _LISTED else ""
-    return "Valid: " + ", ".join(valid[:_LISTED]) + more + "."
+    shown = valid if len(", ".join(valid)) <= _LONGEST_LIST else valid[:_LISTED]
+    more = f" and {len(valid) - len(shown)} more" if len(valid) > len(shown) else ""
+    return "Valid: " + ", ".join(shown) + more + "."
 
 
 def any_of(paths: Iterable[str]) -> str:

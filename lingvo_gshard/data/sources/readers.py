@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import glob
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import IO, BinaryIO, NoReturn
 
@@ -267,13 +268,17 @@ class FileReader(Reader):
 
     @property
     def notes(self) -> list[str]:
-        if not self._empty:
+        if self._whole is None:
             return []
-        return [
-            f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: there are "
-            "too few different targets. More text, files of their own, or "
-            "input.corpus.held_out_per_mille would help."
-        ]
+        kept = " and ".join(f"{len(self._whole.rows[s]):,} for {s}" for s in SPLITS[1:])
+        if not self._empty:
+            return [f"Rows of input.corpus.train that are held out: {kept}."]
+        lost = sum(sum(self._whole.dropped[split].values()) for split in self._empty)
+        why = "there are too few different targets. More text, files of their own, or "
+        why += "input.corpus.held_out_per_mille would help."
+        if lost:
+            why = f"{lost:,} were, and are dropped as near copies. Files of their own would help."
+        return [f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: {why}"]
 
     @property
     def _empty(self) -> tuple[str, ...]:
@@ -299,8 +304,9 @@ class FileReader(Reader):
         if split == "train":
             self.left_out.update(self._whole_left_out[0])
             self.examples.update(self._whole_left_out[1])
-        for reason, count in self._whole.dropped[split].items():
-            self._leave_out(reason, f"{split}: {self._whole.examples[split][reason]}", count)
+        for part in SPLITS if split == "train" else (split,):
+            for reason, count in self._whole.dropped[part].items():
+                self._leave_out(reason, f"{part}: {self._whole.examples[part][reason]}", count)
         yield from self._whole.rows[split]
 
     def _divide(self, rows: list[Row]) -> held_out.Split:
@@ -357,7 +363,15 @@ class FileReader(Reader):
         """Returns what is wrong with a pattern that stands for no file."""
         if self.endings and os.path.isdir(os.path.expanduser(pattern)):
             return f"there is no {' or '.join(self.endings)} file in this directory"
-        return "no file matches this glob" if glob.has_magic(pattern) else "no such file"
+        none = "no file matches this glob" if glob.has_magic(pattern) else "no such file"
+        return _inside_a_file(pattern) or none
+
+
+def _inside_a_file(path: str) -> str:
+    """Returns what to do about a path that leads into a file; "" if it does not."""
+    archive = next((str(p) for p in pathlib.Path(path).parents if p.is_file()), "")
+    way = f"unpack it, or give it to gshard-prepare: --source={path!r}"
+    return f"{archive} is a file. If it is an archive, {way}" if archive else ""
 
 
 def _files_below(directory: str, endings: tuple[str, ...]) -> list[str]:
@@ -383,6 +397,8 @@ def _check_is_file(setting: str, path: str) -> None:
         )
     if not os.path.exists(path):
         directory, name = os.path.split(path)
+        if inside := _inside_a_file(path):
+            raise UserError(f"{setting}: {path}: {inside}")
         if directory and not os.path.isdir(directory):
             raise UserError(f"{setting}: {path}: no such file; there is no directory {directory}")
         near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)

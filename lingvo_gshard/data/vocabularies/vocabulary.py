@@ -208,7 +208,7 @@ class Vocabulary:
         try:
             return cls(objects.read_bytes(path))
         except FileNotFoundError:
-            raise UserError(f"{path}: there is no vocabulary here") from None
+            raise UserError(f"{path} is missing; copy the whole directory again") from None
         except ValueError as error:
             raise UserError(f"{path}: {error}") from None
 

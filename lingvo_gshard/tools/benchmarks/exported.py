@@ -275,11 +275,7 @@ class _NotFiniteError(ValueError):
 
 
 def measure(
-    path: str,
-    initial: str | None,
-    repeats: int,
-    gemm_size: int | None,
-    progress: Progress,
+    path: str, initial: str | None, repeats: int, gemm_size: int | None, progress: Progress
 ) -> ProgramTiming:
     """Measures a saved step; runs of steps alternate with runs of matrix products.
 

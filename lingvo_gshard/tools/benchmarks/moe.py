@@ -1,11 +1,4 @@
-"""Measures mixture-of-experts layers relative to dense layers of the same active FLOPs.
-
-    gshard-bench moe --json=moe.json
-
-measures the forward and backward pass of a top-2 mixture-of-experts layer for each number of
---experts and each dispatch, alternating with a dense layer of the same active FLOPs. The loads are
-learned, balanced, or skewed: then --skew is the share of all tokens whose first expert is expert 0.
-"""
+"""Measures mixture-of-experts layers relative to dense layers of the same active FLOPs."""
 
 from __future__ import annotations
 

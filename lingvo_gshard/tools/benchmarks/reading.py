@@ -1,10 +1,4 @@
-"""Measures how fast prepared data becomes batches, and how full they are.
-
-    gshard-bench input --prepared=prepared/large
-
-reads sentence pairs that gshard-prepare wrote, in rows of 128 and of 512 (docs/data.md): tokens per
-second, and the share of positions that hold tokens.
-"""
+"""Measures how fast prepared data becomes batches, and how full they are."""
 
 from __future__ import annotations
 

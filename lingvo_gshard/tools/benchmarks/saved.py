@@ -1,12 +1,4 @@
-"""Measures the speed of a saved training step, relative to matrix products on the same devices.
-
-    gshard-bench exported train_step.zip --json=exported.json
-
-runs a training step saved by gshard-inspect --program (docs/programs.md) with JAX alone, on a GPU
-or CPU. TensorFlow is not needed. The state comes from --init_state or is synthetic; the batch is
-packed rows of random ids. Steps alternate with large matrix products of the step's main dtype on
-all devices at once; MFU is relative to their rate.
-"""
+"""Measures the speed of a saved training step, relative to matrix products on the same devices."""
 
 from __future__ import annotations
 

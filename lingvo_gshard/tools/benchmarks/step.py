@@ -1,16 +1,4 @@
-"""Measures the speed of training steps relative to matrix products on the same device.
-
-    gshard-bench step
-    gshard-bench step --json=step.json
-    gshard-bench step --profile=profiles
-    gshard-bench step --experiment=translation.hundred_languages --repeats=20
-
-measures training steps, optimizer included, of an experiment and of an encoder alone: with
-mixtures of experts, and with dense layers of the same FLOPs instead. Steps alternate with products
-of two square float32 matrices. The ratio is the rate of useful operations in the best step over the
-best rate of the products. With --profile=DIR, three more steps of each model are profiled
-(docs/profiling.md).
-"""
+"""Measures the speed of training steps relative to matrix products on the same device."""
 
 from __future__ import annotations
 
@@ -284,10 +272,7 @@ def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
     """Returns a batch of rows that are full of random sentences."""
     return {
         name: synthetic.make_array(
-            name,
-            known_sizes(spec.shape),
-            np.dtype(spec.dtype.as_numpy_dtype),
-            id_ranges.get(name),
+            name, known_sizes(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), id_ranges.get(name)
         )
         for name, spec in specs.items()
     }

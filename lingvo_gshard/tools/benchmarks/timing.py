@@ -35,10 +35,7 @@ def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> 
 
 
 def in_turns(
-    clocks: Sequence[Callable[[], float]],
-    repeats: int,
-    progress: Progress,
-    what: str = "measuring",
+    clocks: Sequence[Callable[[], float]], repeats: int, progress: Progress, what: str = "measuring"
 ) -> np.ndarray:
     """Measures what is compared in alternating turns, since a shared machine's speed changes.
 

@@ -1,10 +1,4 @@
-"""Copies a checkpoint of a run to another directory or bucket, which is a run of its own then.
-
-    gshard-checkpoints copy --logdir=runs/quickstart --output=gs://me/runs/kept
-    gshard-evaluate --logdir=gs://me/runs/kept
-
-The copy can be read, evaluated and trained further. It has no metrics of the steps before.
-"""
+"""Copies a checkpoint of a run to another directory or bucket, which is a run of its own then."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Lists the checkpoints of a run with their sizes, and which one is the best.
-
-    gshard-checkpoints list --logdir=runs/quickstart
-
-It reads the record of each checkpoint and no arrays; gshard-checkpoints verify reads these.
-"""
+"""Lists the checkpoints of a run with their sizes, and which one is the best."""
 
 from __future__ import annotations
 

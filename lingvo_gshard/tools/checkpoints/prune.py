@@ -1,9 +1,4 @@
-"""Deletes the older checkpoints of a run. The best one is kept.
-
-    gshard-checkpoints prune --logdir=runs/quickstart --keep=1
-
-While a run trains, run.keep_checkpoints does the same. A run that trains is not pruned.
-"""
+"""Deletes the older checkpoints of a run. The best one is kept."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Reads the checkpoints of a run and compares every array with its digest.
-
-    gshard-checkpoints verify --logdir=runs/quickstart
-    gshard-checkpoints verify --logdir=runs/quickstart --step=1000
-
-One part of the state is in memory at a time. Nothing is changed, also not a damaged checkpoint.
-
-Exit code: 0 if all are intact, 2 if one is damaged.
-"""
+"""Reads the checkpoints of a run and compares every array with its digest."""
 
 from __future__ import annotations
 

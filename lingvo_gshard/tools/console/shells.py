@@ -145,8 +145,4 @@ def _by_name(commands: Sequence[Command]) -> dict[str, Flag]:
     }
 
 
-SCRIPTS: Mapping[str, Callable[[Sequence[Command]], str]] = {
-    "bash": bash,
-    "zsh": zsh,
-    "fish": fish,
-}
+SCRIPTS: Mapping[str, Callable[[Sequence[Command]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}

@@ -14,7 +14,7 @@ from lingvo_gshard.tools.console.spelling import with_flags
 from lingvo_gshard.wings.services.progress import StageDisplay
 
 
-class _PlanningStages(StageDisplay):
+class _StagesWithLines(StageDisplay):
     """Shows a heading before the first stage, and lines whose options are spelled as flags."""
 
     def __init__(self, console: rich.console.Console, heading: str):
@@ -34,9 +34,9 @@ class _PlanningStages(StageDisplay):
 
 
 @contextlib.contextmanager
-def planning_stages(heading: str = "") -> Iterator[StageDisplay]:
-    """Shows a line and the stages of a plan on standard error. Long stages leave lines."""
-    with _standard_error() as console, _PlanningStages(console, heading) as stages:
+def stages_with_lines(heading: str = "") -> Iterator[StageDisplay]:
+    """Shows a line, if there is one, and stages on standard error. Long stages leave lines."""
+    with _standard_error() as console, _StagesWithLines(console, heading) as stages:
         yield stages
 
 

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_gshard.api.closed_output import discard
-from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, registry, signals
+from lingvo_gshard.core import EXIT_CODES, VERSION, UserError, objects, registry, signals
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console.libraries import warn
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 from lingvo_gshard.tools.console.spelling import spell_flags_of, with_flags
+from lingvo_gshard.tools.flags import plain_flags
 from lingvo_gshard.tools.flags.definitions import comma_list, define
 from lingvo_gshard.wings.cluster.rendezvous import NotMetError
 from lingvo_gshard.wings.cluster.worker_report import report_problem
@@ -31,6 +32,8 @@ _KINDS = {
     "float": "a number, such as 0.5",
     "bool": "true, false or no value",
 }
+_TOOLS = "lingvo_gshard.tools."
+_HELP_PAGES = pathlib.Path(__file__).parents[1] / "help"
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 
@@ -48,7 +51,9 @@ def define_common_flags(values: flags.FlagValues) -> None:
     )
 
 
-def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) -> flags.FlagValues:
+def parse_flags(
+    values: flags.FlagValues, argv: list[str], about: str | None, command: str = ""
+) -> flags.FlagValues:
     """Parses a command's flags and returns them.
 
     For --help it prints `about` with all flags and exits with 0.
@@ -59,7 +64,8 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     Args:
       values: the command's flags, parsed in place.
       argv: the program's name and the arguments.
-      about: the command's documentation.
+      about: the command's documentation, or its first sentence if there is a page in tools/help.
+      command: the name of the command's module, which names its page.
 
     Raises:
       UserError: a flag is unknown or has a wrong value; the message has the nearest valid name.
@@ -67,14 +73,18 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     define_common_flags(values)
     spell_flags_of(values)
     if HELP.intersection(argv[1:]):
-        print(_help_text(values, about))
+        print(_help_text(values, help_page(about, command)))
         sys.exit(0)
     if "json" in values and not values["json"].boolean:
         argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     if "params" in values:
         argv = ["--params=" if a == "--params" else a for a in argv]
+    if "gin_param" in values:
+        argv = plain_flags.as_settings(argv)
     try:
         rest = values(argv)
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"{error}{plain_flags.hint(error.flagname, values)}") from None
     except flags.Error as error:
         raise UserError(_flag_error(values, " ".join(str(error).split()))) from None
     for name, value in values.flag_values_dict().items():
@@ -85,6 +95,14 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str | None) ->
     if rest[1:]:
         raise UserError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
     return values
+
+
+def help_page(about: str | None, command: str) -> str:
+    """Returns a command's documentation: its first sentence and the page of its module, if any."""
+    page = _HELP_PAGES / f"{command.removeprefix(_TOOLS)}.txt"
+    has_page = command.startswith(_TOOLS) and page.exists()
+    rest = objects.text_beside(str(page), page.name).rstrip() if has_page else ""
+    return f"{(about or '').strip()}\n\n{rest}".strip()
 
 
 def _import(name: str) -> None:
@@ -191,18 +209,23 @@ def _message_of(error: Exception) -> str:
 
 
 # Help is wrapped to the terminal's width within these limits.
-_LEAST_HELP, _MOST_HELP = 40, 90
+_LEAST_HELP, _MOST_HELP = 40, 80
 
 
 # An entry of a list with its indented lines, or lines that are not indented.
 _PARAGRAPH = re.compile(r"^- .*(?:\n(?:  .+|(?!- )\S.*))*|^\S.*(?:\n(?!- )\S.*)*", re.MULTILINE)
+# An indented command, which may be continued over lines, and its words.
+_COMMAND = re.compile(r"^( +)((?=.*\b(?:gshard-|curl )).*(?:(?<=\\)\n.*)*)", re.MULTILINE)
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
-def refilled(text: str, width: int) -> str:
-    """Returns a docstring with its paragraphs wrapped to a width.
+def refilled(text: str, width: int | None = None) -> str:
+    """Returns a docstring with its paragraphs wrapped to a width, by default the terminal's.
 
-    Indented lines are commands, which stay as they are; a dash begins an entry of a list.
+    Commands are indented, and continued over lines if they are longer. Other indented lines stay as
+    they are; a dash begins an entry of a list.
     """
+    width = width or _help_width()
 
     def fill(paragraph: re.Match[str]) -> str:
         return textwrap.fill(
@@ -213,7 +236,25 @@ def refilled(text: str, width: int) -> str:
             break_on_hyphens=False,
         )
 
-    return _PARAGRAPH.sub(fill, text)
+    def folded(command: re.Match[str]) -> str:
+        if max(map(len, command[0].splitlines())) <= width:
+            return command[0]
+        first, *words = _WORD.findall(command[2].replace("\\\n", " "))
+        lines = [command[1] + first]
+        for word in words:
+            ending = "" if word is words[-1] else " \\"
+            if len(f"{lines[-1]} {word}{ending}") > width:
+                lines[-1] += " \\"
+                lines.append(f"{command[1]}   ")
+            lines[-1] += f" {word}"
+        return "\n".join(lines)
+
+    return _COMMAND.sub(folded, _PARAGRAPH.sub(fill, text))
+
+
+def _help_width() -> int:
+    width = shutil.get_terminal_size().columns
+    return width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
 
 
 # absl adds this to the help of a flag that may be repeated.
@@ -229,10 +270,9 @@ def _described(flag: flags.Flag) -> str:
     return f"{text}." if "may be repeated" in text.lower() else f"{text}. May be repeated."
 
 
-def _help_text(values: flags.FlagValues, about: str | None) -> str:
-    width = shutil.get_terminal_size().columns
-    width = width if _LEAST_HELP <= width < _MOST_HELP else _MOST_HELP
-    lines = [refilled((about or "").strip(), width), "", "Flags:", "  --help", "  --version"]
+def _help_text(values: flags.FlagValues, about: str) -> str:
+    width = _help_width()
+    lines = [refilled(about, width), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"
@@ -242,5 +282,6 @@ def _help_text(values: flags.FlagValues, about: str | None) -> str:
             width=width,
             initial_indent=" " * 6,
             subsequent_indent=" " * 6,
+            break_on_hyphens=False,
         )
     return "\n".join(lines)

@@ -11,15 +11,18 @@ from lingvo_gshard.core import UserError, names
 from lingvo_gshard.tools.console import output, startup
 
 
-def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: object) -> int:
+def run(
+    argv: list[str], about: str | None, modules: Mapping[str, str], command: str, *rest: object
+) -> int:
     """Runs the subcommand that the first argument without a dash names.
 
     Args:
       argv: the program's name and the arguments.
-      about: the command's documentation, which --help prints.
+      about: the command's documentation, or its first sentence, which --help prints.
       modules: the module of each subcommand. Its docstring is the help, `define_flags()` returns
         the flags, among them --json, and `run(values, console, *rest)` returns the exit code. If it
         has an OPERAND, such as ("file", "how to make one"), `run` gets this argument before `rest`.
+      command: the name of the command's module.
       *rest: further arguments of `run`.
 
     Returns:
@@ -30,7 +33,7 @@ def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: o
     """
     subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
     if subcommand is None and any(argument in startup.HELP for argument in argv[1:]):
-        print((about or "").strip())
+        print(startup.refilled(startup.help_page(about, command)))
         return 0
     if subcommand is None or subcommand not in modules:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
@@ -44,7 +47,7 @@ def run(argv: list[str], about: str | None, modules: Mapping[str, str], *rest: o
         operands = [a for a in arguments[1:] if not a.startswith("-")]
         arguments = [a for a in arguments if a not in operands]
     try:
-        startup.parse_flags(values, arguments, module.__doc__)
+        startup.parse_flags(values, arguments, module.__doc__, module.__name__)
     except UserError as error:
         _check_owner(str(error), arguments, subcommand, modules)
         raise

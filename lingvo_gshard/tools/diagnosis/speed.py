@@ -324,9 +324,7 @@ def _collectives(count: int) -> dict[str, _Collective]:
             part,
         ),
         "all-to-all": _Collective(
-            lambda x: lax.all_to_all(x, _AXIS, 0, 0, tiled=True),
-            exchanged,
-            part,
+            lambda x: lax.all_to_all(x, _AXIS, 0, 0, tiled=True), exchanged, part
         ),
         "collective-permute": _Collective(
             functools.partial(lax.ppermute, axis_name=_AXIS, perm=turned),

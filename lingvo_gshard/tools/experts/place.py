@@ -1,19 +1,4 @@
-"""Places the experts of a run on devices as a plan advises.
-
-    gshard-experts report --logdir=runs/quickstart --json=load.json
-    gshard-plan --experiment=translation.quickstart --topology=v5p:2x2x1 --loads=load.json \
-        --json=plan.json
-    gshard-experts place --logdir=runs/quickstart --plan=plan.json --output=runs/placed
-
-The first device holds the first experts of a layer, the next device the next, in equal parts. place
-writes a run with the experts in the order of the plan's placement, so that hot experts are on
-different devices. The router's weights and the optimizer moments get the same order. The new run
-computes the same function and continues like any other run: gshard-train --logdir=OUTPUT --steps=N,
-on the mesh of the plan.
-
-Steps become faster if experts compute only the rows that they get (DroplessDispatch). A placement
-with copies of experts (gshard-plan --replicas) cannot be applied.
-"""
+"""Places the experts of a run on devices as a plan advises."""
 
 from __future__ import annotations
 

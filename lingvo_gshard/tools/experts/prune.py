@@ -1,19 +1,4 @@
-"""Makes a smaller model of the experts that some languages use most (after arXiv 2212.09811).
-
-    gshard-experts prune --logdir=runs/quickstart --languages=de,nl --keep=0.5 \\
-        --output=runs/de_nl
-    gshard-evaluate --logdir=runs/de_nl --languages=de,nl
-
-The model reads dev rows of the languages and keeps the most used experts of each layer. Every layer
-keeps the same share of its experts, but never fewer than one token uses. --by chooses the
-criterion: `load`, the number of tokens sent to an expert, or `gate`, the sum of the weights of its
-outputs. Tokens then choose among the remaining experts. A layer computes the same output as before
-for a token whose experts all remain.
-
-The new run needs less memory and works like any other: translate with it, evaluate it, or continue
-training with gshard-train --logdir=OUTPUT --steps=N. The remaining experts keep their optimizer
-moments.
-"""
+"""Makes a smaller model of the experts that some languages use most (after arXiv 2212.09811)."""
 
 from __future__ import annotations
 

@@ -1,28 +1,4 @@
-"""Reports which experts of a trained model each language uses.
-
-    gshard-experts report --logdir=runs/quickstart
-    gshard-experts report --logdir=runs/quickstart --languages=es,pt,de --html=experts.html
-
-The model reads rows of each language with their translations, with the capacity of evaluation. A
-table for each layer with experts has a line for each language:
-
-    used        share of the capacity slots that held a token
-    violation   largest load of an expert over the mean load, minus 1; 0 is even
-    dropped     share of the requested capacity slots that were full
-    dead        experts that got no token
-    entropy     of a token's gates, in nats; 0: the router is certain, ln E: it is indifferent
-    most used   the experts with the most tokens, and these experts' share of the tokens
-
-Lines below a table say how much languages differ. The first is the mean share of a language's
-tokens that would have to change experts for the language to use the experts as all languages do.
-The second is the share of choices that two languages have in common: two languages of one family,
-and two of different families.
-
---html writes a page with a map of experts by language for each layer. --json=FILE writes all
-numbers, including the load of each expert. It also writes the records of training up to the
-checkpoint (gshard-experts watched), without languages and classes. gshard-plan --loads reads these
-records. --json alone prints the JSON, and the tables go to standard error.
-"""
+"""Reports which experts of a trained model each language uses."""
 
 from __future__ import annotations
 

@@ -107,13 +107,7 @@ class SourceRun:
 
         store = CheckpointStore(logdir.checkpoints, params.run.keep_checkpoints, said.append)
         try:
-            store.save(
-                step,
-                state,
-                self.checkpoint.position,
-                params.to_text(),
-                write_extras,
-            )
+            store.save(step, state, self.checkpoint.position, params.to_text(), write_extras)
             store.finish()
             if store.steps != [step]:
                 raise OSError(" ".join(said))

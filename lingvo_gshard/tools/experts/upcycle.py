@@ -1,24 +1,5 @@
-"""Initializes a model with experts from a trained dense model (sparse upcycling, arXiv 2212.05055).
-
-    gshard-experts upcycle --logdir=runs/quickstart_dense --output=runs/upcycled --experts=8
-    gshard-train --logdir=runs/upcycled --steps=6400
-
-Each expert starts as a copy of the dense feed-forward layer that it replaces. The router is new.
-All other weights and the optimizer moments come from the dense model. Before training, the new
-model computes the same function as the dense one, since a token's gates sum to 1 and all its
-experts are equal. Options that would change the function, such as an evaluation capacity that drops
-tokens, are refused; --noexact accepts them.
-
-Every --moe_every-th layer of each dense stack gets experts. Set the router, groups and capacity
-with gin, as in gshard-train:
-
-    gshard-experts upcycle --logdir=runs/quickstart_dense --output=runs/upcycled --experts=16 \\
-        --gin_param="task.encoder.moe.group_size = 192" \\
-        --gin_param="task.encoder.moe.router.capacity_factor = 1.5"
-
-The new run continues at the step and the learning rate of the dense run, so give gshard-train a
-larger --steps. With --restart it starts at step 0, with new optimizer moments and the warm-up of
-the schedule.
+"""Initializes a model with experts from a trained dense model (sparse upcycling,
+arXiv 2212.05055).
 """
 
 from __future__ import annotations
@@ -48,8 +29,7 @@ define_flags = maker(
     ),
     **SETTINGS,
     exact=switch(
-        "Whether to refuse options with which the new model would compute another function.",
-        True,
+        "Whether to refuse options with which the new model would compute another function.", True
     ),
     restart=switch("Starts at step 0 with new optimizer moments."),
     json=output.json_flag("what was written"),

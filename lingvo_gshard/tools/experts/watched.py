@@ -1,27 +1,4 @@
-"""Shows what a run saw of its routers while it trained: collapse, dead experts, languages.
-
-    gshard-experts watched --logdir=runs/quickstart
-    gshard-experts watched --logdir=runs/quickstart --by=language --layer=decoder
-
-Every `run.routers.every_steps` steps training counts where each router sends the tokens of the
-batch. Nothing is computed here, and no checkpoint is read. A row for each layer has these columns,
-of the last watched step:
-
-    busiest     the expert with the most choices, and this expert's share of all choices
-    even        the share of every expert under an even load
-    effective   number of evenly loaded experts that would have the same entropy of the load
-    dropped     share of the choices that found their expert full; with expert choice, share of the
-                tokens that no expert chose
-    entropy     of a token's probabilities, in nats; 0: the router is certain
-    balance     how far the load-balancing loss is above its value under an even load
-    dead        experts without a token in all watched steps of the window, and since which step
-    over time   the share of the busiest expert from the first watched step to the last: a low bar
-                means an even load; with a full bar, a single expert gets all choices
-
---by=language, or --by=class for classes of tokens, shows a table for each layer: the experts that
-each language or class uses most. --json=FILE writes all records of the run; --json alone prints the
-records, and the tables go to standard error.
-"""
+"""Shows what a run saw of its routers while it trained: collapse, dead experts, languages."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ def compiling_flags() -> Flags:
         compilation_cache="Directory that keeps compiled programs for later plans; '' disables "
         "it. Default: lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
         generate_code=switch(
-            "Has libtpu generate the code of a device, too. Takes about ten times as long, and "
-            "adds the bytes of the code to the peak."
+            "Has the compiler generate the code of a device, too. Takes about ten times as long, "
+            "and adds the bytes of a TPU's code to the peak."
         ),
     )
 

@@ -31,7 +31,11 @@ SETTINGS: Flags = {
     "gin_file": repeated(
         "Gin file with settings, or the params.txt of a run; may be repeated.", []
     ),
-    "gin_param": repeated("One setting, such as 'step.clip_norm = 1.0'; may be repeated.", []),
+    "gin_param": repeated(
+        "One setting, such as 'step.clip_norm = 1.0'; may be repeated. --step.clip_norm=1.0 is the "
+        "same.",
+        [],
+    ),
 }
 EXPERIMENT: Flags = {
     "experiment": "Name of the experiment; gshard-train --list shows those of the package. An "

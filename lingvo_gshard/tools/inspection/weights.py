@@ -114,9 +114,7 @@ class StoredWeights:
 
 
 def statistics(
-    stored: StoredWeights,
-    specs: Mapping[str, VariableSpec],
-    other: StoredWeights | None = None,
+    stored: StoredWeights, specs: Mapping[str, VariableSpec], other: StoredWeights | None = None
 ) -> Iterator[WeightStatistics]:
     """Yields the statistics of each weight.
 

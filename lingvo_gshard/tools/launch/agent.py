@@ -1,16 +1,4 @@
-"""Runs the agent of one host, which starts the worker and watches it.
-
-    gshard-launch agent --max_hosts=4 --min_hosts=2 -- gshard-train --logdir=/shared/runs/big ...
-
-The other subcommands start agents where they can. Start them yourself where you have other means:
-one on each host, all with the same command. They find each other in --meeting_place.
-
-SIGTERM, SIGINT and SIGUSR1 have the workers finish their step and save; this host then leaves the
-job. A second signal ends its worker at once.
-
-Exit code: 0 after the last step, 1 if the job failed, 143 (SIGTERM) or 130 (SIGINT) if this host
-was asked to leave.
-"""
+"""Runs the agent of one host, which starts the worker and watches it."""
 
 from __future__ import annotations
 

@@ -1,18 +1,4 @@
-"""Submits a job to Kubernetes: a JobSet with a pod for each host, which runs its agent.
-
-    gshard-launch kubernetes --image=registry/me/gshard:1 --max_hosts=4 --min_hosts=2 --gpus=8 \\
-        --volume=runs -- gshard-train --experiment=translation.quickstart \\
-        --logdir=/runs/big --mesh=data=32 --strategy=expert
-
-    gshard-launch kubernetes --image=registry/me/gshard:1 --max_hosts=4 \\
-        --tpu_accelerator=tpu-v6e-slice --tpu_topology=4x4 -- \\
-        gshard-train --experiment=translation.quickstart --logdir=gs://me/runs/big \\
-        --mesh=data=16 --strategy=expert
-
-JobSet (https://jobset.sigs.k8s.io) must be installed in the cluster. The image has lingvo_gshard. A
-pod that is evicted saves and comes back. The agents of the other pods go on without it or wait. A
-job that failed fails the JobSet. --dry_run prints the manifest.
-"""
+"""Submits a job to Kubernetes: a JobSet with a pod for each host, which runs its agent."""
 
 from __future__ import annotations
 
@@ -45,7 +31,7 @@ _KEY = "secret"
 _GROUP = "hosts"
 # Characters of a label of DNS (RFC 1035), as names of pods are, and of other names (RFC 1123).
 _LONGEST_LABEL, _LONGEST_NAME = 63, 253
-# What Kubernetes accepts, by option, with the number of characters that it accepts.
+# The texts that Kubernetes accepts, by option, with their longest length.
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"

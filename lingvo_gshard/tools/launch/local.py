@@ -1,15 +1,4 @@
-"""Runs the hosts of a job as processes of this machine.
-
-    gshard-launch local --hosts=2 -- gshard-train --experiment=translation.quickstart \\
-        --logdir=runs/quickstart --mesh=data=2 --strategy=expert --steps=20
-
-Each host has an agent and a worker, as on a cluster. The command's --mesh has the devices of all
-hosts together. On a CPU, each host has its share of them as virtual devices. This tries on one
-machine what a cluster does, and keeps a training alive whose processes are killed. Ctrl-C and
-SIGTERM save, as they do without gshard-launch.
-
---dry_run prints the command of each agent and starts nothing.
-"""
+"""Runs the hosts of a job as processes of this machine."""
 
 from __future__ import annotations
 
@@ -80,10 +69,7 @@ class LocalAgents:
     """The agents of all hosts, as children of this process."""
 
     def __init__(
-        self,
-        commands: Sequence[Sequence[str]],
-        environment: Mapping[str, str],
-        max_restarts: int,
+        self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], max_restarts: int
     ):
         """Starts an agent for each command; its death by a signal starts it again.
 

@@ -1,17 +1,4 @@
-"""Submits a job to Slurm: an agent on each node, and a worker of each agent.
-
-    gshard-launch slurm --max_hosts=4 --min_hosts=2 --time_limit=24:00:00 -- \\
-        gshard-train --experiment=translation.quickstart --logdir=/shared/runs/big \\
-        --mesh=data=32 --strategy=expert
-
-writes a batch script beside the meeting place of the agents, submits it and follows its log. Ctrl-C
-ends following, not the job. --dry_run prints the script and submits nothing.
-
-Some time before the time limit Slurm signals the job: the workers save, and the job is requeued and
-goes on. So it does when Slurm preempts it. When a node fails, the job keeps its other nodes, and
-the agents go on with them if --min_hosts allows. Options of your own for sbatch, such as the GPUs
-of a node, are given with --sbatch.
-"""
+"""Submits a job to Slurm: an agent on each node, and a worker of each agent."""
 
 from __future__ import annotations
 

@@ -1,16 +1,4 @@
-"""Starts a job on the hosts of a Cloud TPU, which is asked for if it is not there.
-
-    gshard-launch tpu_vm --tpu_name=mine --zone=us-east5-b --accelerator_type=v6e-16 \\
-        --runtime_version=v2-alpha-tpuv6e --max_hosts=4 -- \\
-        gshard-train --experiment=translation.quickstart --logdir=gs://me/runs/big \\
-        --mesh=data=16 --strategy=expert
-
-asks for the TPU as a queued resource, waits until it is there, installs --package on its hosts, and
-starts an agent on each. The same command, given again, finds the TPU and resumes the training. The
-hosts meet in the run's bucket. --dry_run prints the commands of gcloud.
-
-A TPU slice runs with all of its hosts or not at all, so that --min_hosts is --max_hosts.
-"""
+"""Starts a job on the hosts of a Cloud TPU, which is asked for if it is not there."""
 
 from __future__ import annotations
 

@@ -81,14 +81,10 @@ def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -
     columns = ("fits", "peak", "step", "tokens/s", "USD for 1e9 tokens")
     table = make_table("changes tried", right=columns)
     for row in remedies:
-        table.add_row(
-            escape(with_flags(row.change + (f"\n  {row.reason}" if row.reason else ""))),
-            "yes" if row.fits else "no",
-            units.in_bytes(row.peak),
-            units.in_seconds(row.seconds_per_step),
-            units.in_large(row.tokens_per_second),
-            units.in_large(row.price),
-        )
+        what = escape(with_flags("\n  ".join(filter(None, (row.change, row.reason)))))
+        sizes = units.in_bytes(row.peak), units.in_seconds(row.seconds_per_step)
+        amounts = map(units.in_large, (row.tokens_per_second, row.price))
+        table.add_row(what, "yes" if row.fits else "no", *sizes, *amounts)
     print_table(console, table)
     for row in remedies:
         if row.fits:
@@ -105,10 +101,7 @@ def _print_totals(console: rich.console.Console, plan: Plan) -> None:
         f"{units.in_seconds(plan.seconds_per_step_bound)} (bound, with communication fully "
         "overlapped).",
     )
-    moved = {
-        "communication": plan.collectives,
-        "copies to and from the host": plan.host_transfers,
-    }
+    moved = {"communication": plan.collectives, "copies to and from the host": plan.host_transfers}
     for what, rows in moved.items():
         if rows:
             hidden = units.in_seconds(sum(row.hidden_seconds for row in rows))

@@ -154,11 +154,7 @@ class Leader:
         return self._options.join_seconds
 
     def _too_few(
-        self,
-        number: int,
-        hosts: Sequence[str],
-        failure: Failure | None,
-        beats: Mapping[str, Beat],
+        self, number: int, hosts: Sequence[str], failure: Failure | None, beats: Mapping[str, Beat]
     ) -> Record:
         reason = (
             f"`min_hosts={self._options.fewest}` hosts are needed, and for {self._limit:g} s only "
@@ -227,7 +223,7 @@ class Leader:
                 beat = beats.get(member.host)
                 is_new = beat is not None and beat.life != member.life
                 words = "lost its agent" if is_new else "gives no sign of life"
-                return Failure(LOST, member.host, None, words)
+                return Failure(LOST, member.host, self._last_step(current, outcomes, beats), words)
         # A process that a signal ended made others fail, not the other way round.
         ranked = sorted(outcomes, key=lambda host: outcomes[host].code >= 0)
         for host in ranked:
@@ -242,7 +238,17 @@ class Leader:
             if outcomes[host].code:
                 return Failure(UNMET, host, outcomes[host].step, words_of(outcomes[host]))
         still = next(m.host for m in current.members if m.host not in outcomes)
-        return Failure(FAILED, still, None, "did not end its worker")
+        last = self._last_step(current, outcomes, beats)
+        return Failure(FAILED, still, last, "did not end its worker")
+
+    def _last_step(
+        self, current: Record, outcomes: Mapping[str, Outcome], beats: Mapping[str, Beat]
+    ) -> int | None:
+        """Returns the last step that a worker of a round has told of. All take the same steps."""
+        lives = {member.host: member.life for member in current.members}
+        told = [beat.step for host, beat in beats.items() if lives.get(host) == beat.life]
+        told += [outcome.step for outcome in outcomes.values()]
+        return max((step for step in told if step is not None), default=None)
 
     def _past(self, record: Record | None) -> tuple[Past, ...]:
         """Returns the failures of the last hour, as of now."""

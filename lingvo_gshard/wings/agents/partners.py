@@ -1,4 +1,4 @@
-"""Which hosts keep copies of a host's part of a snapshot."""
+"""Chooses the hosts that keep copies of a host's part of a snapshot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def distances(racks: Sequence[str], copies: int) -> tuple[int, ...]:
-    """Returns how many places after a host in the round those are that copy its parts.
+    """Returns the numbers of places after a host in the round, to the hosts that copy its parts.
 
     The distances are the same for all hosts, so that each one keeps as many copies. Those are
     chosen that put the most copies in other racks, of these the shortest.

@@ -96,7 +96,8 @@ class Failure(msgspec.Struct, frozen=True):
     Attributes:
       kind: FAILED, LOST, STOPPED or UNMET.
       host: the host that it began with; for UNMET any host.
-      step: the last step that the host's worker finished.
+      step: the last step that the host's worker finished; of a host that cannot tell, the last one
+        that any worker of its round did. None if none did.
       words: what happened, as a verb phrase about the host.
     """
 
@@ -106,7 +107,7 @@ class Failure(msgspec.Struct, frozen=True):
     words: str
 
     def __str__(self) -> str:
-        step = "before the first step" if self.step is None else f"after step {self.step:,}"
+        step = "before the round's first step" if self.step is None else f"after step {self.step:,}"
         return f"{self.host} {self.words} ({step})"
 
     def is_same_as(self, other: Failure | None) -> bool:
@@ -150,7 +151,7 @@ class Record(msgspec.Struct, frozen=True):
       past: the failures of the last hour, and of those hosts.
       snapshot: the first part of the snapshot that the workers restore if no checkpoint is newer;
         None if no snapshot is complete.
-      distances: how many places after a member's those of the hosts are that copy its parts.
+      distances: numbers of places after a member, to the members that copy its parts.
       code: the exit code of the whole job; None while it goes on.
       reason: why the job ends.
     """

@@ -31,7 +31,7 @@ from lingvo_gshard.wings.cluster.member import (
 from lingvo_gshard.wings.cluster.peer_monitor import Departure, PeerMonitor, RollCall
 from lingvo_gshard.wings.cluster.relay import Relay
 from lingvo_gshard.wings.cluster.rendezvous import SECRET, bind_address, is_open_to_strangers, meet
-from lingvo_gshard.wings.cluster.worker_report import report_problem
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, report_problem
 
 if TYPE_CHECKING:
     from lingvo_gshard.training import Logdir
@@ -249,6 +249,10 @@ class Cluster:
 
     def _describe(self, departure: Departure) -> str:
         who = f"process {departure.process} of {self.size}" if self.size > 1 else "training"
+        if REPORT_FILE in os.environ:
+            return (
+                f"{who} {departure.reason}; the agents go on from the newest state that they have"
+            )
         text = f"{who} {departure.reason}; continue with the same command"
         if self.logdir is None:
             return text

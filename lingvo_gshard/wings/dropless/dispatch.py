@@ -34,7 +34,7 @@ from lingvo_gshard.wings.dropless.exchanges import (
     EXCHANGES,
     Axes,
     RowExchange,
-    check_exchange_name,
+    count_devices,
     exchange_class,
 )
 from lingvo_gshard.wings.dropless.rounds import Rounds
@@ -54,31 +54,23 @@ class ExpertRegion:
 
     Attributes:
       experts: the experts.
-      group_axes: mesh axes that split the groups.
-      expert_axes: the axes among `group_axes` that also split the experts.
-      dispatch: the Params of the DroplessDispatch.
-      path: their Params path.
+      dispatch: the layer's dispatch.
       options: the layer's options of all exchanges.
+      group_axes: mesh axes that split the groups.
     """
 
     experts: Experts
-    group_axes: Axes
-    expert_axes: Axes
-    dispatch: Params
-    path: str
+    dispatch: DroplessDispatch
     options: Exchange
+    group_axes: Axes = dataclasses.field(default_factory=lambda: resolve("GSM", 3)[0])
 
-    @classmethod
-    def for_partitioning(
-        cls, experts: Experts, dispatch: Params, path: str, options: Exchange
-    ) -> ExpertRegion:
-        """Returns the region for the current partitioning.
+    @property
+    def expert_axes(self) -> Axes:
+        """The axes among `group_axes` that also split the experts.
 
         Along axes that split experts but not groups, every device has all experts.
         """
-        groups = resolve("GSM", 3)[0]
-        expert_axes = tuple(axis for axis in resolve("EGCM", 4)[0] if axis in groups)
-        return cls(experts, groups, expert_axes, dispatch, path, options)
+        return tuple(axis for axis in resolve("EGCM", 4)[0] if axis in self.group_axes)
 
     def run(
         self, x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, theta: NestedMap
@@ -97,7 +89,7 @@ class ExpertRegion:
           [G,S,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
         """
         groups = x_GSM.shape[0]
-        group_parts, expert_parts = map(_count_devices, (self.group_axes, self.expert_axes))
+        group_parts, expert_parts = map(count_devices, (self.group_axes, self.expert_axes))
         num_experts = self.experts.p.num_experts
         padded_experts = _round_up(num_experts, expert_parts)
         expert_kGS = tf.where(expert_kGS < num_experts, expert_kGS, padded_experts)
@@ -164,15 +156,15 @@ class ExpertRegion:
         # A device has no more than the rows of all devices of its group.
         if not 0 < exchange.bound < exchange.devices:
             return exchange.compute(x_TM, expert_kT, gate_kT, theta)[0], tf.constant(0.0)
-        if self.dispatch.over_bound == COMPUTE:
+        if self.dispatch.p.over_bound == COMPUTE:
             return Rounds(exchange, self.group_axes, theta).compute(x_TM, expert_kT, gate_kT)
         y_TM, left = exchange.compute(x_TM, expert_kT, gate_kT, theta)
         return y_TM, collectives.psum(left, self.group_axes)
 
     def _exchange(self, choices: int, padded_experts: int) -> RowExchange:
         """Returns the exchange of rows between the devices of the experts."""
-        p, devices = self.dispatch, _count_devices(self.expert_axes)
-        path = f"{self.path}.exchange"
+        p, devices = self.dispatch.p, count_devices(self.expert_axes)
+        path = f"{self.dispatch.path}.exchange"
         cls = exchange_class(
             p.exchange, platform_in_use(), devices, choices, p.bound, self.options.p, path
         )
@@ -198,11 +190,6 @@ def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
     """Returns a weight [E,...] padded with zeros to `num_experts` experts."""
     padding = num_experts - weight.shape[0]
     return tf.pad(weight, [[0, padding], *[[0, 0]] * (weight.shape.rank - 1)])
-
-
-def _count_devices(axes: Axes) -> int:
-    mesh = mesh_in_use()
-    return mesh.parts(axes) if mesh else 1
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -244,7 +231,8 @@ class DroplessDispatch(Dispatch):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        check_exchange_name(p.exchange, f"{path}.exchange")
+        if p.exchange:
+            names.check(p.exchange, EXCHANGES, f"{path}.exchange: {p.exchange!r}")
         names.check(p.over_bound, [COMPUTE, DROP], f"{path}.over_bound: {p.over_bound!r}")
         if p.over_bound == DROP and not p.bound:
             raise UserError(
@@ -289,7 +277,7 @@ class DroplessDispatch(Dispatch):
             own = cls(experts, (), num_experts, 0.0, exchange)
             return _run_on_one_device(x_GSM, expert_kGS, gate_kGS, own, theta)
         exchange.transport()  # Raises the error of a mesh without two axes.
-        region = ExpertRegion.for_partitioning(experts, self.p, self.path, exchange)
+        region = ExpertRegion(experts, self, exchange)
         y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))

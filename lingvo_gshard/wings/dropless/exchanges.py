@@ -25,7 +25,6 @@ from lingvo_gshard.core import (
     UserError,
     custom_gradient,
     known_sizes,
-    names,
     optimization_barrier,
     random_numbers,
     scopes,
@@ -102,7 +101,7 @@ class RowExchange:
     @property
     def devices(self) -> int:
         """The number of devices of a group."""
-        return _parts(self.axes)
+        return count_devices(self.axes)
 
     @property
     def local_experts(self) -> int:
@@ -273,7 +272,7 @@ class TwoStepExchange(GatheredExchange):
     def trip(self, expert_kT: tf.Tensor, gate_kT: tf.Tensor) -> Trip:
         """Sends tokens in buffers, one for each host, and the sums of a host back."""
         (*outer, inner), (choices, tokens) = self.axes, expert_kT.shape
-        hosts = _parts(tuple(outer))
+        hosts = count_devices(tuple(outer))
         # The share of tokens that have an expert on a host if each choice has any of them.
         share = 1 - (1 - 1 / hosts) ** choices
         room = _bounded(self.bound, share * tokens, tokens)
@@ -310,7 +309,7 @@ def _scattered(rows: tf.Tensor, axes: Axes) -> tf.Tensor:
     Among hosts, a sum in float32 sends fewer bytes than an all-to-all of 16 bits, since XLA adds
     what crosses within each host first.
     """
-    return collectives.reduce_scatter(rows, axes, 0, keeps_type=_parts(axes) <= _HOST)
+    return collectives.reduce_scatter(rows, axes, 0, keeps_type=count_devices(axes) <= _HOST)
 
 
 def _send(x: tf.Tensor, there: Move, back: Move, codec: Codec, returning: Codec) -> tf.Tensor:
@@ -457,17 +456,6 @@ EXCHANGES: dict[str, type[RowExchange]] = {
 }
 
 
-def check_exchange_name(name: str, path: str) -> None:
-    """Raises UserError if no exchange has this name.
-
-    Args:
-      name: the name; "" for the default.
-      path: Params path of the name, for the message.
-    """
-    if name:
-        names.check(name, EXCHANGES, f"{path}: {name!r}")
-
-
 def default_exchange(platform: str, devices: int, choices: float, bound: float) -> str:
     """Returns the name of the exchange that a group of devices uses by default.
 
@@ -534,7 +522,8 @@ def exchange_class(
     return EXCHANGES[name]
 
 
-def _parts(axes: Axes) -> int:
+def count_devices(axes: Axes) -> int:
+    """Returns the number of devices along axes of the mesh; 1 without a mesh."""
     mesh = mesh_in_use()
     return mesh.parts(axes) if mesh else 1
 

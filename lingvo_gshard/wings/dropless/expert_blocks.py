@@ -28,6 +28,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import read_slice
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
+# An attribute of TensorFlow's conditionals.
+_FINDS_CONSTANTS = "_xla_propagate_compile_time_consts"
 _POLICY = "products"
 
 
@@ -284,7 +286,13 @@ class ExpertBlocks:
         ]
         if len(branches) == 1:
             return branches[0]()
-        return tf.switch_case((rows - 1) // step, branches)
+        results = tf.switch_case((rows - 1) // step, branches)
+        if not tf.executing_eagerly():
+            # The lowering would look for constants among the branches' inputs, and fill memory of
+            # the size of all rows and weights for each. Branches of blocks take no constants.
+            case = results[0].op.inputs[0].op
+            case._clear_attr(_FINDS_CONSTANTS)  # noqa: SLF001
+        return results
 
     def _compute(
         self, weights: Tensors, block: tf.Tensor, start: tf.Tensor | None

@@ -86,10 +86,11 @@ class TranslationScores(Evaluation):
         shuffled = ("shuffled\nchrF", "shuffled\nBLEU") if with_shuffled else ()
         copied = ("copied\nchrF", "copied\nBLEU")
         columns = ("language", "rows", "chrF", "BLEU", *shuffled, *copied, "perplexity")
-        rows = [
-            (name, *_cells(scores, with_shuffled), _perplexity(self.likelihoods[name]))
-            for name, scores in self.languages.items()
-        ]
+        rows = []
+        for name, scores in self.languages.items():
+            found = self.likelihoods[name]
+            perplexity = f"{found.perplexity:.1f}" if found.tokens else "-"
+            rows.append((name, *_cells(scores, with_shuffled), perplexity))
         mean, _ = text_scores.average(self.languages)
         return Table(columns, rows, mean and ("average", *_cells(mean, with_shuffled), ""))
 
@@ -209,10 +210,6 @@ def measure(
 
 def _likelihood(found: Likelihood) -> dict[str, Any]:
     return {**dataclasses.asdict(found), "perplexity": found.perplexity}
-
-
-def _perplexity(found: Likelihood) -> str:
-    return f"{found.perplexity:.1f}" if found.tokens else "-"
 
 
 def _cells(scores: LanguageScores, with_shuffled: bool) -> list[str]:

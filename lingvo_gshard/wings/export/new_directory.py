@@ -73,7 +73,7 @@ def check_output(path: str | os.PathLike) -> None:
 
     Args:
       path: the directory. It may exist if it is empty. Its parent must exist, since a missing one
-        is most often a typing error.
+        is most often a typing error; the parent of a version, such as served/1, is made.
 
     Raises:
       UserError: it cannot be created; names `output`.
@@ -89,13 +89,13 @@ def check_output(path: str | os.PathLike) -> None:
             )
     elif os.path.lexists(target):
         raise UserError(f"`output={path}` is a file; give the name of a new directory")
-    if not target.parent.is_dir():
+    if not _there(target).is_dir():
         raise UserError(
             f"`output={path}`: there is no directory {target.parent}; create it first, or name "
             "another one"
         )
     try:
-        tempfile.TemporaryFile(dir=target.parent).close()
+        tempfile.TemporaryFile(dir=_there(target)).close()
     except OSError as error:
         raise _cannot_be_written(path, error) from None
 
@@ -116,13 +116,14 @@ def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.
         return
     check_output(path)
     target = _target(path)
-    free = shutil.disk_usage(target.parent).free
+    free = shutil.disk_usage(_there(target)).free
     if needed > free:
         raise UserError(
             f"`output={path}` cannot be written: no space left: {needed / 1e6:,.0f} MB needed, "
             f"{free / 1e6:,.0f} MB free"
         )
-    partial = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.partial-"))
+    prefix = f".{target.name}.partial-"
+    partial = pathlib.Path(tempfile.mkdtemp(dir=_there(target), prefix=prefix))
     remove = functools.partial(shutil.rmtree, partial, ignore_errors=True)
     with called_before_abrupt_end(remove):
         try:
@@ -152,7 +153,14 @@ def _complete(partial: pathlib.Path, target: pathlib.Path) -> None:
             with objects.open_to_read(path) as file:
                 os.fsync(file.fileno())
     partial.chmod(0o777 & ~mask)
+    target.parent.mkdir(exist_ok=True)
     os.rename(partial, target)
+
+
+def _there(target: pathlib.Path) -> pathlib.Path:
+    """Returns the directory that must exist. A new one is first written there."""
+    is_first_version = target.name.isdigit() and not target.parent.is_dir()
+    return target.parent.parent if is_first_version else target.parent
 
 
 def _target(path: str | os.PathLike) -> pathlib.Path:

@@ -10,7 +10,8 @@ is valid in a file or on a command line:
     step.optimizer.beta1 = 0.95
 
 An element of a list, such as `layers[0]`, is called `layers_0` in gin, whose names are identifiers.
-As in gin, leading parts of a path may be left out if the rest is unambiguous.
+As in gin, leading parts of a path may be left out if one hyperparameter alone ends with the rest.
+A name without a dot is a macro if another value uses it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
         gin syntax is invalid. The message names the gin path and the file and line or the binding.
     """
     result = params.copy().locate()
-    settings = reader.read(files, bindings)
+    settings = reader.read(files, bindings, _Namespace(result).example)
     references = [s for s in settings if reader.holds(s.value, reader.Reference)]
     values = [s for s in settings if not reader.holds(s.value, reader.Reference)]
     for setting in sorted(references, key=lambda s: s.name.count(".")):
@@ -62,6 +63,20 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
     return result
 
 
+# Our last names of hyperparameters, each with the names that other libraries have for it.
+_WORDS = {
+    "batch_rows": ("batch_size", "global_batch_size", "per_device_batch_size", "train_batch_size"),
+    "clip_norm": ("max_grad_norm", "clip_grad", "gradient_clipping_threshold"),
+    "hidden_dim": ("intermediate_size", "ffn_hidden_size", "mlp_dim", "d_ff"),
+    "learning_rate": ("lr", "peak_lr"),
+    "micro_batches": ("gradient_accumulation_steps", "num_microbatches"),
+    "model_dim": ("hidden_size", "d_model", "emb_dim", "n_embd"),
+    "num_heads": ("num_attention_heads", "num_query_heads", "n_head"),
+    "num_layers": ("num_hidden_layers", "num_decoder_layers", "n_layer"),
+    "precision": ("dtype", "mp"),
+    "size": ("vocab_size",),
+    "steps": ("max_steps", "num_train_steps", "train_iters", "train_steps"),
+}
 # Fewer letters than this are part of too many names.
 _SEARCHED = 3
 
@@ -81,15 +96,19 @@ class _Namespace:
 
     def apply(self, setting: Setting) -> None:
         """Sets one value. Raises ValueError if its name or type is wrong."""
-        selector, _, name = setting.name.rpartition(".")
-        if selector:
-            path, node = self._find_node(selector, setting)
-            gin_path = f"{path}.{name}"
-        else:
-            node, gin_path = self._root, name
-            if name not in node:
-                self._check_macro(setting)
-                return
+        places = self._places(setting.name)
+        name = setting.name.rpartition(".")[2]
+        if name == setting.name and (setting.used or len(places) != 1) and name not in self._root:
+            self._check_macro(setting)
+            return
+        if not places:
+            raise UserError(
+                f"{setting.where}: unknown name {setting.name!r}. {self.hint(setting.name)}"
+            )
+        if len(places) > 1:
+            several = ", ".join(path for path, _ in places)
+            raise UserError(f"{setting.where}: {setting.name!r} is ambiguous: {several}")
+        gin_path, node = places[0]
         if name in node:
             default = node.default(name)
             exemplar = default if getattr(node, name) is None else getattr(node, name)
@@ -99,38 +118,39 @@ class _Namespace:
                 setattr(node, name, value)
             except ParamsError as error:
                 raise ParamsError(f"{setting.where}: {error}") from None
-        elif gin_path in self._elements:
+        else:
             value = _convert(setting, gin_path, self._nodes[gin_path], nullable=False)
             self._root.set_path(self._elements[gin_path], value)
-        else:
-            raise UserError(f"{setting.where}: unknown name {gin_path!r}. {self._hint(gin_path)}")
 
-    def _find_node(self, selector: str, setting: Setting) -> tuple[str, Params]:
-        matches = sorted(self._nodes.matching_selectors(selector))
-        if len(matches) > 1:
-            raise UserError(f"{setting.where}: {selector!r} is ambiguous: {', '.join(matches)}")
-        if not matches:
-            raise UserError(
-                f"{setting.where}: unknown name {setting.name!r}. {self._hint(setting.name)}"
-            )
-        return matches[0], self._nodes[matches[0]]
+    def _places(self, name: str) -> list[tuple[str, Params]]:
+        """Returns the path and the node of each hyperparameter that a name may mean, sorted."""
+        selector, _, last = name.rpartition(".")
+        if not selector and last in self._root:
+            return [(last, self._root)]
+        found = self._nodes.matching_selectors(selector) if selector else dict(self._nodes.items())
+        paths = {f"{path}.{last}": self._nodes[path] for path in sorted(found)}
+        is_there = {path: last in node or path in self._elements for path, node in paths.items()}
+        return [(path, node) for path, node in paths.items() if is_there[path]]
+
+    def example(self, name: str) -> Any:
+        """Returns the value of a hyperparameter; None if a name means none or several."""
+        places = self._places(name)
+        last = name.rpartition(".")[2]
+        return getattr(places[0][1], last, None) if len(places) == 1 else None
 
     def _check_macro(self, setting: Setting) -> None:
-        """Rejects an unused macro on the command line and warns of one in a file.
-
-        A name without a dot is a macro unless the root has a hyperparameter of that name.
-        """
+        """Rejects an unused macro on the command line and warns of one in a file."""
         if setting.used:
             return
         message = (
-            f"{setting.where}: no value uses the macro {setting.name!r}, and no hyperparameter has "
-            f"that name at the root. {self._hint(setting.name)}"
+            f"{setting.where}: no value uses the macro {setting.name!r}, and it is not the last "
+            f"name of one hyperparameter alone. {self.hint(setting.name)}"
         )
         if not setting.in_file:
             raise UserError(message)
         _log.warning("%s", message)
 
-    def _hint(self, name: str) -> str:
+    def hint(self, name: str) -> str:
         """Suggests today's name of an old one, or names with a similar last part.
 
         Names anywhere that contain the last part are suggested, too. Without any of these, the
@@ -140,7 +160,11 @@ class _Namespace:
         today = params_text.path_today(name)
         if today != name and today in everything:
             return f"Did you mean {today!r}?"
+        if exact := self.ending(name):
+            below = [path for path in exact if path.startswith(f"{name.rpartition('.')[0]}.")]
+            return names.any_of(difflib.get_close_matches(name, exact, 1, 0.9) or below or exact)
         steps = name.split(".")
+        endings = {full.rpartition(".")[2] for full in everything}
         parent = ".".join(steps[:-1])
         if parent in self._nodes:
             siblings = [child.rpartition(".")[2] for child in _gin_children(self._nodes[parent])]
@@ -148,7 +172,6 @@ class _Namespace:
             alike = [name for name in siblings if abs(len(name) - len(steps[-1])) < 2]
             for found in difflib.get_close_matches(steps[-1], alike, n=1, cutoff=0.8):
                 return f"Did you mean {f'{parent}.{found}'!r}?"
-        endings = {full.rpartition(".")[2] for full in everything}
         close = difflib.get_close_matches(steps[-1], endings, n=1, cutoff=0.8)
         alike = [full for full in everything if full.rpartition(".")[2] in close]
         if difflib.get_close_matches(name, alike, n=1, cutoff=0.8):
@@ -163,11 +186,24 @@ class _Namespace:
             node = self._nodes[".".join(steps[:known])]
         return names.nearest(steps[known], _gin_children(node))
 
+    def ending(self, name: str) -> list[str]:
+        """Returns the paths with the last part of a name, or with our word for it."""
+        last = name.rpartition(".")[2]
+        everything = [(full, full.rpartition(".")[2]) for full in self._all_names()]
+        if last not in (ending for _, ending in everything):
+            last = next((own for own, words in _WORDS.items() if last in words), last)
+        return [full for full, ending in everything if ending == last]
+
     def _all_names(self) -> Iterator[str]:
         yield from _gin_children(self._root)
         for path, node in self._nodes.items():
             for child in _gin_children(node):
                 yield f"{path}.{child}"
+
+
+def paths_ending(params: Params, name: str) -> list[str]:
+    """Returns the gin paths whose last part is a name, or our word for it."""
+    return _Namespace(params).ending(name)
 
 
 def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:

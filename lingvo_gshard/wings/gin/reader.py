@@ -6,11 +6,15 @@ configuration.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import os
+import pathlib
+import re
 import tokenize
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gin import config_parser
@@ -21,6 +25,7 @@ from lingvo_gshard.core import (
     UserError,
     explained,
     names,
+    objects,
     params_text,
     registry,
 )
@@ -65,7 +70,9 @@ class Setting:
     used: bool = False
 
 
-def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
+def read(
+    files: Sequence[str], bindings: Sequence[str], example: Callable[[str], Any]
+) -> list[Setting]:
     """Returns the settings of files, then of bindings, in the order written.
 
     Macros are replaced by their values. As in gin, the last definition of a macro wins.
@@ -73,17 +80,27 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
     Args:
       files: Paths of gin files.
       bindings: Single statements.
+      example: Returns a value that a name may have, for hints; None for an unknown name.
 
     Raises:
       UserError: A file is missing or includes itself, the syntax is invalid, a macro is unknown,
         or a statement is a gin scope or import. The message names the file and line or the binding.
     """
-    reader = _Reader()
+    reader = _Reader(example)
     for name in files:
         reader.read_file(name, including="", source="`gin_files`")
     for binding in bindings:
-        reader.read_text(binding)
+        reader.read_binding(binding)
     return _resolve_macros(reader.settings)
+
+
+def is_value(text: str) -> bool:
+    """Returns whether a text can stand on the right side of a setting."""
+    try:
+        _Reader(lambda name: None).read_binding(f"x = {text}")
+    except UserError:
+        return False
+    return True
 
 
 def holds(value: Any, kind: type) -> bool:
@@ -106,7 +123,8 @@ class _Delegate(config_parser.ParserDelegate):
 class _Reader:
     """Collects settings from files and rejects recursive includes."""
 
-    def __init__(self):
+    def __init__(self, example: Callable[[str], Any]):
+        self._example = example
         self.settings: list[Setting] = []
         self._open_files: list[str] = []
 
@@ -130,7 +148,7 @@ class _Reader:
                 self._read(file, path)
         self._open_files.pop()
 
-    def read_text(self, binding: str) -> None:
+    def read_binding(self, binding: str) -> None:
         """Reads one binding of the command line."""
         self._read(binding, None)
 
@@ -143,7 +161,7 @@ class _Reader:
         except SyntaxError as error:
             where = f"{path}:{error.lineno}" if path else option
             reason = error.msg.splitlines()[-1].strip()
-            raise UserError(f"{where}: {reason}{_hint(error.text)}") from None
+            raise UserError(f"{where}: {reason}{_hint(error.text, self._example)}") from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
             raise UserError(f"{f'{path}:{line}' if path else option}: {message}") from None
@@ -179,14 +197,17 @@ def _find(name: str, including: str) -> str | None:
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
-def _hint(line: str | None) -> str:
-    """Returns a hint for common syntax errors."""
+def _hint(line: str | None, example: Callable[[str], Any]) -> str:
+    """Returns a hint for common syntax errors; see `read` for `example`."""
     key, _, value = (line or "").partition("=")
     if "[" in key:
         return ". Write layers_0, not layers[0], for an element of a list"
     value = value.strip()
     if "." in value and all(part.isidentifier() for part in value.split(".")):
         return f". Write classes and functions with an @: @{value}"
+    wanted = example(key.strip())
+    if isinstance(wanted, (bool, int, float)) and re.fullmatch(r"[\w.,+-]+", value):
+        return f"; expected {_kind(wanted)}, such as {wanted!r}"
     if value.isidentifier():
         return f'. Write strings in quotes: "{value}"'
     return ""
@@ -266,7 +287,7 @@ def _convert_all(values: Iterable[Any], exemplars: Iterable[Any], label: str) ->
 def _dereference(reference: Reference, exemplar: Any) -> Any:
     if reference.evaluate:
         raise UserError(f"@{reference.name}() would call it; write @{reference.name}")
-    target = _import(reference.name)
+    target = _import(reference.name, getattr(exemplar, "cls", None))
     if isinstance(exemplar, Params):
         _check_replaceable(target, exemplar.cls)
         return target.params()
@@ -279,21 +300,45 @@ def _dereference(reference: Reference, exemplar: Any) -> Any:
     raise UserError(_mismatch("reference", f"@{reference.name}", exemplar, nullable=False))
 
 
-def _import(name: str) -> Any:
+def _import(name: str, replaced: type | None) -> Any:
+    """Returns what a reference names, which may be to replace a class."""
     module_name, _, attribute = params_text.class_today(name).rpartition(".")
     expected = (
         "expected @package.module.Class, where the package is installed, in the current directory "
         "or on PYTHONPATH"
     )
     if not module_name:
-        raise UserError(f"@{name} names no module; {expected}")
+        hint = _meant(name, replaced)
+        raise UserError(f"@{name} names no module{hint and '.'}{hint or f'; {expected}'}")
     try:
         module = registry.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(f"@{name} cannot be imported ({error}); {expected}") from None
     if not hasattr(module, attribute):
-        raise UserError(f"@{name} does not exist. {names.nearest(attribute, dir(module))}")
+        hint = _meant(attribute, replaced) or f" {names.nearest(attribute, dir(module))}"
+        raise UserError(f"@{name} does not exist.{hint}")
     return getattr(module, attribute)
+
+
+def _meant(name: str, replaced: type | None) -> str:
+    """Suggests classes of the package whose name is the nearest, and that can replace a class."""
+    modules = dict(_class_modules())
+    for found in difflib.get_close_matches(name, modules):
+        full = f"{modules[found]}.{found}"
+        with contextlib.suppress(UserError):
+            _check_replaceable(_import(full, None), replaced)
+            return f" Did you mean @{full}?"
+    return ""
+
+
+def _class_modules() -> Iterator[tuple[str, str]]:
+    """Yields each class in the files of the package, with its module."""
+    root = pathlib.Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        text = objects.text_beside(str(path), path.name)
+        for found in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
+            yield found, module
 
 
 def _check_replaceable(target: Any, cls: type | None) -> None:

@@ -46,7 +46,8 @@ class DecodingOptions(Options):
     top_k: int = option(0, "Draws from this many likeliest tokens; 0: from all.", minimum=0)
     top_p: float = option(
         1.0,
-        "Draws from the fewest tokens whose probabilities reach this sum; 1: from all.",
+        "Draws from the fewest tokens, of those that top_k leaves, whose probabilities reach this "
+        "share of theirs; 1: from all.",
         above=0,
         maximum=1,
     )

@@ -8,51 +8,36 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from lingvo_gshard.core import UserError, atomic, explained, objects
 from lingvo_gshard.wings.inference.options import DecodingOptions
 
 SETTINGS_FILE = "generation_config.json"
 
-# Published name -> the field of DecodingOptions.
-_FIELDS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "num_beams": "beam_size",
-    "length_penalty": "length_exponent",
-    "max_new_tokens": "most_tokens",
-    "min_new_tokens": "least_tokens",
-    "suppress_tokens": "forbidden_tokens",
-}
+
+class _Names(msgspec.Struct, frozen=True):
+    """Names of published settings.
+
+    Attributes:
+      fields: name -> the field of DecodingOptions.
+      known: names that the tokenizer reads, or that do not influence the choice of tokens. With
+        forced_eos_token_id, a text of the largest length ends there; it does without, too.
+      neutral_at_one: names whose value 1 asks for nothing.
+    """
+
+    fields: dict[str, str]
+    known: list[str]
+    neutral_at_one: list[str]
+
+
+_NAMES = objects.table_beside(__file__, "published_settings.json", _Names)
 # Fields that apply to drawing only.
 _DRAWING = ("top_k", "top_p", "min_p", "repetition_penalty")
-# Names that the tokenizer reads, or that do not influence the choice of tokens.
-_KNOWN = (
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    # A text of the largest length ends there without it.
-    "forced_eos_token_id",
-    "bad_words_ids",
-    "do_sample",
-    "transformers_version",
-    "use_cache",
-    "_from_model_config",
-    "_commit_hash",
-)
-# Values of other names that ask for nothing.
+# Defaults of transformers for drawing.
+_DRAWN = {"temperature": 1.0, "top_k": 50}
+# Values of unknown names that ask for nothing.
 _NEUTRAL = (None, False, 0, [], {}, "")
-_NEUTRAL_ONES = (
-    "diversity_penalty",
-    "encoder_repetition_penalty",
-    "num_beam_groups",
-    "num_return_sequences",
-    "typical_p",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +70,20 @@ class PublishedSettings:
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PublishedSettings:
         """Returns settings of published names and values. Raises UserError if a value is wrong."""
-        fields = {ours: _checked(name, found) for name, ours in _FIELDS.items() if name in found}
+        fields = {
+            ours: _checked(name, found) for name, ours in _NAMES.fields.items() if name in found
+        }
         left_out = {
             name: "it is unknown here"
             for name, value in found.items()
-            if name not in (*_FIELDS, *_KNOWN) and not _is_neutral(name, value)
+            if name not in (*_NAMES.fields, *_NAMES.known) and value not in _NEUTRAL
+            if not (name in _NAMES.neutral_at_one and value == 1)
         }
         if fields.get("least_tokens"):
             # The published number does not count the end, which may follow.
             most = fields.get("most_tokens") or math.inf
             fields["least_tokens"] = min(fields["least_tokens"] + 1, most)
-        published = {ours: name for name, ours in _FIELDS.items()}
+        published = {ours: name for name, ours in _NAMES.fields.items()}
         searches = found.get("do_sample") is False or (
             "do_sample" not in found and found.get("num_beams", 1) > 1
         )
@@ -108,7 +96,7 @@ class PublishedSettings:
         elif found.get("do_sample"):
             if fields.pop("beam_size", 1) > 1:
                 left_out["num_beams"] = "do_sample is true, which needs one beam"
-            fields = {"temperature": 1.0} | fields | {"beam_size": 1}
+            fields = _DRAWN | fields | {"beam_size": 1}
         settings = cls(fields, left_out)
         settings.options(DecodingOptions(), {})
         return settings
@@ -150,7 +138,7 @@ class PublishedSettings:
 
 def _checked(name: str, found: Mapping[str, Any]) -> Any:
     """Returns a published value; raises UserError if the value's type does not fit its field."""
-    value, usual = found[name], getattr(DecodingOptions, _FIELDS[name])
+    value, usual = found[name], getattr(DecodingOptions, _NAMES.fields[name])
     if isinstance(usual, tuple):
         is_right = isinstance(value, list) and all(type(each) is int for each in value)
     else:
@@ -159,8 +147,3 @@ def _checked(name: str, found: Mapping[str, Any]) -> Any:
         wanted = "a list of ids" if isinstance(usual, tuple) else "a number"
         raise UserError(f"{name} is {value!r}; {wanted} was expected")
     return value
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    """Returns whether a setting asks for nothing."""
-    return value in _NEUTRAL or (name in _NEUTRAL_ONES and value == 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference.options import DecodingOptions
@@ -52,7 +53,12 @@ class GrowingText:
 
     `add` returns a piece of text only when no later token can change the piece. It holds back
     incomplete characters, and characters that may be the start of a stop string.
+
+    Attributes:
+      calls: name and arguments of each call of a function that the complete text has.
     """
+
+    calls: Sequence[tuple[str, Any]] = ()
 
     def __init__(
         self,
@@ -92,7 +98,7 @@ class GrowingText:
         cut = cut_at_stop(text, self._stop)
         if not is_last and cut == text:
             text = self._settled(self._tokens)
-            kept = max((_overlap(text, end) for end in self._stop), default=0)
+            kept = max((overlap(text, end) for end in self._stop), default=0)
             cut = text[: len(text) - kept]
         new, self._shown = cut[self._shown :], max(self._shown, len(cut))
         return new
@@ -137,7 +143,7 @@ def _complete(text: str) -> str:
     return text.rstrip(_INCOMPLETE)
 
 
-def _overlap(text: str, end: str) -> int:
+def overlap(text: str, end: str) -> int:
     """Returns the length of the longest end of a text that `end` begins with."""
     longest = min(len(text), len(end) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(end[:n])), 0)

@@ -64,7 +64,20 @@ def open_to_read(path: stores.GivenPath) -> BinaryIO:
 
     Reads are repeated like all requests, from where they were.
     """
-    return cast(BinaryIO, io.BufferedReader(_ObjectReader(os.fspath(path)), _BLOCK_BYTES))
+    from fsspec.spec import AbstractBufferedFile
+
+    # Reading a missing file raises its error.
+    size = size_of(path) or len(read_bytes(path))
+
+    class Reader(AbstractBufferedFile):
+        """Reads block by block."""
+
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            last = min(end, size)
+            return _call(path, lambda fs, url: fs.cat_file(url, start=start, end=last))
+
+    raw: Any = Reader(None, os.fspath(path), cache_type="none", size=size)
+    return cast(BinaryIO, io.BufferedReader(raw, _BLOCK_BYTES))
 
 
 def size_of(path: stores.GivenPath) -> int | None:
@@ -191,47 +204,6 @@ def _several(function: Callable[[str], None], names: list[str]) -> None:
     with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
         for _ in pool.map(function, names):
             pass
-
-
-class _ObjectReader(io.RawIOBase):
-    """Reads an object block by block, as a file."""
-
-    def __init__(self, path: str):
-        self._path, self._place = path, 0
-        size = size_of(path)
-        if size is None:
-            # Raises the error of a missing file.
-            read_bytes(path)
-        self._size = size or 0
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def tell(self) -> int:
-        """Returns where the next read begins."""
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to an offset from the beginning, from here, or from the end."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        self._place = max(base + offset, 0)
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        """Reads the next bytes, as many as fit into the buffer."""
-        view = memoryview(buffer).cast("B")
-        start, end = self._place, min(self._place + len(view), self._size)
-        if start >= end:
-            return 0
-        block = _call(self._path, lambda fs, url: fs.cat_file(url, start=start, end=end))
-        view[: len(block)] = block
-        self._place += len(block)
-        return len(block)
 
 
 def _call(

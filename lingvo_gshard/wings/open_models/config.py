@@ -1,4 +1,4 @@
-"""PublishedConfig: a `config.json` whose every key is read, or known not to matter."""
+"""PublishedConfig: a `config.json`, whose keys count if they do in transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, names, objects
+from lingvo_gshard.core import UserError, atomic, objects
 from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
 
 CONFIG_FILE = "config.json"
@@ -21,20 +21,13 @@ class _Keys(msgspec.Struct, frozen=True):
     """Keys of transformers' configs, which config_keys.json lists.
 
     Attributes:
-      harmless: keys that do not change what a model computes, or that only other libraries read to
-        train. `auto_map` names code that the model was published with. It is never run.
-      generation: settings of generation. transformers 5 drops them here and reads
-        generation_config.json instead.
+      usual: keys that many configs have and that describe no model, such as settings of generation.
+        `auto_map` names code that the model was published with. It is never run.
       rope_numbers: rotary parameters that are numbers.
-      usual: keys that any architecture may have, with the value that changes nothing. It says that
-        a part is not there, and families that may have the part read the key. transformers reads
-        `is_causal` of every config, and a null there makes attention bidirectional.
     """
 
-    harmless: frozenset[str]
-    generation: frozenset[str]
+    usual: frozenset[str]
     rope_numbers: frozenset[str]
-    usual: dict[str, Any]
 
 
 _KEYS = objects.table_beside(__file__, "config_keys.json", _Keys)
@@ -68,8 +61,9 @@ def _how_to_get(name: str) -> str:
 class PublishedConfig:
     """The values of a `config.json`. Families read them through `get`, which takes note.
 
-    A key that is missing has the default that its family states. A null in the file is not the
-    same: it has the meaning that null has in transformers, which callers of `get` give.
+    A key that is missing has the default of the class of transformers, and so has a key that the
+    class ignores. A null in the file is not the same: it has the meaning that null has in
+    transformers, which callers of `get` give.
 
     Attributes:
       where: the file, for messages.
@@ -87,14 +81,15 @@ class PublishedConfig:
 
         Args:
           where: the file, for messages.
-          ignored: keys that may have any value though no family reads them.
+          ignored: keys that may have any value, even an unsupported one.
           is_part: whether the file also describes parts that are no language model.
         """
         self.values, self.where, self.is_part = dict(values), where, is_part
         self._read: set[str] = set()
         self._ignored = frozenset(ignored)
-        self._defaults: Mapping[str, Any] = {}
+        self._keys: Mapping[str, Any] | None = None
         self._aliases: Mapping[str, str] = {}
+        self._refused: dict[str, str] = {}
 
     @classmethod
     def load(cls, path: str | os.PathLike, ignored: Collection[str] = ()) -> PublishedConfig:
@@ -102,7 +97,7 @@ class PublishedConfig:
 
         Args:
           path: the file or the directory.
-          ignored: keys that may have any value though no family reads them.
+          ignored: keys that may have any value, even an unsupported one.
 
         Raises:
           UserError: the file is missing, or holds no JSON object.
@@ -125,17 +120,18 @@ class PublishedConfig:
             values = text_values(values, str(file))
         return cls(values, str(file), ignored, is_part)
 
-    def take_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
-        """Gives the keys that are missing their values.
+    def take_keys(self, keys: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        """Says which keys count, and gives those that are missing their values.
 
         Args:
-          defaults: key -> value.
+          keys: key that has an effect -> the value that it has where the file lacks it.
           aliases: another name of a key -> the key.
 
         Raises:
           UserError: the file has two values for a key.
         """
-        self._defaults, self._aliases = defaults, aliases
+        self._keys, self._aliases = keys, aliases
+        self._read, self._refused = set(), {}
         for alias, name in aliases.items():
             values = [self.values[key] for key in (alias, name) if key in self.values]
             if len(values) == 2 and values[0] != values[1]:
@@ -145,8 +141,12 @@ class PublishedConfig:
                 )
 
     def is_given(self, name: str) -> bool:
-        """Returns whether the file has a key, and not null."""
-        return self.values.get(name) is not None
+        """Returns whether the file has a key that counts, and not null."""
+        return self.counts(name) and self.values.get(name) is not None
+
+    def counts(self, name: str) -> bool:
+        """Returns whether a key has an effect."""
+        return self._keys is None or name in self._keys
 
     def get(
         self,
@@ -185,8 +185,9 @@ class PublishedConfig:
         """Returns what the file has for a key, or the family's default; takes note."""
         names_of = (name, *(alias for alias, key in self._aliases.items() if key == name))
         self._read.update(names_of)
-        found = next((self.values[key] for key in names_of if key in self.values), _REQUIRED)
-        return self._defaults.get(name) if found is _REQUIRED else found
+        given = (key for key in names_of if key in self.values and self.counts(key))
+        found = next((self.values[key] for key in given), _REQUIRED)
+        return (self._keys or {}).get(name) if found is _REQUIRED else found
 
     def _check(self, name: str, value: Any, kind: type, least: float | None) -> None:
         """Raises ValueError if a value has another type, is too small, or is not finite."""
@@ -203,16 +204,13 @@ class PublishedConfig:
     def expect(self, name: str, *valid: Any) -> Any:
         """Returns a value, which is the first valid one if the key is missing.
 
-        Raises:
-          UserError: the value is another one.
+        For another value, `check` raises an error unless the key is ignored.
         """
-        value = self.get(name, valid[0])
-        if value not in valid:
-            shown = " or ".join(map(repr, valid))
-            raise UserError(
-                f"{self.where}: {name} is {value!r}, which is not supported; {shown} was expected"
-            )
-        return value
+        value = self.get(name, valid[0], object)
+        if value in valid:
+            return value
+        self._refused[name] = " or ".join(map(repr, valid))
+        return valid[0]
 
     def rope(self) -> dict[str, Any]:
         """Returns the rotary parameters: `rope_type`, `rope_theta` and parameters of the scaling.
@@ -226,7 +224,7 @@ class PublishedConfig:
         """
         given = self.rope_entry("rope_parameters") or {}
         scaling = self.rope_entry("rope_scaling")
-        found = scaling or given or self._defaults.get("rope_parameters", {})
+        found = scaling or given or (self._keys or {}).get("rope_parameters") or {}
         if "type" in found:
             found = {"rope_type": found["type"], **found}
         usual = {"rope_type": "default", "rope_theta": self.get("rope_theta", None, float)}
@@ -274,36 +272,33 @@ class PublishedConfig:
             self._check(PACKING, found, dict, None)
         return found
 
-    def check_all_read(self) -> None:
-        """Raises ValueError naming keys that were not read and may change the model.
+    def check(self) -> None:
+        """Checks that all keys with an effect were read, and have supported values.
 
-        A null says that a key is not set.
+        Raises:
+          UserError: some have other values. The message names all of them.
         """
-        left = [
-            f"{name}={value!r}" for name, value in self.values.items() if self._matters(name, value)
-        ]
-        if left:
-            known = sorted(self._read)
-            first = left[0].partition("=")[0]
+        keys = self._keys or {}
+        unread = (keys.keys() & self.values.keys()) - self._read
+        usual = {k: repr(keys[k]) for k in unread if _differ(self.values[k], keys[k])}
+        refused = {k: v for k, v in (self._refused | usual).items() if k not in self._ignored}
+        if refused:
+            shown = "; ".join(
+                f"{name} is {self.values.get(name)!r}, which is not supported; {valid} was expected"
+                for name, valid in sorted(refused.items())
+            )
             raise UserError(
-                f"{self.where}: {', '.join(left[:5])} may change what the model computes, and this "
-                f"family does not know it. {names.nearest(first, known)} If it does not "
-                f"matter, `ignore_keys={first}` says so"
+                f"{self.where}: {shown}. transformers computes another model with other values. If "
+                f"that does not matter, `ignore_keys={','.join(sorted(refused))}` says so"
             )
 
-    def unknown_to(self, known: Collection[str]) -> list[str]:
-        """Returns the keys that may change a model and are not among the known ones."""
-        return [
-            name
-            for name, value in self.values.items()
-            if name not in known and self._matters(name, value)
-        ]
+    def unknown(self, known: Collection[str]) -> list[str]:
+        """Returns the keys with a value that are not known, and that few configs have."""
+        others = self.values.keys() - _KEYS.usual - set(known)
+        return [name for name, value in self.values.items() if name in others and value is not None]
 
-    def _matters(self, name: str, value: Any) -> bool:
-        """Returns whether an entry may change the model, and no family read it."""
-        if name in self._read or name in self._ignored or name == PACKING:
-            return False
-        if name in _KEYS.usual:
-            usual = _KEYS.usual[name]
-            return value != usual and not (value is None and not usual)
-        return value is not None and name not in _KEYS.harmless | _KEYS.generation
+
+def _differ(value: Any, usual: Any) -> bool:
+    """Returns whether a value has another effect than a missing key, whose value is `usual`."""
+    is_off = value is None or value is False or value in ({}, [])
+    return value != usual and not (is_off and not usual)

@@ -26,9 +26,6 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     family = family_of(config)
     task = family.task_of(config)
     positions, may_exceed = family.positions_of(config)
-    # The omitted keys do not change what the model computes.
-    family.left_out(config)
-    config.check_all_read()
     if length > positions and not may_exceed:
         raise UserError(
             f"`length={length}` is more than the {positions:,} positions that the model was made "

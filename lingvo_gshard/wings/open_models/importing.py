@@ -139,6 +139,9 @@ class PublishedModel:
         tensors = self.tensors
         for name, candidates in self.family.keys.copies.items():
             own = next(filter(shapes.__contains__, candidates), None)
+            if name in shapes and own in tensors and own == "shared.weight":
+                # Classes of T5 tie the softmax of a file that lacks one, whatever its config says.
+                tensors.setdefault(name, tensors[own])
             if name in shapes or name not in tensors or own is None:
                 continue
             # Some files have a shared table only under the name of a copy.

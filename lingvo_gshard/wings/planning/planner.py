@@ -424,7 +424,7 @@ def _notes(
     effort = jax.config.values["jax_exec_time_optimization_effort"]
     if effort:
         notes.append(f"compiled with jax_exec_time_optimization_effort={effort:g}")
-    if not compiled.has_code:
+    if not compiled.has_code and topology.compiler == "tpu":
         notes.append(
             "the peak lacks the bytes of the program's code, usually 1% to 2% of a device: libtpu "
             "stopped before it generated code. `generate_code` adds them, in about ten times the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -81,7 +82,7 @@ class Shares(Configurable):
     def __init__(self, params: Params):
         super().__init__(params)
         pairs = self.p.temperature_schedule or ((0, self.p.temperature),)
-        self._temperature = _Piecewise.of("temperature_schedule", pairs)
+        self._temperatures = _schedule("temperature_schedule", pairs)
         self._weights = {
             kind: _weights(f"{kind}_weights", self.p.get(f"{kind}_weights"))
             for kind in ("language", "source")
@@ -112,7 +113,7 @@ class Shares(Configurable):
           groups: the groups that `used` returns.
         """
         weights = np.array([self._weight(group) for group in groups])
-        temperature = self._temperature.at(step)
+        temperature = _value_at(self._temperatures, step)
         return mixture_plan.language_shares(
             groups, temperature, weights, self.p.most_rows or math.inf
         )
@@ -127,7 +128,7 @@ class Shares(Configurable):
           steps_of: estimates the steps that train on a block, from the shares of the groups.
         """
         step, found = 0.0, [self.at(0.0, groups)]
-        while step < self._temperature.steps[-1]:
+        while step < self._temperatures[-1][0]:
             step += steps_of(found[-1])
             found.append(self.at(step, groups))
         return found
@@ -138,34 +139,26 @@ class Shares(Configurable):
         return of_language.get(group.language, 1.0), of_source.get(group.source, 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piecewise:
-    """A value that changes linearly between given steps."""
+def _schedule(name: str, pairs: object) -> list[tuple[float, float]]:
+    """Returns the steps and values of a hyperparameter; ValueError if it is no schedule."""
+    found = [(float(step), float(value)) for step, value in _pairs(name, pairs)]
+    if not found or any(b <= a for (a, _), (b, _) in itertools.pairwise(found)):
+        raise UserError(
+            f"{name} is {pairs!r}; pairs (step, temperature) with ascending steps were expected"
+        )
+    if low := [value for _, value in found if not value >= 1]:
+        raise UserError(f"{name} is {pairs!r}; {low[0]} is below 1")
+    return found
 
-    steps: list[float]
-    values: list[float]
 
-    @classmethod
-    def of(cls, name: str, pairs: object) -> _Piecewise:
-        """Returns the schedule of a hyperparameter; ValueError if it is none."""
-        found = [(float(step), float(value)) for step, value in _pairs(name, pairs)]
-        steps = [step for step, _ in found]
-        if not found or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
-            raise UserError(
-                f"{name} is {pairs!r}; pairs (step, temperature) with ascending steps were expected"
-            )
-        if low := [value for _, value in found if not value >= 1]:
-            raise UserError(f"{name} is {pairs!r}; {low[0]} is below 1")
-        return cls(steps, [value for _, value in found])
-
-    def at(self, step: float) -> float:
-        """Returns the value at a step."""
-        after = bisect.bisect_right(self.steps, step)
-        if after in (0, len(self.steps)):
-            return self.values[min(after, len(self.steps) - 1)]
-        begin, end = self.steps[after - 1 : after + 1]
-        share = (step - begin) / (end - begin)
-        return (1 - share) * self.values[after - 1] + share * self.values[after]
+def _value_at(schedule: Sequence[tuple[float, float]], step: float) -> float:
+    """Returns the value of a schedule at a step."""
+    after = bisect.bisect_right(schedule, step, key=lambda pair: pair[0])
+    if after in (0, len(schedule)):
+        return schedule[min(after, len(schedule) - 1)][1]
+    (begin, first), (end, last) = schedule[after - 1 : after + 1]
+    share = (step - begin) / (end - begin)
+    return (1 - share) * first + share * last
 
 
 def _weights(name: str, pairs: object) -> Mapping[str, float]:

@@ -171,7 +171,7 @@ def fields_of(of: source.Source) -> fields.Fields:
 def make_reader(part: Part, of: source.Source, on_bad_row: str, longest_line: int) -> PartReader:
     """Returns the reader of a part of a source."""
     cls = _part_class(of.format)
-    settings = {} if of.format in source.OBJECTS else languages_of(of)
+    settings = {} if of.format in source.TABLE.objects else languages_of(of)
     if of.format == source.TEXT:
         settings = {"document": of.document}
     if of.format == source.CSV:
@@ -211,7 +211,7 @@ def _part_class(form: str) -> type[PartReader]:
     }
     if form in own:
         return own[form]
-    reader, base = READERS[form], _KeyedPart if form in source.KEYED else PartReader
+    reader, base = READERS[form], _KeyedPart if form in source.TABLE.keyed else PartReader
     made: Any = type(f"{reader.__name__}OfPart", (base, reader), {})
     return made
 

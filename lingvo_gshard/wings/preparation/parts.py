@@ -31,7 +31,7 @@ STAGE = "0-files"
 # Formats whose files are cut at any end of a line.
 _CUT = (formats.TSV, formats.MOSES, formats.JSON_LINES)
 # Formats whose readers look for files themselves. Others have paths and globs only.
-_FINDING = (formats.MOSES, formats.GETTEXT, formats.QT, *formats.KEYED)
+_FINDING = (formats.MOSES, formats.GETTEXT, formats.QT, *formats.TABLE.keyed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _find_in_archive(
     """Yields the files of a source in an archive; UserError if there is none."""
     if source.format == formats.GETTEXT:
         raise UserError(f"{setting}: catalogs are not read from archives; unpack it")
-    if source.format in formats.KEYED:
+    if source.format in formats.TABLE.keyed:
         members = [f"{archive}/{name}" for name in sorted(archives.members(archive))]
         found = [
             files
@@ -187,7 +187,7 @@ def _find_in_archive(
 
 def _find_in_bucket(source: Source, setting: str) -> list[str]:
     """Returns the files of a source in a bucket; ValueError if there is none."""
-    if source.format in (formats.MOSES, formats.GETTEXT, *formats.KEYED):
+    if source.format in (formats.MOSES, formats.GETTEXT, *formats.TABLE.keyed):
         raise UserError(
             f"{setting}: files of format={source.format} are read from local disks only; copy them "
             "to one first"

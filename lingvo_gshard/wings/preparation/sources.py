@@ -22,46 +22,29 @@ TSV, CSV, TEXT, JSON_LINES = "tsv", "csv", "text", "jsonl"
 MOSES, GETTEXT, TMX, XLIFF, QT = "moses", "gettext", "tmx", "xliff", "qt"
 ARB, PROPERTIES, SGM, WMT = "arb", "properties", "sgm", "wmt"
 PARQUET, ARROW = "parquet", "arrow"
-FORMATS = (
-    *(TSV, CSV, MOSES, GETTEXT, TMX, XLIFF, QT, ARB, PROPERTIES, SGM, WMT),
-    *(JSON_LINES, PARQUET, ARROW, TEXT),
-)
-# Formats with a file for each language, whose targets are in another file of the same name.
-KEYED = (ARB, PROPERTIES, SGM)
-# Formats whose rows are objects with fields.
-OBJECTS = (JSON_LINES, PARQUET, ARROW)
 CONTENTS = (manifest.PAIRS, manifest.TEXT)
-_FORMAT_OF_ENDING = {
-    ".tsv": TSV,
-    ".csv": CSV,
-    ".tmx": TMX,
-    ".xlf": XLIFF,
-    ".xliff": XLIFF,
-    ".ts": QT,
-    ".qm": QT,
-    ".arb": ARB,
-    ".properties": PROPERTIES,
-    ".sgm": SGM,
-    ".sgml": SGM,
-    ".xml": WMT,
-    ".po": GETTEXT,
-    ".mo": GETTEXT,
-    ".jsonl": JSON_LINES,
-    ".ndjson": JSON_LINES,
-    ".parquet": PARQUET,
-    ".arrow": ARROW,
-    ".txt": TEXT,
-}
-# Fields that only some formats have.
-_FORMATS_WITH = {
-    "target_language": (MOSES, GETTEXT, TMX, XLIFF, QT, WMT, *KEYED, *OBJECTS),
-    "document": (TEXT,),
-    "delimiter": (CSV,),
-    "language_field": (CSV, *OBJECTS),
-    "source_field": (CSV, *OBJECTS),
-    "target_field": (CSV, *OBJECTS),
-    "text_field": (CSV, *OBJECTS),
-}
+
+
+class _Formats(msgspec.Struct, frozen=True):
+    """The formats of raw files.
+
+    Attributes:
+      formats: all formats.
+      keyed: those with a file for each language, whose targets are in another file of the same
+        name.
+      objects: those whose rows are objects with fields.
+      endings: ending of a path -> its format.
+      fields: field of a source that only some formats have -> these formats.
+    """
+
+    formats: tuple[str, ...]
+    keyed: tuple[str, ...]
+    objects: tuple[str, ...]
+    endings: dict[str, str]
+    fields: dict[str, tuple[str, ...]]
+
+
+TABLE = objects.table_beside(__file__, "formats.json", _Formats)
 # Names of sources and languages become parts of file names.
 NAME = re.compile(r"[\w@+-][\w.@+-]*", re.ASCII)
 _UNFIT = re.compile(r"[^\w.@+-]+", re.ASCII)
@@ -114,7 +97,7 @@ class Source:
         usual = manifest.TEXT if self.format == TEXT else manifest.PAIRS
         object.__setattr__(self, "content", self.content or usual)
         fields = {
-            "format": (self.format, FORMATS),
+            "format": (self.format, TABLE.formats),
             "content": (self.content, CONTENTS),
             "split": (self.split, ("", *readers.SPLITS)),
             "document": (self.document, DOCUMENTS),
@@ -137,7 +120,7 @@ class Source:
     def _check_fields(self) -> None:
         """Raises ValueError if a field is given that has no effect."""
         for field in dataclasses.fields(self):
-            formats = _FORMATS_WITH.get(field.name, FORMATS)
+            formats = TABLE.fields.get(field.name, TABLE.formats)
             value = getattr(self, field.name)
             if value != field.default and self.format not in formats:
                 raise UserError(
@@ -171,8 +154,8 @@ class Source:
 
     def _format(self) -> str:
         _, ending = os.path.splitext(compression.without_suffix(self.path))
-        if ending in _FORMAT_OF_ENDING:
-            return _FORMAT_OF_ENDING[ending]
+        if ending in TABLE.endings:
+            return TABLE.endings[ending]
         if os.path.isdir(self.path):
             return ARROW if datasets.is_saved(self.path) else GETTEXT
         if archives.is_archive(self.path):
@@ -182,7 +165,7 @@ class Source:
             )
         raise UserError(
             f"{self._flag()}: the path does not say its format; add one of "
-            f"{', '.join(f'format={name}' for name in FORMATS)}"
+            f"{', '.join(f'format={name}' for name in TABLE.formats)}"
         )
 
     def _flag(self) -> str:
@@ -192,7 +175,7 @@ class Source:
 def _name_from(path: str) -> str:
     """Returns a name for a source whose user gave none."""
     stem = compression.without_suffix(os.path.basename(path.rstrip("/")))
-    for ending in _FORMAT_OF_ENDING:
+    for ending in TABLE.endings:
         stem = stem.removesuffix(ending)
     if set("*?[") & set(stem):
         stem = os.path.basename(os.path.dirname(path)) if stem.strip("*?[].") == "" else stem

@@ -6,11 +6,6 @@ this process.
 
 from __future__ import annotations
 
-import pathlib
-
-import msgspec
-
-from lingvo_gshard.core import UserError, atomic, objects
 from lingvo_gshard.wings.planning.operation_rows import KINDS
 from lingvo_gshard.wings.planning.plan.plan import Record
 
@@ -196,13 +191,3 @@ class Profile(Record, frozen=True, kw_only=True):
     def useful_rate(self) -> float:
         """Useful floating-point operations per second."""
         return self.useful_flops / self.seconds_per_step
-
-
-def load(path: pathlib.Path) -> Profile:
-    """Returns the profile of a file. Raises UserError if it cannot be read or is no profile."""
-    try:
-        return atomic.decode(objects.read_bytes(path), Profile)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path}: not a profile: {error}") from error

@@ -5,14 +5,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
+import tomllib
 from collections.abc import Callable, Mapping
 
 import msgspec
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Operation
-from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES, OPTIMIZER
+from lingvo_gshard.wings.planning.operation_rows import OPTIMIZER
 from lingvo_gshard.wings.profiling.profile import (
     HOST,
     INPUT_WAIT,
@@ -283,27 +284,7 @@ def _executions(trace: Trace, step_keys: frozenset[str]) -> collections.Counter[
 # Smaller parts are not worth a sentence, unless they are the largest.
 _LEAST_SHARE = 0.2
 
-_ADVICE = {
-    INPUT_WAIT: (
-        "The run is input-bound: the devices wait for batches. input.prefetch_batches sets how "
-        "many batches are made in advance, which helps if some take longer than others. If most of "
-        "the wait remains, batches are made more slowly than they are used: prepare the data "
-        "before the run, or give the input a core of its own."
-    ),
-    COLLECTIVES: (
-        "The devices wait for communication that no computation hides. gshard-plan --search looks "
-        "for a sharding with less of it, and the table of collectives names the axes."
-    ),
-    HOST: (
-        "The devices wait for the host, which starts steps, reads metrics and saves checkpoints. "
-        "Profile steps without a checkpoint between them. Short steps need larger batches, or "
-        "fewer log lines: run.log_every_steps."
-    ),
-    PAUSES: (
-        "The devices pause between operations. Larger batches make operations longer; on a CPU, "
-        "more devices than cores wait for each other."
-    ),
-}
+_ADVICE: dict[str, str] = tomllib.loads(objects.text_beside(__file__, "advice.toml"))
 
 
 def of_profile(profile: Profile) -> list[str]:

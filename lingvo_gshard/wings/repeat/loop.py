@@ -247,7 +247,8 @@ class Loop:
         end = self._first_weight(tensors)
         shared, weights = tensors[1:end], tensors[end:]
         index_spec = tf.TensorSpec([], tf.int32)
-        shared_specs = [*map(spec_of, shared), *map(_slice_spec, weights), index_spec]
+        slice_specs = [tf.TensorSpec(stack.shape[1:], stack.dtype) for stack in weights]
+        shared_specs = [*map(spec_of, shared), *slice_specs, index_spec]
         x_spec = spec_of(tensors[0])
         joint = JointGraph.trace(
             iteration, [x_spec], shared_specs, make_costs, self._annotate_gradients
@@ -374,10 +375,6 @@ def _shards_in(graph: tf.Graph) -> set[str]:
     operations = graph.get_operations()
     entries = [y for op in operations if op.type == xla.ENTER_REGION for y in op.outputs]
     return subgraph.dependent_tensors(entries, ignoring={xla.LEAVE_REGION})
-
-
-def _slice_spec(stack: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec(stack.shape[1:], stack.dtype)
 
 
 def _weight_gradient(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tensor | None:

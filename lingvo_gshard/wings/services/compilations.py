@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lingvo_gshard.core import processes
@@ -25,24 +24,52 @@ _ON_BATCHES = ("train", "eval")
 _MOST_WARNINGS = 5
 
 
-class CompilationWatch:
-    """Sums up the compilations of a run, and explains unexpected compilations."""
+class CompilationLog(StepObserver):
+    """Shows and writes what the programs of a run cost to compile, and explains unexpected ones."""
 
-    def __init__(self, declared: Callable[[], DeclaredBatches]):
-        """Makes the watch of one run.
-
-        Args:
-          declared: returns the shapes that batches may have; called when a second program of a
-            function is compiled.
-        """
-        self._declared = declared
+    def __init__(self, run: ObservedRun):
+        """Takes the run, whose input declares the shapes of its batches."""
+        self._run, self._started = run, 0
         self._programs: dict[str, list[Compilation]] = {}
         self._warnings = 0
 
-    def new(self, compilations: Sequence[Compilation]) -> list[Compilation]:
-        """Returns the compilations that were not added yet."""
+    def before_step(self, step: int, batch: Batch) -> None:
+        """Notes which step the next programs are compiled for."""
+        self._started = step
+
+    def after_start(self, step: int) -> None:
+        """Adds the program that the step has compiled, if it has compiled one."""
+        self._add()
+
+    def record(self, step: int, row: MetricsRow) -> None:
+        """Adds the programs of an evaluation."""
+        self._add()
+
+    def finish(self) -> None:
+        """Shows a line for each function that was compiled."""
+        for line in self.totals():
+            self._run.say(line)
+
+    def _add(self) -> None:
+        """Shows and writes what was compiled since the last call."""
+        run: Any = self._run
         known = {id(one) for programs in self._programs.values() for one in programs}
-        return [one for one in compilations if id(one) not in known]
+        for compilation in [one for one in run.runtime.compilations if id(one) not in known]:
+            if compilation.function == "train":
+                run.say(f"step {self._started:,}  {compilation.words()}")
+            warning = self.add(self._started, compilation)
+            if warning:
+                run.say(warning)
+            if processes.is_main():
+                self._write(compilation)
+
+    def _write(self, compilation: Compilation) -> None:
+        """Appends the row of a compilation to compilations.jsonl, also when a run resumes."""
+        row = {"step": self._started, **compilation.record()}
+        try:
+            run_records.append_row(self._run.logdir.path / COMPILATIONS_FILE, row)
+        except OSError as error:
+            self._run.say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 
     def add(self, step: int, compilation: Compilation) -> str:
         """Records a compilation. Returns a warning to show, or '' if it was expected.
@@ -67,7 +94,7 @@ class CompilationWatch:
             "batches one shape and type, or declare the others in the input's declared_batches"
         )
 
-    def summary(self) -> list[str]:
+    def totals(self) -> list[str]:
         """Returns a line for each function that was compiled."""
         lines = [_sum(name, programs) for name, programs in self._programs.items()]
         hidden = self._warnings - _MOST_WARNINGS
@@ -82,67 +109,11 @@ class CompilationWatch:
         if any(not _changes(one, compilation) for one in earlier):
             # Each worker of local updates has a program of its own.
             return True
-        declared = self._declared()
+        input_ = self._run.input_
+        declared = input_.declared_batches(input_.p)
         return _is_declared(compilation.inputs, declared) and any(
             _is_declared(one.inputs, declared) for one in earlier
         )
-
-
-class CompilationLog(StepObserver):
-    """Shows and writes what each program of a run cost to compile."""
-
-    def __init__(self, run: ObservedRun):
-        """Takes the run, whose input declares the shapes of its batches."""
-        input_ = run.input_
-        self._watch = CompilationWatch(lambda: input_.declared_batches(input_.p))
-        self._run, self._started = run, 0
-        self._runtime: Any = run.runtime
-
-    def before_step(self, step: int, batch: Batch) -> None:
-        """Notes which step the next programs are compiled for."""
-        self._started = step
-
-    def after_start(self, step: int) -> None:
-        """Adds the program that the step has compiled, if it has compiled one."""
-        self._add()
-
-    def record(self, step: int, row: MetricsRow) -> None:
-        """Adds the programs of an evaluation."""
-        self._add()
-
-    def finish(self) -> None:
-        """Shows a line for each function that was compiled."""
-        for line in self._watch.summary():
-            self._run.say(line)
-
-    def _add(self) -> None:
-        """Shows and writes what was compiled since the last call."""
-        run, step = self._run, self._started
-        for compilation in self._watch.new(self._runtime.compilations):
-            if compilation.function == "train":
-                run.say(f"step {step:,}  {compilation.words()}")
-            warning = self._watch.add(step, compilation)
-            if warning:
-                run.say(warning)
-            if processes.is_main():
-                append_compilation(run.logdir.path, step, compilation, run.say)
-
-
-def append_compilation(
-    directory: pathlib.Path, step: int, compilation: Compilation, say: Callable[[str], None]
-) -> None:
-    """Appends the row of a compilation to compilations.jsonl, also when a run resumes.
-
-    Args:
-      directory: the run's directory.
-      step: the step that was compiled for.
-      say: shows a line to the user if the file cannot be written.
-    """
-    try:
-        row = {"step": step, **compilation.record()}
-        run_records.append_row(directory / COMPILATIONS_FILE, row)
-    except OSError as error:
-        say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 
 
 def _is_declared(inputs: Inputs, declared: DeclaredBatches) -> bool:

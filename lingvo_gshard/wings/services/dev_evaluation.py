@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from lingvo_gshard.core import Params, UserError, processes
+from lingvo_gshard.core import UserError, processes
 from lingvo_gshard.core.config.names import nearest
 from lingvo_gshard.data import Batch
 from lingvo_gshard.tasks import WeightedMeans, perplexity
@@ -13,76 +13,6 @@ from lingvo_gshard.training.run.checkpoint.run_item import Best
 from lingvo_gshard.wings.services.run_options import DEV
 
 _SHOWN = ("loss", "perplexity", "accuracy")
-
-
-class KeepBest:
-    """Keeps track of the best evaluation while a run trains.
-
-    Attributes:
-      best: the best evaluation so far; None before the first, and if none is looked for.
-    """
-
-    def __init__(self, p: Params):
-        """Makes it for the options of a run."""
-        self._metric, self._patience = p.keep_best, p.patience
-        self.best: Best | None = None
-
-    def load(self, checkpoint: Checkpoint | None) -> None:
-        """Goes on from a checkpoint. The best of another metric is forgotten."""
-        best = checkpoint.record.best if checkpoint else None
-        self.best = best if best and best.metric == self._metric else None
-
-    def check_splits(self, splits: Collection[str]) -> None:
-        """Raises UserError if the run keeps the best checkpoint and the data has no dev split."""
-        if self._metric and "dev" not in splits:
-            raise UserError(
-                f"run.keep_best={self._metric!r}: the data has no dev split. Give it one, or set "
-                "run.keep_best='', which keeps the last checkpoints alone"
-            )
-
-    def check_metrics(self, names: Collection[str]) -> None:
-        """Raises UserError if no metric of the dev split has the name of `run.keep_best`.
-
-        Args:
-          names: names of all metrics of an evaluation, with their prefix; none if it was cut
-            short.
-        """
-        if names and self._metric not in names:
-            raise UserError(
-                f"run.keep_best={self._metric!r} is no metric of the dev split. "
-                f"{nearest(self._metric, names)}"
-            )
-
-    def add(self, step: int, row: MetricsRow) -> bool:
-        """Returns whether an evaluation is the best so far.
-
-        Args:
-          step: the step that was evaluated.
-          row: the step's metrics. A row without the metric of `run.keep_best` is ignored.
-        """
-        if not self._metric or self._metric not in row:
-            return False
-        value = row[self._metric]
-        self.best = self.best.after(step, value) if self.best else Best(self._metric, value, step)
-        return self.best.step == step
-
-    @property
-    def ends_training(self) -> bool:
-        """Whether there were as many evaluations without a better one as `patience` allows."""
-        return ends_training(self._patience, self.best)
-
-    def words(self) -> list[str]:
-        """Returns a line about the best evaluation, and one if it ends the training."""
-        best = self.best
-        if not best:
-            return []
-        lines = [f"The best {best.metric} is {best.value:.4f}, of step {best.step:,}"]
-        if self.ends_training:
-            lines.append(
-                f"Training ends: {best.evaluations_since:,} evaluations since were not better "
-                f"(run.patience = {self._patience})"
-            )
-        return lines
 
 
 def ends_training(patience: int, best: Best | None) -> bool:
@@ -101,9 +31,13 @@ class DevEvaluation(StepObserver):
         """
         self._run, self._input = run, run.input_
         self.every = run.params.run.evaluate_every_steps
-        self._keep_best = KeepBest(run.params.run)
+        self._metric, self._patience = run.params.run.keep_best, run.params.run.patience
         self._has_compiled = False
-        self._keep_best.check_splits(self._input.splits)
+        if self._metric and "dev" not in self._input.splits:
+            raise UserError(
+                f"run.keep_best={self._metric!r}: the data has no dev split. Give it one, or set "
+                "run.keep_best='', which keeps the last checkpoints alone"
+            )
         # No row may be held out of the training files, which is known when these are read.
         self._input.check_split("train")
         if "dev" not in self._input.splits:
@@ -113,9 +47,10 @@ class DevEvaluation(StepObserver):
             raise UserError("the dev split has no examples: none of its rows fits a batch")
 
     def go_on(self, checkpoint: Checkpoint | None) -> None:
-        """Takes over the best evaluation of a checkpoint."""
-        self._keep_best.load(checkpoint)
-        self._note_best()
+        """Takes over the best evaluation of a checkpoint; the best of another metric is dropped."""
+        best = checkpoint.record.best if checkpoint else None
+        self._run.best = best if best and best.metric == self._metric else None
+        self._end_in_time()
 
     def begin(self) -> None:
         """Evaluates the step that the run resumes from if a signal cut its evaluation short.
@@ -124,17 +59,22 @@ class DevEvaluation(StepObserver):
           UserError: no metric of the dev split is called `run.keep_best`.
         """
         run, step = self._run, self._run.step
-        if run.params.run.keep_best:
+        if self._metric:
             batch = next(iter(self._input.evaluation_batches("dev")))
-            self._keep_best.check_metrics(self._dev_row([batch]))
+            names = self._dev_row([batch])
+            if names and self._metric not in names:
+                raise UserError(
+                    f"run.keep_best={self._metric!r} is no metric of the dev split. "
+                    f"{nearest(self._metric, names)}"
+                )
         if not step or not StepObserver.is_due(self, step) or "dev" not in self._input.splits:
             return
         row = run.writer.resumed_row(step)
         if processes.from_main(row is not None and not any(n.startswith(DEV) for n in row)):
             dev = self._evaluate(step)
             run.observers.add_evaluation(step, dev)
-            self._keep_best.add(step, dev)
-            self._note_best()
+            self._is_best(step, dev)
+            self._end_in_time()
 
     def is_due(self, step: int) -> bool:
         """Returns whether a step is evaluated."""
@@ -147,18 +87,31 @@ class DevEvaluation(StepObserver):
 
     def at_period(self, step: int, row: MetricsRow) -> None:
         """Asks for a checkpoint of the best evaluation, and for an end of the run in time."""
-        if self._keep_best.add(step, row):
+        if self._is_best(step, row):
             self._run.save()
-        self._note_best()
+        self._end_in_time()
 
     def finish(self) -> None:
-        """Tells the best evaluation."""
-        for line in self._keep_best.words():
-            self._run.say(line)
+        """Tells the best evaluation, and that it ends the training if it does."""
+        best = self._run.best
+        if best:
+            self._run.say(f"The best {best.metric} is {best.value:.4f}, of step {best.step:,}")
+        if best and ends_training(self._patience, best):
+            self._run.say(
+                f"Training ends: {best.evaluations_since:,} evaluations since were not better "
+                f"(run.patience = {self._patience})"
+            )
 
-    def _note_best(self) -> None:
-        self._run.best = self._keep_best.best
-        if self._keep_best.ends_training:
+    def _is_best(self, step: int, row: MetricsRow) -> bool:
+        """Notes an evaluation and returns whether it is the best; a row without it is ignored."""
+        if not self._metric or self._metric not in row:
+            return False
+        best, value = self._run.best, row[self._metric]
+        self._run.best = best.after(step, value) if best else Best(self._metric, value, step)
+        return self._run.best.step == step
+
+    def _end_in_time(self) -> None:
+        if ends_training(self._patience, self._run.best):
             self._run.end_training()
 
     def _evaluate(self, step: int) -> MetricsRow:

@@ -127,43 +127,8 @@ class Divergence:
         return f"{words}. {advice(self._params, row)}"
 
 
+# At most so many spikes are shown.
 _MOST_LINES = 20
-
-
-class SpikeLog:
-    """Tells of spikes from the metrics of `Spikes`."""
-
-    def __init__(self, policy: str):
-        """Makes the log of one run.
-
-        Args:
-          policy: `step.spikes.policy`.
-        """
-        self._end = "it was trained on" if policy == "warn" else "its update was discarded"
-        self._lines = 0
-        self._last: MetricsRow = {}
-
-    def add(self, step: int, row: MetricsRow) -> str:
-        """Adds the metrics of a step. Returns a line to show if it is a spike, else ''."""
-        self._last = row
-        # A mean over workers is positive if the step of any of them is a spike.
-        if not row.get("spike"):
-            return ""
-        self._lines += 1
-        if self._lines > _MOST_LINES:
-            return ""
-        return (
-            f"Warning: step {step:,} is a spike, and {self._end}: loss {row['loss']:.4g} is "
-            f"{row['loss_deviations']:.1f} deviations above its running mean, gradient norm "
-            f"{row['gradient_norm']:.4g} is {row['gradient_norm_deviations']:.1f}"
-        )
-
-    def summary(self) -> list[str]:
-        """Returns a line with the number of spikes of the run, if there were any."""
-        count = self._last.get("spikes", 0.0)
-        if not count:
-            return []
-        return [f"spikes: {count:,.0f} since the first step of the run (metrics.jsonl has each)"]
 
 
 class LossWatch(StepObserver):
@@ -173,8 +138,8 @@ class LossWatch(StepObserver):
         """Takes the run."""
         self._run = run
         self._guessing_loss = run.trainer.task.guessing_loss()
-        self._spikes = SpikeLog(run.params.step.spikes.policy)
         self._divergence = Divergence(run.params.step, self._guessing_loss)
+        self._shown_spikes, self._spikes = 0, 0.0
 
     def go_on(self, checkpoint: Checkpoint | None) -> None:
         """Reads the losses of earlier steps."""
@@ -187,10 +152,26 @@ class LossWatch(StepObserver):
 
     def after_step(self, step: int, row: MetricsRow) -> None:
         """Shows what a step tells."""
-        for warning in (self._spikes.add(step, row), self._divergence.add(step, row)):
-            if warning:
-                self._run.say(warning)
+        self._spikes = row.get("spikes", 0.0)
+        # A mean over workers is positive if the step of any of them is a spike.
+        if row.get("spike"):
+            self._tell_spike(step, row)
+        warning = self._divergence.add(step, row)
+        if warning:
+            self._run.say(warning)
         self._run.diverged_since = self._divergence.since
+
+    def _tell_spike(self, step: int, row: MetricsRow) -> None:
+        self._shown_spikes += 1
+        if self._shown_spikes > _MOST_LINES:
+            return
+        is_trained_on = self._run.params.step.spikes.policy == "warn"
+        end = "it was trained on" if is_trained_on else "its update was discarded"
+        self._run.say(
+            f"Warning: step {step:,} is a spike, and {end}: loss {row['loss']:.4g} is "
+            f"{row['loss_deviations']:.1f} deviations above its running mean, gradient norm "
+            f"{row['gradient_norm']:.4g} is {row['gradient_norm_deviations']:.1f}"
+        )
 
     def on_divergence(self, step: int, row: MetricsRow, batch: Batch) -> None:
         """Repeats the step to find the cause.
@@ -204,8 +185,10 @@ class LossWatch(StepObserver):
         raise NonFiniteError.at(step, row, where, run.store.steps, run.trainer.p)
 
     def summary(self) -> list[str]:
-        """Returns lines about spikes, and a warning if the loss has diverged."""
-        return [*self._spikes.summary(), *self._divergence.summary()]
+        """Returns the number of spikes, if there were any, and a warning of a divergence."""
+        spikes = f"spikes: {self._spikes:,.0f} since the first step of the run"
+        counted = [f"{spikes} (metrics.jsonl has each)"] if self._spikes else []
+        return [*counted, *self._divergence.summary()]
 
 
 def of_run(

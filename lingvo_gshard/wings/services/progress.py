@@ -1,4 +1,4 @@
-"""Displays of a run: its stages and its steps, as a bar on a terminal and plain lines elsewhere."""
+"""Shows the stages of long work, as a bar on a terminal and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from typing import Self
 
 import rich.console
 import rich.progress
-import rich.table
-import rich.text
 
 from lingvo_gshard.core.progress import Stage, duration
-from lingvo_gshard.training import MetricsRow
 
-_COMPILING = "compiling"
 # Seconds until the first line of `Waiting`; the time to the next one doubles.
 _FIRST_WAIT = 10.0
-
-
 # Seconds of the shortest stage that leaves a line.
 _SHORTEST_SHOWN = 2.0
 # Seconds between two lines on a stage, and on one whose total is known.
@@ -177,188 +171,6 @@ class StageDisplay:
         return True
 
 
-class BarOnTerminal:
-    """Base of context managers that show `_bar`, which is None without a terminal."""
-
-    _bar: rich.progress.Progress | None = None
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-class StepDisplay(BarOnTerminal):
-    """Shows step, time left, loss and rate. Use it as a context manager.
-
-    On a terminal, what the experts do and the rate in tokens stand on a second line, so that the
-    first one fits 80 columns.
-    """
-
-    def __init__(
-        self,
-        console: rich.console.Console,
-        step: int,
-        steps: int,
-        every: int,
-        digest: Callable[[MetricsRow], str] | None = None,
-    ):
-        """Makes the display of one run.
-
-        Args:
-          console: where to show it.
-          step: the step that the run resumes from.
-          steps: the last step of the run.
-          every: steps between plain lines, if there is no terminal.
-          digest: maps a step's metrics to further text to show.
-        """
-        self._console = console
-        self._digest = digest
-        self._steps = steps
-        self._every = every
-        self._bar = self._steps_bar = None
-        if console.is_terminal:
-            self._bar = self._steps_bar = _StepBar(steps, console)
-            self._task = self._bar.add_task(_COMPILING, total=steps, completed=step)
-        self._rate = _Rate()
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Throughput, averaged over about fifty steps."""
-        return self._rate.tokens
-
-    def count(self, tokens: float) -> None:
-        """Counts a step towards the throughput.
-
-        Args:
-          tokens: number of tokens in the step's batch.
-        """
-        self._rate.add(tokens)
-
-    def pause(self) -> None:
-        """Excludes the time until the next step from the throughput."""
-        self._rate.pause()
-
-    @contextlib.contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """Shows other work than steps, with the seconds that it takes, for as long as it lasts.
-
-        Without a terminal, only work that takes long is said, by `Waiting`.
-
-        Args:
-          what: the work, such as "compiling the evaluation".
-        """
-        if self._steps_bar is None:
-            with Waiting(what, self.say):
-                yield
-            return
-        self._steps_bar.begin_work(what)
-        try:
-            yield
-        finally:
-            self._steps_bar.end_work()
-
-    def update(self, step: int, row: MetricsRow) -> None:
-        """Shows the metrics of one step."""
-        bar = self._steps_bar
-        if bar is None and step % self._every and step != self._steps:
-            return
-        loss, more = f"loss {row['loss']:.4f}", self._more(row)
-        left, rates = self._speed(step)
-        if bar is not None:
-            first, second = [*left, loss, *rates[:1]], [*more, *rates[1:]]
-            bar.update(self._task, completed=step, description="  ".join(first))
-            bar.second_line = "  ".join(second)
-        else:
-            text = "  ".join([loss, *more, *reversed(rates), *left])
-            self.say(f"step {step:,}/{self._steps:,}  {text}")
-
-    def say(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def _more(self, row: MetricsRow) -> list[str]:
-        """Returns the accuracy and what the digest has, if there are any."""
-        accuracy = [f"accuracy {row['accuracy']:.3f}"] if "accuracy" in row else []
-        digest = self._digest(row) if self._digest else ""
-        return [*accuracy, digest] if digest else accuracy
-
-    def _speed(self, step: int) -> tuple[list[str], list[str]]:
-        """Returns the time left, and the rates in steps and in tokens; none before the second."""
-        if not self._rate.steps:
-            return [], []
-        left = f"{duration((self._steps - step) / self._rate.steps)} left"
-        return [left], [f"{self._rate.steps:.2f} steps/s", f"{self._rate.tokens:,.0f} tokens/s"]
-
-
-class _StepBar(rich.progress.Progress):
-    """The bar of a run with a second line, and with the work that steps wait for.
-
-    Attributes:
-      second_line: what stands below the bar.
-    """
-
-    def __init__(self, steps: int, console: rich.console.Console):
-        """Makes the bar of a run of some steps."""
-        self.second_line = ""
-        self._work: str | None = None
-        self._since = 0.0
-        columns = _columns(steps, console.width)
-        super().__init__(*columns, console=console, refresh_per_second=4)
-
-    def begin_work(self, what: str) -> None:
-        """Shows work in place of the second line."""
-        self._work, self._since = what, time.monotonic()
-
-    def end_work(self) -> None:
-        """Shows the second line again."""
-        self._work = None
-
-    def get_renderables(self) -> Iterator[rich.console.RenderableType]:
-        """Yields the bar, and the second line if there is one."""
-        yield from super().get_renderables()
-        text = self.second_line
-        if self._work is not None:
-            text = f"{self._work} {duration(time.monotonic() - self._since)}"
-        if text:
-            yield rich.text.Text(f"  {text}", no_wrap=True, overflow="ellipsis")
-
-
-class _Description(rich.progress.TextColumn):
-    """The description, with the time since the start until the first step is done."""
-
-    def render(self, task: rich.progress.Task) -> rich.text.Text:
-        """Returns the text of the column."""
-        text = super().render(task)
-        if task.description == _COMPILING:
-            text.append(f" {duration(task.elapsed or 0)}")
-        return text
-
-
-# Columns of "12 h 59 min left  loss 12.3456  123.45 steps/s" and of two spaces.
-_BESIDE_BAR = 50
-# Narrower, a bar shows nothing.
-_LEAST_BAR = 8
-
-
-def _columns(steps: int, width: int) -> tuple[rich.progress.ProgressColumn, ...]:
-    """Returns the columns of a run's bar. A narrow terminal cuts the description at its end."""
-    widest = len(f"step {steps:,}/{steps:,}")
-    number = rich.table.Column(no_wrap=True, min_width=widest)
-    bar = rich.table.Column(no_wrap=True, min_width=_LEAST_BAR)
-    text = rich.table.Column(no_wrap=True, overflow="ellipsis")
-    bar_width = max(width - widest - _BESIDE_BAR, _LEAST_BAR)
-    return (
-        rich.progress.TextColumn("step {task.completed:,}/{task.total:,}", table_column=number),
-        rich.progress.BarColumn(bar_width=bar_width, table_column=bar),
-        _Description("{task.description}", table_column=text),
-    )
-
-
 class Waiting:
     """Says after some seconds, and again after twice as many, that work is still in progress.
 
@@ -384,25 +196,3 @@ class Waiting:
         while not self._is_done.wait(seconds):
             self._say(f"{self._what}: {duration(time.monotonic() - started)} so far")
             seconds *= 2
-
-
-class _Rate:
-    """Steps and tokens per second, averaged exponentially over about fifty steps."""
-
-    def __init__(self):
-        self.steps = 0.0
-        self.tokens = 0.0
-        self._sums = [0.0, 0.0, 0.0]
-        self._last: float | None = None
-
-    def add(self, tokens: float) -> None:
-        now = time.monotonic()
-        if self._last is not None:
-            added = (now - self._last, 1.0, tokens)
-            self._sums = [0.98 * total + new for total, new in zip(self._sums, added, strict=True)]
-            seconds, steps, tokens = self._sums
-            self.steps, self.tokens = steps / max(seconds, 1e-9), tokens / max(seconds, 1e-9)
-        self._last = now
-
-    def pause(self) -> None:
-        self._last = None

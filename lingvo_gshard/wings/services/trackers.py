@@ -16,8 +16,6 @@ import msgspec
 from lingvo_gshard.core import UserError, atomic, names, objects, processes
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 
-# Name of a tracker -> the package that it needs.
-TRACKERS = {"wandb": "wandb", "mlflow": "mlflow"}
 # The file in a log directory that has each service's id of the run.
 TRACKERS_FILE = "writers.json"
 # The project or experiment that runs are listed under, unless the service's settings name another.
@@ -54,41 +52,6 @@ class Tracker:
         """Waits until all rows are sent. Tells whether the run ended without an error."""
 
 
-class Trackers:
-    """Sends rows to several services. One that fails is left out, and training goes on."""
-
-    def __init__(self, trackers: dict[str, Tracker], say: Callable[[str], None]):
-        """Joins the trackers.
-
-        Args:
-          trackers: name -> tracker.
-          say: shows a line to the user.
-        """
-        self._trackers, self._say = dict(trackers), say
-
-    def write(self, step: int, row: MetricsRow) -> None:
-        """Sends the row of a step."""
-        self._call(lambda tracker: tracker.write(step, row))
-
-    def flush(self) -> None:
-        """Sends rows that wait."""
-        self._call(lambda tracker: tracker.flush())
-
-    def close(self, is_finished: bool) -> None:
-        """Ends all trackers."""
-        self._call(lambda tracker: tracker.close(is_finished))
-
-    def _call(self, call: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(self._trackers.items()):
-            try:
-                call(tracker)
-            except Exception as error:
-                # Services fail in many ways, and none of them may end a training run.
-                del self._trackers[name]
-                problem = " ".join(str(error).split())[:300]
-                self._say(f"Warning: {name} gets no more rows of this run ({problem})")
-
-
 def check(chosen: Sequence[str]) -> None:
     """Checks `run.writers`.
 
@@ -99,57 +62,11 @@ def check(chosen: Sequence[str]) -> None:
         raise UserError(f"run.writers is {chosen!r}; expected several names, such as ({chosen!r},)")
     for name in chosen:
         names.check(name, TRACKERS, f"`writer={name}` is unknown")
-        if importlib.util.find_spec(TRACKERS[name]) is None:
+        if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"`writer={name}` needs the package {TRACKERS[name]}, which is not installed: pip "
-                f"install {TRACKERS[name]}"
+                f"`writer={name}` needs the package {name}, which is not installed: pip install "
+                f"{name}"
             )
-
-
-def open_trackers(
-    chosen: Sequence[str],
-    logdir: pathlib.Path,
-    params: dict[str, str],
-    say: Callable[[str], None],
-) -> Trackers:
-    """Returns the trackers of a run, which go on with the service's record of a resumed one.
-
-    Args:
-      chosen: names of trackers.
-      logdir: the run's directory.
-      params: path -> value of the hyperparameters, which the services show.
-      say: shows a line to the user.
-    """
-    opened: dict[str, Tracker] = {}
-    ids = _read_ids(logdir)
-    for name in chosen:
-        try:
-            tracker = _open(name, logdir, params, ids.get(name))
-            opened[name], ids[name] = tracker, tracker.run_id
-            say(f"{name} gets the metrics of this run: {tracker.place}")
-        except Exception as error:
-            # As above: an unreachable service is no reason not to train.
-            problem = " ".join(str(error).split())[:300]
-            say(f"Warning: {name} gets no rows of this run ({problem})")
-    if opened:
-        try:
-            atomic.replace_file(logdir / TRACKERS_FILE, msgspec.json.encode(ids))
-        except OSError as error:
-            say(f"Warning: {TRACKERS_FILE} cannot be written ({error.strerror})")
-    return Trackers(opened, say)
-
-
-def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> Tracker:
-    """Returns a tracker, which goes on with the run that has a known id."""
-    kind = WandbTracker if name == "wandb" else MlflowTracker
-    return kind(logdir, params, known)
-
-
-def _read_ids(logdir: pathlib.Path) -> dict[str, str]:
-    try:
-        return atomic.decode(objects.read_bytes(logdir / TRACKERS_FILE), dict[str, str])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 # A run must not wait for a person to log in.
@@ -249,36 +166,54 @@ def key_of(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "", name.replace("[", "."))
 
 
+# Name of a tracker, which is also the package that it needs -> its class.
+TRACKERS: dict[str, type[Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
+
+
 def tracking(run: ObservedRun) -> StepObserver | None:
     """Returns what sends the rows of a run to `run.writers`, if there are any."""
     return _Tracking(run) if run.params.run.writers and processes.is_main() else None
 
 
 class _Tracking(StepObserver):
-    """Sends each row, and waiting rows when a step gets a log line."""
+    """Sends each row, and waiting rows when a step gets a log line.
+
+    A service that fails is left out, and training goes on.
+    """
 
     def __init__(self, run: ObservedRun):
         self._run = run
-        self._trackers: Trackers | None = None
+        self._trackers: dict[str, Tracker] = {}
         self._is_finished = False
 
     def begin(self) -> None:
-        """Opens the trackers."""
-        run = self._run
-        given = run.logdir.params_as_text()
-        self._trackers = open_trackers(run.params.run.writers, run.logdir.path, given, run.say)
+        """Opens the trackers, which go on with the service's record of a resumed run."""
+        run, file = self._run, self._run.logdir.path / TRACKERS_FILE
+        given, ids = run.logdir.params_as_text(), _read_ids(file)
+        for name in run.params.run.writers:
+            try:
+                tracker = TRACKERS[name](run.logdir.path, given, ids.get(name))
+                self._trackers[name], ids[name] = tracker, tracker.run_id
+                run.say(f"{name} gets the metrics of this run: {tracker.place}")
+            except Exception as error:
+                # Services fail in many ways, and none of them may end a training run.
+                run.say(f"Warning: {name} gets no rows of this run ({_in_a_line(error)})")
+        if self._trackers:
+            try:
+                atomic.replace_file(file, msgspec.json.encode(ids))
+            except OSError as error:
+                run.say(f"Warning: {TRACKERS_FILE} cannot be written ({error.strerror})")
 
     def record(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step."""
-        if self._trackers:
-            self._trackers.write(step, row)
-            if self._run.is_shown(step):
-                self._trackers.flush()
+        self._call(lambda tracker: tracker.write(step, row))
+        if self._run.is_shown(step):
+            self._call(lambda tracker: tracker.flush())
 
     def add_evaluation(self, step: int, dev: MetricsRow) -> None:
         """Sends metrics of the step that the run resumes from."""
-        if dev and self._trackers:
-            self._trackers.write(step, dev)
+        if dev:
+            self._call(lambda tracker: tracker.write(step, dev))
 
     def finish(self) -> None:
         """Notes that the run ends without an error."""
@@ -286,5 +221,25 @@ class _Tracking(StepObserver):
 
     def at_end(self) -> None:
         """Ends the trackers."""
-        if self._trackers:
-            self._trackers.close(self._is_finished)
+        self._call(lambda tracker: tracker.close(self._is_finished))
+
+    def _call(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                call(tracker)
+            except Exception as error:
+                # As above.
+                del self._trackers[name]
+                problem = _in_a_line(error)
+                self._run.say(f"Warning: {name} gets no more rows of this run ({problem})")
+
+
+def _read_ids(file: pathlib.Path) -> dict[str, str]:
+    try:
+        return atomic.decode(objects.read_bytes(file), dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
 from lingvo_gshard.runtime.lowering.folding import is_all
 from lingvo_gshard.runtime.lowering.operations import annotated
@@ -12,19 +12,6 @@ from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import text_of_split
 
 Axes = tuple[str, ...]
-
-
-def create(
-    name: str,
-    operands: Sequence[ir.Value],
-    result: ir.Type,
-    attributes: Mapping[str, ir.Attribute] | None = None,
-) -> ir.Value:
-    """Returns the result of a new operation."""
-    operation = ir.Operation.create(
-        name, results=[result], operands=list(operands), attributes=dict(attributes or {})
-    )
-    return operation.results[0]
 
 
 def type_like(value: ir.Value, shape: Sequence[int]) -> ir.Type:
@@ -35,13 +22,7 @@ def type_like(value: ir.Value, shape: Sequence[int]) -> ir.Type:
 def constant(number: float, kind: ir.Type) -> ir.Value:
     """Returns a tensor of this type whose elements are all `number`."""
     element = ir.FloatAttr.get(ir.RankedTensorType(kind).element_type, number)
-    value = ir.DenseElementsAttr.get_splat(kind, element)
-    return create("stablehlo.constant", [], kind, {"value": value})
-
-
-def added(x: ir.Value, y: ir.Value) -> ir.Value:
-    """Returns the sum of two values of one shape."""
-    return create("stablehlo.add", [x, y], x.type)
+    return stablehlo.constant(ir.DenseElementsAttr.get_splat(kind, element))
 
 
 def summed(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
@@ -50,17 +31,10 @@ def summed(value: ir.Value, dimensions: Iterable[int]) -> ir.Value:
     kept = [size for i, size in enumerate(shape_of(value)) if i not in gone]
     scalar = type_like(value, [])
     zero = constant(0.0, scalar)
-    attributes: dict[str, ir.Attribute] = {"dimensions": ir.DenseI64ArrayAttr.get(gone)}
-    reduction = ir.Operation.create(
-        "stablehlo.reduce",
-        results=[type_like(value, kept)],
-        operands=[value, zero],
-        attributes=attributes,
-        regions=1,
-    )
-    block = ir.Block.create_at_start(reduction.regions[0], [scalar, scalar])
+    reduction = stablehlo.ReduceOp([type_like(value, kept)], [value], [zero], gone)
+    block = ir.Block.create_at_start(reduction.body, [scalar, scalar])
     with ir.InsertionPoint(block):
-        ir.Operation.create("stablehlo.return", operands=[added(*block.arguments)])
+        stablehlo.return_([stablehlo.add(*block.arguments)])
     return reduction.results[0]
 
 
@@ -68,30 +42,20 @@ def reshaped(value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """Returns the value in another shape."""
     if list(shape) == shape_of(value):
         return value
-    return create("stablehlo.reshape", [value], type_like(value, shape))
+    return stablehlo.reshape(type_like(value, shape), value)
 
 
 def transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
     """Returns the value with its dimensions in another order."""
     if list(order) == sorted(order):
         return value
-    shape = shape_of(value)
-    attributes = {"permutation": ir.DenseI64ArrayAttr.get(list(order))}
-    result = type_like(value, [shape[i] for i in order])
-    return create("stablehlo.transpose", [value], result, attributes)
+    return stablehlo.transpose(value, list(order))
 
 
 def sliced(value: ir.Value, slices: Sequence[range]) -> ir.Value:
     """Returns the elements at these places of each dimension."""
-    parts = {
-        "start_indices": [each.start for each in slices],
-        "limit_indices": [each.stop for each in slices],
-        "strides": [each.step for each in slices],
-    }
-    attributes: dict[str, ir.Attribute] = {
-        name: ir.DenseI64ArrayAttr.get(numbers) for name, numbers in parts.items()
-    }
-    return create("stablehlo.slice", [value], type_like(value, list(map(len, slices))), attributes)
+    places = [(each.start, each.stop, each.step) for each in slices]
+    return stablehlo.slice(value, *map(list, zip(*places, strict=True)))
 
 
 def erase_unused(operations: Iterable[ir.Operation]) -> list[ir.Operation]:

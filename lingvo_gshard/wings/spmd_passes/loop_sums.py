@@ -17,14 +17,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.spmd_passes.builders import (
     Axes,
-    added,
     constant,
-    create,
     erase_unused,
     is_float,
     is_zero,
@@ -312,12 +310,11 @@ class _Rewriting:
     def _updated(self, one: _Carried, argument: ir.Value, term: ir.Value) -> ir.Value:
         """Returns the carried partial sums after an iteration."""
         if one.update.name == _ADD:
-            return added(argument, term)
+            return stablehlo.add(argument, term)
         starts = list(one.update.operands)[2:]
         zero = ir.IntegerAttr.get(ir.RankedTensorType(starts[0].type).element_type, 0)
-        value = ir.DenseElementsAttr.get_splat(starts[0].type, zero)
-        first = create("stablehlo.constant", [], starts[0].type, {"value": value})
-        return create(_UPDATE, [argument, term, first, *starts], argument.type)
+        first = stablehlo.constant(ir.DenseElementsAttr.get_splat(starts[0].type, zero))
+        return stablehlo.dynamic_update_slice(argument, term, [first, *starts])
 
     def _build(self, value: ir.Value) -> ir.Value:
         """Returns the partial sums of a value."""
@@ -358,11 +355,9 @@ class _Rewriting:
         if maker.name in (_MULTIPLY, _DIVIDE):
             numbers = [_number(operand) for operand in reversed(maker.operands)]
             number = next(each for each in numbers if each is not None)
-            nowhere = ir.DenseI64ArrayAttr.get([])
-            number = _converted(number, x)
-            number = create(_BROADCAST, [number], kind, {"broadcast_dimensions": nowhere})
-            return create(maker.name, [x, number], kind)
-        return create(maker.name, [_converted(operand, x) for operand in operands], kind)
+            operands = [x, stablehlo.broadcast_in_dim(kind, _converted(number, x), [])]
+        converted = [_converted(operand, x) for operand in operands]
+        return ir.Operation.create(maker.name, results=[kind], operands=converted).results[0]
 
     def _reduce(self, one: _Carried) -> None:
         """Replaces a sum by the sum of its partial sums over devices.
@@ -395,7 +390,7 @@ def _only_user(value: ir.Value) -> ir.Operation | None:
 def _converted(value: ir.Value, like: ir.Value) -> ir.Value:
     """Returns a value with the type of element of another value."""
     kind = type_like(like, shape_of(value))
-    return value if kind == value.type else create(_CONVERT, [value], kind)
+    return value if kind == value.type else stablehlo.convert(kind, value)
 
 
 def _bits(value: ir.Value) -> int:

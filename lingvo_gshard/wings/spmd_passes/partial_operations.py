@@ -30,9 +30,7 @@ from lingvo_gshard.runtime.lowering.operations import annotated
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.builders import (
     Axes,
-    added,
     constant,
-    create,
     erase_unused,
     is_float,
     is_zero,
@@ -345,15 +343,8 @@ def _numbered(index: ir.Value, first: int) -> ir.Value:
     The partitioner recognizes the iotas, and leaves each device the rows of its own number.
     """
     kind = type_like(index, [*shape_of(index)[:-1], 1])
-    numbers = []
-    for dimension in range(first):
-        along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
-        numbers.append(create("stablehlo.iota", [], kind, {"iota_dimension": along}))
-    last = len(shape_of(index)) - 1
-    size = shape_of(index)[-1] + first
-    along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), last)
-    result = type_like(index, [*shape_of(index)[:-1], size])
-    return create("stablehlo.concatenate", [*numbers, index], result, {"dimension": along})
+    numbers = [stablehlo.iota(kind, dimension) for dimension in range(first)]
+    return stablehlo.concatenate([*numbers, index], len(shape_of(index)) - 1)
 
 
 def _adds(operation: ir.Operation) -> bool:
@@ -431,7 +422,7 @@ class _Rewriting:
                 else:
                     values = [moved(term.value, term.movers) for term in group]
                 for value in values:
-                    total = value if total is None else added(total, value)
+                    total = value if total is None else stablehlo.add(total, value)
         root.results[0].replace_all_uses_with(total)
         self._replaced += passed
 
@@ -469,7 +460,7 @@ class _Rewriting:
         for term in terms:
             assert term.partial is not None
             value = moved(term.partial.build(), term.movers, axes, self._mesh)
-            total = value if total is None else added(total, value)
+            total = value if total is None else stablehlo.add(total, value)
             if term.movers and annotation_of(term.movers[-1]):
                 annotation = term.movers[-1]
         reduced = summed(total, [0])

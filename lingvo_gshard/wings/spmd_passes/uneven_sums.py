@@ -15,12 +15,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of, operations_of, shape_of
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.builders import (
     constant,
-    create,
     erase_unused,
     sliced,
     split_over,
@@ -101,12 +100,6 @@ def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _U
 
 def _padded(value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """Returns a value with zeros after its last elements."""
-    nothing = ir.DenseI64ArrayAttr.get([0] * len(shape))
+    nothing = [0] * len(shape)
     added = [new - old for old, new in zip(shape_of(value), shape, strict=True)]
-    attributes: dict[str, ir.Attribute] = {
-        "edge_padding_low": nothing,
-        "edge_padding_high": ir.DenseI64ArrayAttr.get(added),
-        "interior_padding": nothing,
-    }
-    zero = constant(0.0, type_like(value, []))
-    return create("stablehlo.pad", [value, zero], type_like(value, shape), attributes)
+    return stablehlo.pad(value, constant(0.0, type_like(value, [])), nothing, added, nothing)

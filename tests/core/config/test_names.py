@@ -13,6 +13,18 @@ class NearestNameTest(testing.TestCase):
             "Did you mean 'learning_rate'?",
         )
 
+    def test_a_number_in_a_name_says_which_is_meant(self):
+        valid = ["bfloat16", "float16", "float32", "fp8", "int8"]
+        for given, meant in (("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
+            self.assertEqual(names.nearest(given, valid), f"Did you mean {meant!r}?")
+
+    def test_half_the_letters_are_no_likeness(self):
+        self.assertEqual(names.nearest("jp", ["ca", "ja", "de"]), "Valid: ca, de, ja.")
+
+    def test_many_short_names_are_all_listed(self):
+        languages = [f"l{index:02d}" for index in range(99)]
+        self.assertEqual(names.nearest("zz", languages), f"Valid: {', '.join(languages)}.")
+
     def test_lists_the_valid_names_if_none_is_near(self):
         self.assertEqual(names.nearest("zzz", ["b", "a"]), "Valid: a, b.")
         self.assertEqual(names.nearest("zzz", []), "There are none.")

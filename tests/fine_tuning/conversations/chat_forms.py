@@ -314,14 +314,18 @@ FORMS = {
         ("</s>",),
         begin="[gMASK]<sop>",
         added="</s>",
+        next_ends=True,
     ),
-    "minicpm": Form("<用户>{c}<AI>", f"{OPEN}{{c}}{CLOSE}", "", ("</s>",), added="</s>"),
+    "minicpm": Form(
+        "<用户>{c}<AI>", f"{OPEN}{{c}}{CLOSE}", "", ("</s>",), added="</s>", next_ends=True
+    ),
     "baichuan 2": Form(
         "<reserved_106>{c}",
         f"<reserved_107>{OPEN}{{c}}{CLOSE}",
         "<reserved_107>",
         ("</s>",),
         added="</s>",
+        next_ends=True,
     ),
     "falcon": Form(
         "\nUser: {c}",

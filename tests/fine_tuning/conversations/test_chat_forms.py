@@ -2,6 +2,7 @@
 # tests: wings/fine_tuning/conversations/chat_template.py
 """Tests which tokens the loss counts of the forms of published templates, against marks by hand."""
 
+import dataclasses
 import json
 import re
 
@@ -103,8 +104,10 @@ def test_there_are_forty_forms():
         ("chatml of a base model", "<|im_end|>"),
         ("phi 3 with one end", "<|end|>"),
         ("llama 3, which always begins an answer", "<|eot_id|>"),
-        # The marker of an answer, or of a turn, is no end.
-        ("glm edge", None),
+        # Nothing but the marker of the user's turn follows an answer.
+        ("glm 4", "<|user|> <|observation|>"),
+        ("glm edge", "<|user|>"),
+        # A marker that begins each turn is no end.
         ("nemotron mini", None),
         # <|end|> ends a thought as well, so generation goes on after it.
         ("gpt-oss", None),
@@ -114,7 +117,28 @@ def test_the_server_knows_the_token_after_an_answer(name, end, tmp_path):
     form = FORMS[name]
     vocabulary = vocabulary_of(form, tmp_path)
     found = end_of_turn(vocabulary, ChatTemplate(form.source(), {}, name))
-    assert [vocabulary.piece(index) for index in found] == ([end] if end else [])
+    assert [vocabulary.piece(index) for index in found] == (end.split() if end else [])
+
+
+@pytest.mark.parametrize("name", ["glm 4", "glm edge"])
+def test_the_next_marker_is_learned_though_the_model_does_not_list_it(name, tmp_path):
+    listed, unlisted = FORMS[name], dataclasses.replace(FORMS[name], ends=("<|endoftext|>",))
+    template = ChatTemplate(listed.source(), {}, name)
+    for messages in talks(listed):
+        example = example_of({"messages": messages})
+        found = []
+        for folder, form in (("listed", listed), ("unlisted", unlisted)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            vocabulary = vocabulary_of(form, tmp_path / folder)
+            encoded = Encoder(vocabulary, template, ANSWERS).encode(example)
+            found.append([(vocabulary.piece(i), c) for i, c in zip(*_lists(encoded), strict=True)])
+        # The last answer ends as the model's texts do.
+        assert found[1][:-1] == found[0][:-1]
+        assert found[1][-1] == ("<|endoftext|>", 1)
+
+
+def _lists(encoded):
+    return encoded.ids.tolist(), encoded.counts.tolist()
 
 
 def test_many_turns_take_time_in_proportion(tmp_path):

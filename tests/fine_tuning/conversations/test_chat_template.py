@@ -51,6 +51,11 @@ CONVERSATIONS = (
         {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "sunny"},
         {"role": "assistant", "content": "It is sunny", "reasoning": "seen", "name": None},
     ],
+    [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "sunny"},
+    ],
     [{"role": "assistant", "content": "first"}, {"role": "wizard", "content": "?"}],
 )
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -114,6 +119,20 @@ def test_a_template_writes_what_its_program_says():
     first = '[1 a] "<é>"</s>'
     assert found.text.startswith(first)
     assert found.spans[0] == (len("[1 a] "), len(first))
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {}], ids=["null", "missing"])
+def test_a_template_that_asks_for_null_sees_it_beside_calls(content):
+    """As DeepSeek's templates do, which fail if the key is missing."""
+    source = """{%- for m in messages %}
+{%- if m['role'] == 'assistant' and m['content'] is none %}{{ m.tool_calls[0].function.name }}
+{%- elif m['role'] == 'assistant' and m['content'] is not none %}{{ m['content'] + eos_token }}
+{%- endif %}{% endfor %}"""
+    turn = {"role": "assistant", "tool_calls": [CALL], **content}
+    assert render(source, [turn]).text == "f"
+    assert render(source, [turn | {"content": "a"}]).text == "a</s>"
+    # Others would write "None".
+    assert render("{{ messages[0].content }}", [turn]).text == ""
 
 
 def test_a_template_cannot_leave_the_sandbox():

@@ -207,34 +207,33 @@ CASES = (
         "a translation by a model that cannot",
         "gshard-translate --logdir=run",
         given=_RUN,
-        error="--logdir=run: the run of test.tiny has the task TinyTask, which has no Translator",
+        error="--logdir=run: the run of test.tiny has the task TinyTask, which decodes no texts",
     ),
     Case(
         "a generation by a model that cannot",
         "gshard-generate --logdir=run",
         given=_RUN,
-        error="--logdir=run: the run of test.tiny has the task TinyTask, "
-        "which has no TextGenerator",
+        error="--logdir=run: the run of test.tiny has the task TinyTask, which decodes no texts",
     ),
     Case(
         "experts of a model that has none",
         "gshard-experts report --logdir=run",
         given=_RUN,
-        error="--logdir=run: the run of test.tiny has the task TinyTask, which has no Translator",
+        error="--logdir=run: the run of test.tiny has the task TinyTask, which decodes no texts",
     ),
     Case(
         "a translation by a language model",
         "gshard-translate --logdir=run",
         given=(trained("run", "language model"),),
         error="--logdir=run: the run of language_model.from_files has the task "
-        "LanguageModelTask, which has no Translator",
+        "LanguageModelTask, which continues texts (gshard-generate) and does not translate",
     ),
     Case(
         "a generation by a translation model",
         "gshard-generate --logdir=run",
         given=(trained("run", "translation"),),
         error="--logdir=run: the run of translation.from_files has the task "
-        "TranslationTask, which has no TextGenerator",
+        "TranslationTask, which translates (gshard-translate) and does not continue texts",
         slow=True,
     ),
 )

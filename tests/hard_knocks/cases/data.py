@@ -23,6 +23,24 @@ _SET_SKIP = ". Set input.corpus.on_bad_row='skip' to leave such rows out, counte
 
 CASES = (
     Case(
+        "a path into an archive",
+        "gshard-train --experiment=translation.from_files --logdir=run "
+        "--input.corpus.train=\"('corpus.zip/a.tsv',)\"",
+        given=(write("corpus.zip", "PK"),),
+        error="input.corpus.train: corpus.zip/a.tsv: corpus.zip is a file. If it is an archive, "
+        "unpack it, or give it to gshard-prepare: --source='corpus.zip/a.tsv'",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "a glob within an archive",
+        "gshard-train --experiment=translation.from_files --logdir=run "
+        "--input.corpus.train=\"('corpus.zip/**/*.tsv',)\"",
+        given=(write("corpus.zip", "PK"),),
+        error="input.corpus.train: corpus.zip/**/*.tsv: corpus.zip is a file. If it is an archive, "
+        "unpack it, or give it to gshard-prepare: --source='corpus.zip/**/*.tsv'",
+        changes=("run", "run/*"),
+    ),
+    Case(
         "a training file that is missing",
         _TRAIN + _SKIP,
         error="input.corpus.train: all.tsv: no such file",

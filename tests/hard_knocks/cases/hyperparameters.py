@@ -4,7 +4,8 @@ from tests.hard_knocks.case import Case
 from tests.hard_knocks.prepare import folder, write
 
 _TINY = "gshard-train --logdir=run --experiment=test.tiny "
-_QUICKSTART = "gshard-train --experiment=translation.quickstart --logdir=run --gin_param="
+_TRAIN = "gshard-train --experiment=translation.quickstart --logdir=run "
+_QUICKSTART = _TRAIN + "--gin_param="
 
 CASES = (
     Case(
@@ -62,6 +63,90 @@ CASES = (
         error="...@mine.Optimizer cannot be imported (No module named 'mine'); expected "
         "@package.module.Class, where the package is installed, in the current directory or on "
         "PYTHONPATH",
+    ),
+    Case(
+        "a precision by its short name",
+        _QUICKSTART + "'step.precision = \"fp16\"'",
+        error="step: step.precision is 'fp16'. Did you mean 'float16'?",
+    ),
+    Case(
+        "steps in words",
+        _QUICKSTART + "'run.steps = ten'",
+        error="--gin_param 'run.steps = ten': Failed to parse token 'ten'; expected int, such as "
+        "3200",
+    ),
+    Case(
+        "a class without its module",
+        _QUICKSTART + "'step.optimizer = @Adafactor'",
+        error="--gin_param 'step.optimizer = @Adafactor': step.optimizer: @Adafactor names no "
+        "module. Did you mean @lingvo_gshard.training.step.adafactor.Adafactor?",
+    ),
+    Case(
+        "a router without its module",
+        _QUICKSTART + "'task.decoder.moe.router = @Top2Router'",
+        error="--gin_param 'task.decoder.moe.router = @Top2Router': task.decoder.moe.router: "
+        "@Top2Router names no module. Did you mean "
+        "@lingvo_gshard.layers.moe.routers.top2.Top2Router?",
+    ),
+    Case(
+        "a class in a module that does not define it",
+        _QUICKSTART + "'step.optimizer = @lingvo_gshard.Muon'",
+        error="--gin_param 'step.optimizer = @lingvo_gshard.Muon': step.optimizer: "
+        "@lingvo_gshard.Muon does not exist. Did you mean "
+        "@lingvo_gshard.wings.optimizers.muon.Muon?",
+    ),
+    Case(
+        "a last name of a path with a wrong value",
+        _QUICKSTART + "'clip_norm = -1.0'",
+        error="--gin_param 'clip_norm = -1.0': step.clip_norm is -1.0; expected a number of 0 or "
+        "more",
+    ),
+    Case(
+        "a path as a flag, with a wrong value",
+        _TRAIN + "--input.batch_rows=0",
+        error="--gin_param 'input.batch_rows = 0': input.batch_rows is 0; expected a whole number "
+        "of 1 or more",
+    ),
+    Case(
+        "a path as a flag with a space, and a text without quotes",
+        _TRAIN + "--run.steps many",
+        error="--gin_param \"run.steps = 'many'\": run.steps: expected int, such as 3200; got the "
+        "string 'many'",
+    ),
+    Case(
+        "a path as a flag that is not there",
+        _TRAIN + "--step.optimizer.learning_rate=1e-3",
+        error="--gin_param 'step.optimizer.learning_rate = 1e-3': unknown name "
+        "'step.optimizer.learning_rate'. Did you mean one of step.local_updates.learning_rate, "
+        "step.schedule.learning_rate?",
+    ),
+    Case(
+        "the size of a batch, as others call it",
+        _TRAIN + "--batch_size=8",
+        error="Unknown command line flag 'batch_size'. Did you mean '--input.batch_rows'?",
+    ),
+    Case(
+        "a learning rate as a flag",
+        _TRAIN + "--learning_rate=1e-3",
+        error="Unknown command line flag 'learning_rate'. Did you mean one of "
+        "--step.local_updates.learning_rate, --step.schedule.learning_rate?",
+    ),
+    Case(
+        "a number of layers as a flag",
+        _TRAIN + "--num_layers=3",
+        error="Unknown command line flag 'num_layers'. Did you mean one of "
+        "--task.decoder.num_layers, --task.encoder.num_layers?",
+    ),
+    Case(
+        "hyperparameters as flags",
+        _TRAIN + "--input.batch_rows=8 --step.precision=bfloat16 --params=input.batch_rows",
+        prints=("input.batch_rows = 8",),
+    ),
+    Case(
+        "a language that the corpus does not have",
+        _TRAIN + "--input.languages='(\"jp\",)'",
+        error="input.languages: the corpus has no 'jp'. Valid: af, ar, ..., zh_Hans, zh_Hant.",
+        changes=("run", "run/*"),
     ),
     Case(
         "an experiment whose module is not here",

@@ -61,14 +61,16 @@ CASES = (
         "an unknown last part",
         _QUICK + "--gin_param='task.encoder.dropout_rate = 0.1'",
         error="--gin_param 'task.encoder.dropout_rate = 0.1': unknown name "
-        "'task.encoder.dropout_rate'. Did you mean "
-        "'task.encoder.moe.experts.dropout_rate'?",
+        "'task.encoder.dropout_rate'. Did you mean one of "
+        "task.encoder.layer.cross_attention.dropout_rate, "
+        "task.encoder.layer.self_attention.dropout_rate, "
+        "task.encoder.moe.experts.dropout_rate?",
     ),
     Case(
         "a name without its path",
         _QUICK + "--gin_param='learning_rate = 0.1'",
         error="--gin_param 'learning_rate = 0.1': no value uses the macro 'learning_rate', "
-        "and no hyperparameter has that name at the root. Did you mean one of ...",
+        "and it is not the last name of one hyperparameter alone. Did you mean one of ...",
     ),
     Case(
         "a gin parameter without a value",
@@ -89,8 +91,14 @@ CASES = (
     Case(
         "a bare word for a text",
         _TINY + "--gin_param='run.steps = many'",
-        error="--gin_param 'run.steps = many': Failed to parse token 'many'. Write "
-        'strings in quotes: "many"',
+        error="--gin_param 'run.steps = many': Failed to parse token 'many'; "
+        "expected int, such as 12",
+    ),
+    Case(
+        "a bare word for a text that stands for a strategy",
+        _TINY + "--gin_param='sharding.strategy = tensor'",
+        error="--gin_param 'sharding.strategy = tensor': Failed to parse token 'tensor'. Write "
+        'strings in quotes: "tensor"',
     ),
     Case(
         "a fraction for a whole number",
@@ -121,8 +129,7 @@ CASES = (
         "a class without a module",
         _TINY + "--gin_param='step.optimizer = @Adamm'",
         error="--gin_param 'step.optimizer = @Adamm': step.optimizer: @Adamm names no "
-        "module; expected @package.module.Class, where the package is installed, in the "
-        "current directory or on PYTHONPATH",
+        "module. Did you mean @lingvo_gshard.training.step.adam.Adam?",
     ),
     Case(
         "a class of another kind",

@@ -1,10 +1,13 @@
-"""Compares draws with exact probabilities."""
+"""Compares draws with exact probabilities, and with those of transformers."""
+
+import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.wings.inference.decoding import sampling
+from tests.inference.decoding import peer_samplers
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -16,8 +19,9 @@ def probabilities(logits, temperature, top_k, top_p, min_p):
     probability = np.exp(scaled - scaled.max())
     probability /= probability.sum()
     kept, total = [], 0.0
-    for rank, token in enumerate(order):
-        if top_k and rank >= top_k or total >= top_p:
+    among = probability[order[: top_k or None]].sum()
+    for token in order[: top_k or None]:
+        if total >= top_p * among:
             break
         if probability[token] >= min_p * probability.max():
             kept.append(token)
@@ -27,15 +31,28 @@ def probabilities(logits, temperature, top_k, top_p, min_p):
     return found
 
 
+def columns(count, **options):
+    """Returns the options of `count` equal rows, as `sampling.warp` takes them."""
+    values, dtypes = {**PLAIN, **options}, {"top_k": tf.int32}
+    return [tf.fill([count], tf.cast(v, dtypes.get(n, tf.float32))) for n, v in values.items()]
+
+
 def take(logits, count, seed=5, **options):
     """Returns `count` draws, in rows that have all options."""
-    values = {**PLAIN, **options}
     rows = tf.range(count)
     key = tf.tile([[seed, 6]], [count, 1])
     uniform = sampling.uniform(logits.shape[-1], rows, key, tf.zeros_like(rows))
-    dtypes = {"top_k": tf.int32}
-    columns = [tf.fill([count], tf.cast(v, dtypes.get(n, tf.float32))) for n, v in values.items()]
-    return sampling.take(tf.tile(logits[None], [count, 1]), *columns, uniform).numpy()
+    rows_BV = tf.tile(logits[None], [count, 1])
+    return sampling.take(rows_BV, *columns(count, **options), uniform).numpy()
+
+
+@pytest.mark.parametrize("number", range(peer_samplers.CASES + 1))
+def test_distributions_are_those_of_transformers(number):
+    case = json.loads(peer_samplers.FILE.read_text(encoding="utf-8"))["cases"][number]
+    expected = case.pop("probabilities")
+    logits = np.float32([case.pop("logits")])
+    found = tf.nn.softmax(tf.cast(sampling.warp(logits, *columns(1, **case)), tf.float64))
+    np.testing.assert_allclose(found[0], expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(

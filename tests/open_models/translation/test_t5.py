@@ -1,5 +1,6 @@
 """Tests T5 from its files to translations and back."""
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import sentencepiece
@@ -34,8 +35,7 @@ def gshard_task(values):
         ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj is 'gated-tanh', which is not"),
         ({"feed_forward_proj": "half-relu"}, "feed_forward_proj is 'half-relu', which is not"),
         ({"d_model": None}, "config.json lacks d_model, which this family needs"),
-        ({"is_decoder": True}, "is_decoder is True, which is not supported; False was expected"),
-        ({"layer_scale": 2.0}, "layer_scale=2.0 may change what the model computes"),
+        ({"is_causal": False}, "is_causal is False, which is not supported; True was expected"),
     ],
 )
 def test_what_is_not_supported_is_refused(values, message):
@@ -43,6 +43,18 @@ def test_what_is_not_supported_is_refused(values, message):
     with pytest.raises(ValueError) as error:
         gshard_task(known | values)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_a_softmax_without_a_scale_may_share_the_table(tie_word_embeddings, tmp_path):
+    """As transformers 5 saves a T5 1.1 whose two tables were tied."""
+    config = {"tie_word_embeddings": tie_word_embeddings, "scale_decoder_outputs": False}
+    tensors = models.write_t5(tmp_path / "model", **config)
+    del tensors["lm_head.weight"]
+    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
+    gshard.import_model(tmp_path / "model", tmp_path / "run")
+    theta = dict(gshard.load(tmp_path / "run").model.theta.flatten_items())
+    np.testing.assert_array_equal(theta["softmax.w"], tensors["shared.weight"].T)
 
 
 def test_files_with_other_names_of_the_shared_table_are_read(tmp_path):

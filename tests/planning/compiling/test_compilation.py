@@ -8,7 +8,7 @@ from lingvo_gshard.runtime.compile_options import chosen
 from lingvo_gshard.runtime.program.executable import _compile
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo
-from lingvo_gshard.wings.planning.machines import cuda, topologies
+from lingvo_gshard.wings.planning.machines import topologies
 
 FAILED_CHECK = "INTERNAL: RET_CHECK failure (hlo_verifier.cc:608)"
 REDUCE_SCATTERS = [
@@ -37,15 +37,6 @@ def test_options_that_fail_are_left_out_and_named(monkeypatch):
     assert tried[0] == options
     assert tried[1] == {n: v for n, v in options.items() if n not in REDUCE_SCATTERS}
     assert found.note == compilation._FEWER_OPTIONS
-
-
-def test_every_change_of_options_is_noted(monkeypatch):
-    monkeypatch.setattr(cuda, "installed", lambda: cuda.VERSION)
-    options = {REDUCE_SCATTERS[0]: "True"}
-    errors = [FAILED_CHECK, "INVALID_ARGUMENT: Reshape"]
-    found, tried = compiled(monkeypatch, "gpu:h100:1x8", options, errors)
-    assert tried == [options, {}, dict(cuda.WITHOUT_TRITON)]
-    assert compilation._FEWER_OPTIONS in found.note and cuda.NO_TRITON_NOTE in found.note
 
 
 def test_a_refused_option_is_not_tried_again(monkeypatch):

@@ -1,4 +1,4 @@
-# tests: wings/planning/machines/chips.py, wings/planning/machines/gpu_figures.py
+# tests: wings/planning/machines/chips.py, wings/planning/machines/gpu_targets.py
 """Checks that figures of chips have sources and agree with each other and with pod totals."""
 
 import pytest

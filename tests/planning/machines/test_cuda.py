@@ -109,12 +109,13 @@ def test_a_sharded_program_is_compiled_for_hosts_of_gpus(key):
 
 @pytest.mark.slow
 @pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
-def test_a_step_whose_tiles_triton_cannot_compile_is_planned_with_cublas():
+def test_a_step_whose_tiles_triton_cannot_compile_is_planned():
     settings = ["input.batch_rows = 8", 'task.decoder.execution.rematerialize = "products"']
     decoder = decoders.megatron(2, 4096, 32, vocabulary=512, is_tied=True)
     params = decoder.experiment(4096, settings)
     params.set_path("step.precision", "float32")
     options = PlanOptions(mesh="data=8", strategy="data")
     plan = plan_experiment(params, topologies.get("gpu:h100:1x8"), options)
-    assert cuda.NO_TRITON_NOTE in plan.notes
+    # Autotuning, which needs a GPU, takes other tiles in a training.
+    assert not plan.has_code
     assert plan.flops.executed > 0.9 * plan.flops.useful

@@ -1,5 +1,5 @@
 # tests: wings/planning/programs/planned.py, wings/planning/programs/stated.py
-# tests: wings/planning/compiling/tpu_process.py
+# tests: wings/planning/compiling/compiler_process.py
 """Plans a U-Net of plain jax to its end, on TPUs and GPUs that are not there."""
 
 import time
@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.wings.planning.compiling import tpu_process
+from lingvo_gshard.wings.planning.compiling import compiler_process
 from lingvo_gshard.wings.planning.machines import cuda
 from tests.planning.programs import unet
 
@@ -40,8 +40,8 @@ def test_a_unet_is_planned_for_tpus(monkeypatch):
     assert plan.flops.useful == pytest.approx(planned("cpu:4")[0].flops.useful, rel=0.02)
     # Of a step that nearly fills the memory, the code is generated. That takes minutes, and is
     # given up.
-    monkeypatch.setattr(tpu_process, "_SHARE_FOR_CODE", 1.0)
-    monkeypatch.setattr(tpu_process, "_MOST_CODE_SECONDS", 1.0)
+    monkeypatch.setattr(compiler_process, "_SHARE_FOR_CODE", 1.0)
+    monkeypatch.setattr(compiler_process, "_MOST_CODE_SECONDS", 1.0)
     plan, seconds = planned("v5e:2x2", size=256)
     assert seconds < 120 and not plan.has_code
     assert any("had not generated the code after 1 s" in note for note in plan.notes)

@@ -142,7 +142,7 @@ def tekken(ranks, special=10, **values):
 def test_a_file_of_tiktoken_gives_the_ids_of_merging_by_rank(tmp_path, monkeypatch):
     ranks = trained()
     special = {"<|endoftext|>": len(ranks)}
-    monkeypatch.setitem(byte_ranks.ENCODINGS, "cl100k_base", (byte_ranks._CL100K, special))
+    monkeypatch.setitem(byte_ranks.KNOWN.ids, "cl100k_base", special)
     path = write_tiktoken(tmp_path / "cl100k_base.tiktoken", ranks)
     (vocabulary,) = others.of_others(path)
     assert (vocabulary.size, vocabulary.eos_id) == (len(ranks) + 1, len(ranks))
@@ -155,7 +155,7 @@ def test_a_file_of_tiktoken_gives_the_ids_of_merging_by_rank(tmp_path, monkeypat
 @pytest.mark.parametrize("pattern", [CL100K, TEKKEN], ids=["cl100k", "tekken"])
 def test_drawn_texts_have_the_ids_of_merging_by_rank(tmp_path, pattern):
     ranks = trained()
-    own = byte_ranks._CL100K if pattern is CL100K else pattern
+    own = byte_ranks.KNOWN.patterns["cl100k_base"] if pattern is CL100K else pattern
     path = tmp_path / "tokenizer.json"
     path.write_text(byte_ranks.tokenizer_json(ranks, own, {"</s>": len(ranks)}))
     (vocabulary,) = others.of_others(str(path))
@@ -238,18 +238,18 @@ def test_ids_are_those_of_tiktoken(tmp_path):
     if not python:
         pytest.skip("tiktoken is not installed, and PEERS_PYTHON names no Python with it")
     ranks, texts = trained(), [*TRICKY, *tricky_texts.texts()]
+    known = byte_ranks.KNOWN.patterns
     setup = {
         "ranks": {base64.b64encode(token).decode(): rank for token, rank in ranks.items()},
-        "names": list(byte_ranks.ENCODINGS),
-        "patterns": {"tekken": TEKKEN, "llama3": byte_ranks._LLAMA3, "kimi": byte_ranks._KIMI},
+        "names": list(byte_ranks.KNOWN.ids),
+        "patterns": {"tekken": TEKKEN, "llama3": known["llama3"], "kimi": known["kimi"]},
         "texts": texts,
     }
     (tmp_path / "setup.json").write_text(json.dumps(setup))
     command = [python, "-c", PEER, str(tmp_path / "setup.json")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     expected = json.loads(done.stdout)
-    patterns = {name: pattern for name, (pattern, _) in byte_ranks.ENCODINGS.items()}
-    for name, pattern in (patterns | setup["patterns"]).items():
+    for name, pattern in (known | setup["patterns"]).items():
         made = byte_ranks.tokenizer_json(ranks, pattern, {"</s>": len(ranks)})
         (tmp_path / "tokenizer.json").write_text(made)
         (vocabulary,) = others.of_others(str(tmp_path / "tokenizer.json"))

@@ -1,4 +1,4 @@
-# tests: /studies/paper/, wings/giants/gshard_paper.py
+# tests: /studies/paper/, wings/giants/experiments.py
 """Checks that published figures are consistent and are compared with the right numbers of plans."""
 
 from types import SimpleNamespace

@@ -1,6 +1,7 @@
 # tests: tools/console/launcher.py, tools/console/entry.py, tools/console/process_start.py
 """Tests `python -m lingvo_gshard` and the entry point of every command."""
 
+import importlib.util
 import json
 import pathlib
 import shlex
@@ -37,6 +38,7 @@ for command in {{commands}}:
     answers[command] = code, output.getvalue(), error.getvalue()
 print(json.dumps(answers))
 """
+_QUICKSTART = "gshard-train --experiment=translation.quickstart --logdir=nowhere"
 # Command lines that are answered without TensorFlow -> part of the answer.
 ANSWERS = {
     **dict.fromkeys(f"gshard-{tool} --help" for tool in launcher.tool_names()),
@@ -52,6 +54,14 @@ ANSWERS = {
     "gshard-train --experiment=translation.quickstart --gin_param=task.model_dimm=1": (
         "Did you mean 'task.model_dim'?"
     ),
+    f"{_QUICKSTART} --input.batch_rows=x": "expected int, such as 24; got the string 'x'",
+    f"{_QUICKSTART} --batch_size=8": "Did you mean '--input.batch_rows'?",
+    f"{_QUICKSTART} --strategy=tensr": "unknown strategy 'tensr'. Did you mean 'tensor'?",
+    f"{_QUICKSTART} --mesh=data=2 --strategy=expert_tensr": "Did you mean 'tensor'?",
+    f"{_QUICKSTART} --mesh=data=2 --strategy=tensor": "needs axis 'model'",
+    f"{_QUICKSTART} --mesh=data": "expected axes with their sizes",
+    f"{_QUICKSTART} --step.precision=fp16": "step.precision is 'fp16'. Did you mean 'float16'?",
+    f"{_QUICKSTART} --task.encoder.num_heads=5": "5",
     "gshard-inspect --experiment=language_model.quickstrt": "Did you mean",
     "gshard-inspect --experiment=language_model.quickstart": "--mesh is missing",
     "gshard-plan --experiment=translation.quickstart --topology=v9:2x2": "unknown kind of chip",
@@ -131,6 +141,12 @@ def test_help_needs_no_tensorflow(tool, answers):
     code, output, error = answers[f"gshard-{tool} --help"]
     assert (code, error) == (0, "")
     assert f"    gshard-{tool} " in output, "the help has no example"
+
+
+def test_every_page_of_help_belongs_to_a_command():
+    pages = list((ROOT / "lingvo_gshard" / "tools" / "help").glob("*.txt"))
+    names = [f"lingvo_gshard.tools.{page.stem}" for page in pages]
+    assert pages and all(map(importlib.util.find_spec, names)), names
 
 
 @pytest.mark.parametrize("command", [c for c, expected in ANSWERS.items() if expected])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lingvo_gshard.tools.console import libraries, output
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.wings.services import progress
 
 LONG = "still compiling, " * 10
@@ -29,7 +29,7 @@ def terminal(monkeypatch):
 
 
 def test_long_stage_is_shown_on_a_terminal(terminal):
-    with planning_stages() as stages:
+    with stages_with_lines() as stages:
         stages.begin("compiling")
         stages.begin(LONG)
         # The bar is drawn ten times a second.
@@ -40,7 +40,7 @@ def test_long_stage_is_shown_on_a_terminal(terminal):
 
 def test_long_stages_are_lines_without_a_terminal(monkeypatch, capfd):
     monkeypatch.setattr(progress, "_SHORTEST_SHOWN", 0.1)
-    with planning_stages("heading") as stages:
+    with stages_with_lines("heading") as stages:
         stages.begin("compiling")
         time.sleep(0.2)
         stages.begin("reading")
@@ -51,7 +51,7 @@ def test_long_stages_are_lines_without_a_terminal(monkeypatch, capfd):
 
 def test_warnings_are_lines_above_the_bar(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", output.copy_of_standard_error()[0])
-    with planning_stages() as stages:
+    with stages_with_lines() as stages:
         stages.begin("compiling")
         time.sleep(0.3)
         libraries.warn("Warning: one device does nothing")

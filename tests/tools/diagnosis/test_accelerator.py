@@ -162,7 +162,7 @@ def test_every_kernel_takes_part(monkeypatch, eight):
 
 
 def test_the_plan_of_a_collective_is_that_of_the_planner():
-    """208.1 us for 64 MiB are published, see nccl_times.py."""
+    """208.1 us for 64 MiB are published, see measured.toml."""
     machine = Machine(devices_for(8))
     machine.__dict__["topology"] = topologies.get("gpu:h100:1x8")
     size = 2**26

@@ -1,9 +1,4 @@
-"""Measures the step of a folder that gshard-bench fill wrote, and compares it with its plan.
-
-    gshard-bench card dense --json=card.json
-
-measures the step on the card of this machine (docs/gpu.md).
-"""
+"""Measures the step of a folder that gshard-bench fill wrote, and compares it with its plan."""
 
 from __future__ import annotations
 
@@ -43,11 +38,7 @@ def _print_measured(row: CardRow, device: str, console: rich.console.Console) ->
         ("experiment", f"{card.experiment}, {card.grown} = {card.value:,}", ""),
         ("device", device, card.topology),
         ("time of a step", units.in_seconds(seconds), units.in_seconds(planned)),
-        (
-            "tokens",
-            f"{measured.tokens_per_second:,.0f}/s",
-            f"{measured.tokens / planned:,.0f}/s",
-        ),
+        ("tokens", f"{measured.tokens_per_second:,.0f}/s", f"{measured.tokens / planned:,.0f}/s"),
         ("product", f"{rate}, {measured.gemm_size} x {measured.gemm_size}", measured.gemm_dtype),
         ("MFU", f"{measured.mfu:.1%} of the product", f"goal {row.goal:.0%}"),
         ("peak memory", _bytes(measured.memory_in_use), units.in_bytes(row.planned_peak)),

@@ -1,11 +1,4 @@
-"""Chooses a training step that fills a card by its plan, and exports it.
-
-    gshard-bench fill --experiment=language_model.one_gpu_dense --topology=gpu:h100:1x1 \\
-        --folder=dense
-
-makes an experiment as large as a card's memory allows by its plan, and saves its step in a folder,
-which gshard-bench card measures on the card (docs/gpu.md).
-"""
+"""Chooses a training step that fills a card by its plan, and exports it."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import output, units
 from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.stages import planning_stages
+from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags.definitions import decimal, maker, repeated, string
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import planned_program, planner
@@ -64,7 +57,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     wanted = Wanted(
         values.experiment, values.gin_param, values.grow, topology, memory, values.share
     )
-    with planning_stages(topology.compiler_choice) as shown:
+    with stages_with_lines(topology.compiler_choice) as shown:
         try:
             record, plan = fill(wanted, values.folder, shown)
         except OSError as error:

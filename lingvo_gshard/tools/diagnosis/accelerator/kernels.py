@@ -356,12 +356,12 @@ def _points(name: str, make: Make, request: Request, whole: Outcome) -> Iterator
         assert isinstance(alone, Trial)
         forward = run(alone, request.machine, request.platform)
         pairs = {
-            False: (forward.flops, forward.seconds),
-            True: (whole.flops - forward.flops, whole.seconds - forward.seconds),
+            "forward": (forward.flops, forward.seconds),
+            "gradient": (whole.flops - forward.flops, whole.seconds - forward.seconds),
         }
         first = attentions[0]
-        for is_gradient, (flops, seconds) in pairs.items():
-            key = f"_ATTENTION_RATES[{is_gradient}, {first.is_cudnn}], {first.keys} keys"
+        for which, (flops, seconds) in pairs.items():
+            key = f"{which}.{'cudnn' if first.is_cudnn else 'kernel'}, {first.keys} keys"
             yield f"{key}: {flops / seconds / 1e12:.0f} TFLOP/s"
     elif topology is not None and whole.flops:
         dtype = "fp8" if "fp8" in name else request.machine.dtype

@@ -267,31 +267,33 @@ class _Conversation:
 
 
 def end_of_turn(vocabulary: Vocabulary, template: ChatTemplate) -> tuple[int, ...]:
-    """Returns the id that the template writes after an answer, if it is a token without text.
+    """Returns the ids that end an answer, of tokens without text that the template writes.
 
-    A model that was not told all ids that end its texts goes on after this one, with a turn of the
-    user.
+    They are what the template writes after an answer or, if it writes nothing there, the markers of
+    the turns that may follow, as in GLM. A model that was not told all ids that end its texts goes
+    on after these, with a turn of the user.
     """
-    last, before_user, _ = _tails(vocabulary, template)
-    return last[:1] if before_user is None or before_user[:1] == last[:1] else ()
+    tails = _tails(vocabulary, template)
+    last, user, assistant = tails[""] or (), tails["user"], tails[ASSISTANT] or ()
+    if user and user[:1] != assistant[:1] and last in ((), assistant):
+        tool = (tails["tool"] or ())[:1]
+        return (*user[:1], *(tool if tool != assistant[:1] else ()))
+    return last[:1] if user is None or user[:1] == last[:1] else ()
 
 
 def _turn_ends(vocabulary: Vocabulary, template: ChatTemplate) -> tuple[int, ...]:
     """Returns the ids that the template writes after answers, whoever speaks next."""
-    last, before_user, before_assistant = _tails(vocabulary, template)
-    ends = end_of_turn(vocabulary, template)
+    tails = _tails(vocabulary, template)
+    user, ends = tails["user"], end_of_turn(vocabulary, template)
     # gpt-oss ends the last answer in another way. A marker of its own begins the next turn.
-    is_closed = last and before_user == before_assistant and len(before_user or ()) == 2
-    return (*ends, *before_user[:1]) if before_user and is_closed else ends
+    is_closed = tails[""] and user == tails[ASSISTANT] and len(user or ()) == 2
+    return (*ends, *user[:1]) if user and is_closed else ends
 
 
-def _tails(
-    vocabulary: Vocabulary, template: ChatTemplate
-) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Returns the first two ids after an answer, up to one with text.
+def _tails(vocabulary: Vocabulary, template: ChatTemplate) -> dict[str, tuple[int, ...] | None]:
+    """Returns role of the next turn -> the first two ids after an answer, up to one with text.
 
-    The items are for no further turn, for a turn of the user and for one of the assistant. The
-    last two are None if the template does not write such turns.
+    The role "" is for no further turn. The ids are None if the template does not write such turns.
     """
     turns = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": "answer"}]
 
@@ -305,7 +307,7 @@ def _tails(
         spoken = (place for place, index in enumerate(ids) if vocabulary.text_of([index]))
         return tuple(ids[: next(spoken, len(ids))])
 
-    return after("") or (), after("user"), after(ASSISTANT)
+    return {role: after(role) for role in ("", "user", ASSISTANT, "tool")}
 
 
 def shared(a: Sequence[int] | str, b: Sequence[int] | str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ TEMPLATE_FILE = "chat_template.jinja"
 _OLD_TEMPLATE_FILE = "chat_template.json"
 # Levels of lists and objects in a conversation. Schemas of functions have about ten.
 _DEEPEST = 100
+# Asks whether a content is null, as templates of DeepSeek do for turns that call functions.
+_ASKS_NULL = re.compile(r"content['\"\]]*\s+is\s+(not\s+)?none")
 # Names of a message's reasoning; the first is the one that templates read.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -98,7 +101,7 @@ class ChatTemplate:
         """
         variables = {**self.tokens, **plain(values or {})}
         variables |= {
-            "messages": [_with_reasoning(plain(message)) for message in messages],
+            "messages": [self._prepared(plain(message)) for message in messages],
             "tools": None if tools is None else plain(list(tools)),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -106,6 +109,21 @@ class ChatTemplate:
         if self.date:
             variables["strftime_now"] = self.date.strftime
         return Rendered(*self._program.run(variables))
+
+    def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Returns a message without nulls, its reasoning under the names that templates read.
+
+        Templates write "None" for a null, and do well with a missing key. Some ask whether the
+        content of a turn with calls is null, and fail if it is missing.
+        """
+        calls = message.get("tool_calls") and _ASKS_NULL.search(self.source)
+        message = {key: value for key, value in message.items() if value is not None}
+        if calls:
+            message.setdefault("content", None)
+        reasoning = next((message[key] for key in _REASONING if key in message), None)
+        if reasoning is None:
+            return message
+        return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
     @classmethod
     def of_model(cls, directory: pathlib.Path, name: str = "default") -> ChatTemplate | None:
@@ -182,15 +200,3 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each, depth + 1) for each in value]
     return f"<{type(value).__name__}>"
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message without nulls, and with its reasoning under the names that templates read.
-
-    Templates write "None" for a null, and do well with a missing key.
-    """
-    message = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((message[key] for key in _REASONING if key in message), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}

@@ -79,28 +79,51 @@ def take(
     Args:
       logits_BV: float32 logits.
       temperature_B: divides the logits; 0 takes the best token.
-      top_k_B: draws from this many best tokens, the first of equal ones; 0: from all (Fan et al.
-        2018, arXiv 1805.04833).
-      top_p_B: draws from the fewest tokens whose probabilities sum to this; 1: from all (Holtzman
-        et al. 2019, arXiv 1904.09751).
-      min_p_B: draws from tokens that are at least this much as likely as the best one; 0: from
-        all (Nguyen et al. 2024, arXiv 2407.01082).
+      top_k_B: see `warp`.
+      top_p_B: see `warp`.
+      min_p_B: see `warp`.
       uniform_BV: float32 random numbers in (0, 1).
     """
-    is_drawn_B, given_BV = temperature_B > 0, logits_BV
+    is_drawn_B = temperature_B > 0
+    divisor_B = tf.where(is_drawn_B, temperature_B, 1.0)
+    warped_BV = warp(logits_BV, divisor_B, top_k_B, top_p_B, min_p_B)
+    noise_BV = tf.where(is_drawn_B[:, None], -tf.math.log(-tf.math.log(uniform_BV)), 0.0)
+    return top_few(warped_BV + noise_BV, 1)[1][:, 0]
+
+
+def warp(
+    logits_BV: tf.Tensor,
+    temperature_B: tf.Tensor,
+    top_k_B: tf.Tensor,
+    top_p_B: tf.Tensor,
+    min_p_B: tf.Tensor,
+) -> tf.Tensor:
+    """Returns the logits to draw from, -inf for tokens that are not drawn.
+
+    The restrictions apply in the order of transformers: each one sees the probabilities of the
+    tokens that are left.
+
+    Args:
+      logits_BV: float32 logits.
+      temperature_B: divides the logits.
+      top_k_B: draws from this many best tokens, the first of equal ones; 0: from all (Fan et al.
+        2018, arXiv 1805.04833).
+      top_p_B: draws from the fewest of these tokens whose probabilities sum to this; 1: from all
+        (Holtzman et al. 2019, arXiv 1904.09751).
+      min_p_B: draws from tokens that are at least this much as likely as the best one; 0: from
+        all (Nguyen et al. 2024, arXiv 2407.01082).
+    """
     # Different logits may be equal after the division.
-    logits_BV = given_BV / tf.where(is_drawn_B, temperature_B, 1.0)[:, None]
+    given_BV, logits_BV = logits_BV, logits_BV / temperature_B[:, None]
     most_B1 = tf.reduce_max(logits_BV, 1, keepdims=True)
-    is_kept_BV = ~(logits_BV < most_B1 + tf.math.log(min_p_B)[:, None])
     size = known_sizes(logits_BV.shape)[1]
     count_B = tf.cast(tf.where(top_k_B > 0, tf.minimum(top_k_B, size), size), tf.float32)
-    is_kept_BV &= _fewest(given_BV, tf.ones_like(logits_BV), count_B, count_B < size)
-    mass_BV = tf.exp(logits_BV - most_B1)
+    is_kept_BV = _fewest(given_BV, tf.ones_like(logits_BV), count_B, count_B < size)
+    mass_BV = tf.where(is_kept_BV, tf.exp(logits_BV - most_B1), 0.0)
     wanted_B = top_p_B * tf.reduce_sum(mass_BV, 1)
     is_kept_BV &= _fewest(given_BV, mass_BV, wanted_B, top_p_B < 1)
-    noise_BV = tf.where(is_drawn_B[:, None], -tf.math.log(-tf.math.log(uniform_BV)), 0.0)
-    noisy_BV = tf.where(is_kept_BV, logits_BV + noise_BV, -float("inf"))
-    return top_few(noisy_BV, 1)[1][:, 0]
+    is_kept_BV &= ~(logits_BV < most_B1 + tf.math.log(min_p_B)[:, None])
+    return tf.where(is_kept_BV, logits_BV, -float("inf"))
 
 
 def _fewest(

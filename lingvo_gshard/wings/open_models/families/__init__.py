@@ -52,8 +52,6 @@ FAMILIES = {
 
 # Keys of a config that an error message names.
 _SHOWN = 12
-# Keys that families read, though their classes in transformers state no value for them.
-_OFTEN_READ = {"hidden_act", "layer_types", "rope_parameters", "rope_scaling"}
 
 
 def family_of(config: PublishedConfig) -> Family:
@@ -66,10 +64,7 @@ def family_of(config: PublishedConfig) -> Family:
     name = config.get("model_type", kind=str)
     if name in FAMILIES:
         return FAMILIES[name]
-    known = set(_OFTEN_READ)
-    for family in FAMILIES.values():
-        known |= family.defaults.keys() | family.keys.aliases.keys()
-    others = config.unknown_to(known)
+    others = config.unknown(set().union(*(each.class_keys for each in FAMILIES.values())))
     lacks = f" No family reads its {', '.join(others[:_SHOWN])}." if others else ""
     raise UserError(
         f"{config.where}: the architecture {name!r} is unknown. The families are "

@@ -27,6 +27,8 @@ _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
+    # The class rotates this many dimensions.
+    config.expect("head_dim", rotated)
     has_bias = config.get("attention_bias", False)
     attention = LatentAttention.params().set(
         query_rank=config.get("q_lora_rank", 0),
@@ -55,6 +57,7 @@ def _attention_config(task: Params) -> dict[str, Any]:
         "kv_lora_rank": attention.key_value_rank,
         "qk_nope_head_dim": attention.plain_dim,
         "qk_rope_head_dim": attention.rotary_dim,
+        "head_dim": attention.rotary_dim,
         "v_head_dim": attention.value_dim,
         **rope_config(attention),
     }

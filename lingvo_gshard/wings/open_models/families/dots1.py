@@ -30,8 +30,6 @@ FAMILY = decoder(
     (
         *USUAL,
         BIASES,
-        # Published files have two names for what the class does.
-        Part(lambda config, task: config.expect("scoring_func", "sigmoid", "noaux_tc")),
         NORMS_BY_HEAD,
         layered(_kinds),
         SIGMOID_EXPERTS,

@@ -33,7 +33,7 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
 def _period(config: PublishedConfig) -> int:
     """Returns the layers of a period. Every layer has full attention if there is no window."""
     if config.is_given("layer_types"):
-        # Published files also have the pattern as a text, such as LLLG.
+        # Published files also have the pattern, as a text such as LLLG.
         config.get("sliding_window_pattern", None)
         return _PERIOD
     period = config.get("sliding_window_pattern", _PERIOD, least=1)

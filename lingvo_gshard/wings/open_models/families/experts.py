@@ -8,8 +8,8 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.layers import MixtureOfExperts, Router, TopKRouter, is_expert_layer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.family import Part, fixed
-from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
+from lingvo_gshard.wings.open_models.families.family import Part
+from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter, SigmoidRouter
 
 
 def loss_weight(coefficient: float, stack: Params, k: int = 1) -> float:
@@ -36,6 +36,15 @@ def loss_coefficient(weight: float, stack: Params, k: int = 1) -> float:
 
 def _expert_layers(stack: Params) -> int:
     return sum(is_expert_layer(stack, index) for index in range(stack.num_layers))
+
+
+def top_k_router(k: int, normalize: bool) -> Params:
+    """Returns a router that sends each token to its k best experts.
+
+    `TopKRouter` refuses a single expert whose gate is constant, because its router cannot learn.
+    """
+    cls = GroupLimitedRouter if k == 1 and normalize else TopKRouter
+    return cls.params().set(k=k, normalize=normalize)
 
 
 def dropless_experts(router: Params, experts: int, hidden_dim: int) -> Params:
@@ -80,6 +89,8 @@ def experts(
         decoder.moe_every = decoder.moe_every or 1
         if "k" in own:
             own.set(k=config.get(k), normalize=config.get(normalize, False) if normalize else True)
+        if router is TopKRouter:
+            own = top_k_router(own.k, own.normalize)
         expected = config.expect(k, int(router.experts_per_token(own)))
         published = config.get("router_aux_loss_coef", coefficient)
         own.auxiliary_loss_weight = loss_weight(published, decoder, expected)
@@ -104,8 +115,6 @@ def experts(
 
 # Mixtral's keys.
 LOCAL_EXPERTS = experts("num_local_experts", hidden="intermediate_size")
-# Every layer has experts.
-ALL_SPARSE = fixed({"decoder_sparse_step": 1, "mlp_only_layers": []})
 
 
 def sigmoid_experts(config: PublishedConfig) -> Params:

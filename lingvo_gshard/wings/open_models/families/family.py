@@ -20,8 +20,6 @@ from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput
 USUAL_LENGTH = 1024
 # The `copies` of families without others.
 _COPIES = {"lm_head.weight": ("model.embed_tokens.weight",)}
-# The version of transformers whose config classes have the defaults that families state.
-TRANSFORMERS = "5.24.0"
 
 
 def text_input(length: int) -> Params:
@@ -96,13 +94,13 @@ class Family:
         return _all_tables()[self.model_type]
 
     @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Key of `config.json` -> the value that a missing key has.
+    def class_keys(self) -> Mapping[str, Any]:
+        """Key of `config.json` that counts -> the value that a missing key has.
 
-        The config class of transformers (version TRANSFORMERS) states it. The keys are those that
-        the family reads.
+        Keys with an effect in the class of transformers count, and keys of `Keys.read`.
         """
-        return _all_defaults()[self.model_type]
+        known = class_keys().keys[self.keys.same or self.model_type]
+        return known | self.keys.read | {"model_type": self.model_type}
 
     def task_of(self, config: PublishedConfig) -> Params:
         """Returns the Params of the task that a config describes.
@@ -110,23 +108,22 @@ class Family:
         Raises:
           UserError: the config asks for something that is not supported.
         """
-        config = self._with_defaults(config)
-        for key, value in self.keys.fixed.items():
-            config.expect(key, value)
-        for key in self.keys.unread:
-            config.get(key, None)
-        return self.read_task(config)
+        task = self.read_task(self._with_keys(config))
+        for key in (*self.keys.unread, *self.keys.read):
+            config.get(key, None, object)
+        config.check()
+        return task
 
     def left_out(self, config: PublishedConfig) -> tuple[str, ...]:
         """Returns the beginnings of the names of tensors that are not imported."""
-        return (*self.keys.left_out, *self.read_left_out(self._with_defaults(config)))
+        return (*self.keys.left_out, *self.read_left_out(self._with_keys(config)))
 
     def positions_of(self, config: PublishedConfig) -> tuple[int, bool]:
         """Returns the positions that the model was made for, and whether texts may have more."""
-        return self.read_positions(self._with_defaults(config))
+        return self.read_positions(self._with_keys(config))
 
-    def _with_defaults(self, config: PublishedConfig) -> PublishedConfig:
-        config.take_defaults(self.defaults, self.keys.aliases)
+    def _with_keys(self, config: PublishedConfig) -> PublishedConfig:
+        config.take_keys(self.class_keys, self.keys.aliases)
         return config
 
 
@@ -138,8 +135,9 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
       why: what the entries are, or why they stand here.
       groups: names of groups whose entries are added to these.
       aliases: another name of a key -> the key, as in the class's `attribute_map`.
-      fixed: key that may have one value only -> the value. Configs that are written lack it.
-      unread: keys that may have any value, since no layer reads them.
+      same: the `model_type` of the class of transformers that computes a family without a class.
+      unread: keys with an effect that only other keys have to do with, which have one value here.
+      read: key that counts though the class ignores it -> the value that a missing key has.
       left_out: the beginnings of the names of tensors that are not imported.
       copies: name of a tensor that may be a copy of a shared table -> names that this table may
         have. The first of these names that the model needs is the table.
@@ -149,8 +147,9 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
     why: str = ""
     groups: tuple[str, ...] = ()
     aliases: dict[str, str] = {}
-    fixed: dict[str, Any] = {}
+    same: str = ""
     unread: tuple[str, ...] = ()
+    read: dict[str, Any] = {}
     left_out: tuple[str, ...] = ()
     copies: dict[str, tuple[str, ...]] = {}
 
@@ -161,8 +160,9 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
             whole = Keys(
                 whole.architecture,
                 aliases=part.aliases | whole.aliases,
-                fixed=part.fixed | whole.fixed,
+                same=whole.same,
                 unread=part.unread + whole.unread,
+                read=part.read | whole.read,
                 left_out=part.left_out + whole.left_out,
                 copies=part.copies | whole.copies,
             )
@@ -203,10 +203,22 @@ def _all_tables() -> dict[str, Table]:
     return {name: tuple(found.rows(entries)) for name, entries in found.families.items()}
 
 
+class ClassKeys(msgspec.Struct):
+    """The content of class_keys.json, which `python -m docs.class_keys` writes.
+
+    Attributes:
+      transformers: the version of the library.
+      keys: `model_type` -> key with an effect -> the value of a missing key.
+    """
+
+    transformers: str
+    keys: dict[str, dict[str, Any]]
+
+
 @functools.cache
-def _all_defaults() -> dict[str, dict[str, Any]]:
-    """Returns the `defaults` of each family, by its `model_type`."""
-    return objects.table_beside(__file__, "defaults.json", dict[str, dict[str, Any]])
+def class_keys() -> ClassKeys:
+    """Returns the keys that have an effect in classes of transformers."""
+    return objects.table_beside(__file__, "class_keys.json", ClassKeys)
 
 
 def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
@@ -236,18 +248,21 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
     return types_of_layers(config, usual)
 
 
-def types_of_layers(config: PublishedConfig, usual: list[str]) -> list[str]:
-    """Returns `layer_types`.
+def types_of_layers(
+    config: PublishedConfig, usual: list[Any], key: str = "layer_types"
+) -> list[Any]:
+    """Returns the value that a key has for each layer.
 
     Args:
-      usual: the types of all layers if the config has no `layer_types`.
+      usual: the values of all layers if the config lacks the key.
+      key: the key.
 
     Raises:
-      UserError: `layer_types` has the wrong length.
+      UserError: its list has the wrong length.
     """
-    found, layers = config.get("layer_types", usual, list), len(usual)
+    found, layers = config.get(key, usual, list), len(usual)
     if len(found) != layers:
-        raise UserError(f"{config.where}: layer_types has {len(found)} entries for {layers} layers")
+        raise UserError(f"{config.where}: {key} has {len(found)} entries for {layers} layers")
     return found
 
 
@@ -378,21 +393,6 @@ def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -
     return Part(read, values)
 
 
-def fixed(values: Mapping[str, Any]) -> Part:
-    """Returns the part of keys that may have one value only, and that configs of tasks have.
-
-    Args:
-      values: key -> the value.
-    """
-
-    def read(config: PublishedConfig, task: Params) -> None:
-        del task
-        for key, value in values.items():
-            config.expect(key, value)
-
-    return Part(read, lambda task: dict(values))
-
-
 def always(values: Mapping[str, Any]) -> Part:
     """Returns the part of hyperparameters that no key decides.
 
@@ -440,7 +440,10 @@ def _read_window(config: PublishedConfig, task: Params) -> None:
 BIASES = setting("attention_bias", "attention.use_bias", "attention.use_output_bias", null=False)
 FEED_FORWARD_BIAS = setting("mlp_bias", "decoder.layer.feed_forward.use_bias", null=False)
 JITTER = setting("router_jitter_noise", "decoder.moe.router.jitter", null=0.0)
-SILU = fixed({"hidden_act": "silu"})
+SILU = Part(
+    lambda config, task: config.expect("hidden_act", "silu", "swish"),
+    lambda task: {"hidden_act": "silu"},
+)
 # One sliding window in all layers.
 WINDOW = Part(
     _read_window,

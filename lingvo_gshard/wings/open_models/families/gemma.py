@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.family import (
@@ -12,7 +12,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     SLIDING,
     Part,
     always,
-    fixed,
     layer_types,
     layered,
     pattern_of,
@@ -43,28 +42,9 @@ def _attention_config(task: Params) -> dict[str, Any]:
     }
 
 
-def _gemma2_kinds(config: PublishedConfig) -> list[str]:
-    """Returns the type of each layer's attention."""
-    pattern = config.get("sliding_window_pattern", 2)
-    if pattern != 2 and not config.is_given("layer_types"):
-        raise UserError(
-            f"{config.where}: sliding_window_pattern is {pattern!r}, which Gemma 2 does not "
-            "have; 2 was expected"
-        )
-    return layer_types(config, period=2)
-
-
 def _gemma3_kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention."""
-    period = config.get("sliding_window_pattern", 6, least=1)
-    # transformers writes it and never reads it.
-    written = config.get("_sliding_window_pattern", period)
-    if written != period and not config.is_given("layer_types"):
-        raise UserError(
-            f"{config.where}: _sliding_window_pattern is {written!r}, which has no effect; name it "
-            "sliding_window_pattern"
-        )
-    return layer_types(config, period)
+    return layer_types(config, config.get("sliding_window_pattern", 6, least=1))
 
 
 def _gemma3_attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -87,7 +67,6 @@ def _set_norms(config: PublishedConfig, task: Params) -> None:
 
 # Parts of all generations, without rotations.
 _COMMON = (
-    fixed({"attention_bias": False}),
     always(
         {
             "decoder.layer.norm.zero_centered": True,
@@ -100,7 +79,6 @@ _COMMON = (
 # Parts of Gemma 2 and 3.
 _LATER = (
     *_COMMON,
-    fixed({"hidden_activation": _GELU}),
     always({"decoder.layer.norm_position": "both"}),
     Part(_read_attention, _attention_config),
 )
@@ -116,7 +94,7 @@ GEMMA = decoder(
         ROPE,
     ),
 )
-GEMMA2 = decoder("gemma2", (*_LATER, ROPE, layered(_gemma2_kinds)))
+GEMMA2 = decoder("gemma2", (*_LATER, ROPE, layered(lambda config: layer_types(config, period=2))))
 GEMMA3 = decoder(
     "gemma3_text",
     (

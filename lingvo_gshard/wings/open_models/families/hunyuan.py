@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
-from lingvo_gshard.wings.open_models.families.experts import dropless_experts
+from lingvo_gshard.wings.open_models.families.experts import dropless_experts, top_k_router
 from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, Part, always
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
@@ -41,26 +40,25 @@ def _rope_config(task: Params) -> dict[str, Any]:
 def _read_experts(config: PublishedConfig, task: Params) -> None:
     hidden_dim = config.get("intermediate_size")
     count, k = (_of_all_layers(config, name) for name in ("num_experts", "moe_topk"))
-    router = TopKRouter.params().set(k=k, normalize=True, auxiliary_loss_weight=0.0)
+    router = top_k_router(k, normalize=True).set(auxiliary_loss_weight=0.0)
     moe = dropless_experts(router, count, hidden_dim)
-    for name, value in (("moe_intermediate_size", hidden_dim), ("num_shared_expert", 1)):
-        _of_all_layers(config, name, value)
     moe.shared_hidden_dim = hidden_dim
     task.decoder.set(moe_every=1, moe=moe)
 
 
-def _of_all_layers(config: PublishedConfig, name: str, expected: int | None = None) -> int:
-    """Returns a whole number that a config may have once or for each layer: `expected`, if given.
+def _of_all_layers(config: PublishedConfig, name: str) -> int:
+    """Returns a whole number that a config may have once or for each layer.
 
     Raises:
-      UserError: layers differ, or the number is no supported one.
+      UserError: layers differ, or there is no number above 0.
     """
-    value = config.get(name, expected, object)
+    value = config.get(name, kind=object)
     values = set(value) if isinstance(value, list) else {value}
     found = values.pop() if len(values) == 1 else None
-    if not isinstance(found, int) or found < 1 or expected not in (None, found):
-        wanted = "one whole number for all layers" if expected is None else expected
-        raise UserError(f"{config.where}: {name} is {value!r}; {wanted} was expected")
+    if not isinstance(found, int) or found < 1:
+        raise UserError(
+            f"{config.where}: {name} is {value!r}; one whole number for all layers was expected"
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.layers import RMSNorm, is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
@@ -55,11 +55,9 @@ def _kinds(config: PublishedConfig) -> list[str]:
     """
     layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
     usual = [(index + 1) % interval != 0 for index in range(layers)]
-    found = config.get("no_rope_layers", [], list) or usual
-    if len(found) != layers:
-        raise UserError(
-            f"{config.where}: no_rope_layers has {len(found)} entries for {layers} layers"
-        )
+    found = usual
+    if config.get("no_rope_layers", [], list):
+        found = types_of_layers(config, usual, "no_rope_layers")
     types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
     return [
         f"{'rotated' if rotates else 'plain'} {kind}"
@@ -68,12 +66,7 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 
 def _read_experts(config: PublishedConfig, task: Params) -> None:
-    """Sets the experts of a decoder, and the size of its other layers.
-
-    Raises:
-      UserError: `moe_layers` has other layers than every n-th.
-    """
-    config.expect("num_experts_per_tok", 1)
+    """Sets the experts of a decoder, in every n-th layer, and the size of its other layers."""
     decoder = task.decoder
     hidden_dim, every = config.get("intermediate_size"), config.get("interleave_moe_layer_step")
     router = SigmoidRouter.params().set(k=1, normalize=False, use_selection_bias=False)
@@ -81,12 +74,7 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     moe.set(shared_hidden_dim=hidden_dim, gates_inputs=True)
     decoder.set(hidden_dim=config.get("intermediate_size_mlp"), moe_every=every, moe=moe)
     usual = [index for index in range(decoder.num_layers) if is_expert_layer(decoder, index)]
-    found = config.get("moe_layers", usual, list)
-    if found != usual:
-        raise UserError(
-            f"{config.where}: moe_layers is {found}, which is not supported; {usual} was expected, "
-            f"by interleave_moe_layer_step={every}"
-        )
+    config.expect("moe_layers", usual)
     run_in_periods(decoder)
 
 

@@ -64,19 +64,11 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
 
 
 def _dense_layers(config: PublishedConfig) -> int:
-    """Returns the number of layers before the first one with experts.
-
-    Raises:
-      UserError: a later layer has no experts, or no layer has.
-    """
+    """Returns the number of layers before the first one with experts."""
     layers = config.get("num_hidden_layers")
     types = config.get("mlp_layer_types", [_DENSE] + [_SPARSE] * (layers - 1), list)
-    first = types.index(_SPARSE) if _SPARSE in types else layers
-    if first == layers or types != [_DENSE] * first + [_SPARSE] * (layers - first):
-        raise UserError(
-            f"{config.where}: mlp_layer_types is {types}; {layers} entries were expected, "
-            f"{_DENSE!r} for the first layers and {_SPARSE!r} for the others"
-        )
+    first = types.index(_SPARSE) if _SPARSE in types else 0
+    config.expect("mlp_layer_types", [_DENSE] * first + [_SPARSE] * (layers - first))
     return first
 
 

@@ -2,13 +2,11 @@
 
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_OF_HEADS, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
-from lingvo_gshard.wings.open_models.families.family import fixed
 
 FAMILY = decoder(
     "olmoe",
     (
         *USUAL,
-        fixed({"attention_bias": False}),
         NORMS_OF_HEADS,
         experts(hidden="intermediate_size", normalize="norm_topk_prob", coefficient=0.01),
     ),

@@ -17,8 +17,6 @@ _LENGTH = "original_max_position_embeddings"
 
 
 def _read_rope(config: PublishedConfig, task: Params) -> None:
-    # Also without a scaling, a file may have it.
-    config.get(_LENGTH, None)
     rope = config.rope()
     # Names that LongRoPE had in older files.
     if rope["rope_type"] in ("su", "yarn"):

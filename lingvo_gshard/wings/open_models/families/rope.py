@@ -76,7 +76,7 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
     if not isinstance(kind, str) or kind not in _SCALINGS:
         hint = names.nearest(str(kind), _SCALINGS)
         raise UserError(f"{config.where}: the rope_type {kind!r} is unknown. {hint}")
-    _set_base(config, attention, left)
+    _set_base(config, attention, kind, left)
     _complete(config, kind, left)
     scaling = _SCALINGS[kind].params()
     if kind == "yarn":
@@ -97,19 +97,23 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
     attention.rotary_scaling = scaling
 
 
-def _set_base(config: PublishedConfig, attention: Params, left: dict[str, Any]) -> None:
-    """Takes the base, and the share of a head that rotates, out of rotary parameters."""
+def _set_base(config: PublishedConfig, attention: Params, kind: str, left: dict[str, Any]) -> None:
+    """Takes the base, and the share of a head that rotates, out of rotary parameters.
+
+    Classes that always rotate whole heads ignore the share unless a scaling reads it.
+    """
     if "rope_theta" not in left:
         raise UserError(f"{config.where} lacks rope_theta, which this family needs")
     attention.rotary_base = float(left.pop("rope_theta"))
-    fraction = float(left.pop("partial_rotary_factor", 1.0))
-    if "rotary_fraction" in attention:
-        attention.rotary_fraction = fraction
-    elif fraction != 1:
+    name = "partial_rotary_factor"
+    fraction, counts = float(left.pop(name, 1.0)), config.counts(name)
+    has_share = "rotary_fraction" in attention
+    if fraction != 1 and (not has_share if counts else kind != _DEFAULT):
         raise UserError(
-            f"{config.where}: partial_rotary_factor is {fraction}, but this family rotates "
-            "qk_rope_head_dim dimensions; remove it"
+            f"{config.where}: {name} is {fraction}, but this family rotates whole heads; remove it"
         )
+    if has_share:
+        attention.rotary_fraction = fraction if counts else 1.0
 
 
 def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
@@ -119,6 +123,8 @@ def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
       UserError: the scaling lacks a parameter.
     """
     name, positions = "original_max_position_embeddings", config.get("max_position_embeddings")
+    # Files may have it without a scaling that reads it.
+    config.get(name, None)
     if kind in _WITH_LENGTH:
         left[name] = original_length(config, left)
     elif kind == "dynamic":

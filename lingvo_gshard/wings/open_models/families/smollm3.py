@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
@@ -38,13 +38,9 @@ def _kinds(config: PublishedConfig) -> list[str]:
     """
     layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
     usual = [int((index + 1) % interval != 0) for index in range(layers)]
-    rotated = config.get("no_rope_layers", usual, list)
+    rotated = types_of_layers(config, usual, "no_rope_layers")
     has_windows = config.get("use_sliding_window", False) and config.is_given("sliding_window")
     kinds = [SLIDING if has_windows and not rotates else FULL for rotates in rotated]
-    if len(rotated) != layers:
-        raise UserError(
-            f"{config.where}: no_rope_layers has {len(rotated)} entries for {layers} layers"
-        )
     kinds = types_of_layers(config, kinds)
     return [
         kind if rotates else f"{kind}{_UNROTATED}"

@@ -4,10 +4,11 @@ A file holds a SHA-256 of its content and the compressed content. The cache writ
 and checks a file before use. The cache removes a file that is damaged or has another format; the
 program is then compiled again.
 
-libtpu writes a file after each stage. The optimized and scheduled program comes with XLA's buffer
+Compilers write a file after each stage. The optimized and scheduled program comes with XLA's buffer
 assignment. libtpu reads the buffer assignment to decide whether the program fits the chip, and
 writes the file of the next stage only if the program fits. That next stage generates code, which
-takes most of the time and changes neither the program nor the buffer assignment.
+takes most of the time and changes neither the program nor the buffer assignment. XLA's compiler for
+GPUs writes a report of the memory next, whether the program fits or not.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Settings:
 
     Attributes:
       cache: keeps compiled programs for later plans; None compiles every program.
-      generates_code: whether libtpu generates a device's code. A plan reads the optimized program
+      generates_code: whether compilers generate a device's code. A plan reads the optimized program
         and its memory, which are ready before.
     """
 
@@ -162,10 +163,13 @@ def using_settings(settings: Settings) -> contextlib.AbstractContextManager[Sett
     return _settings.use(settings)
 
 
-_BUFFERS = "*.after_optimizations.hlo.pb"
-# libtpu writes this file when the program and its buffers are complete and fit.
-_ACCEPTED = "*.after_optimizations_after_buffer_assignment.hlo.pb"
-# XLA's memory space of a TPU's high-bandwidth memory. Others are memories within a core.
+_BUFFERS = "*[._]after_optimizations.hlo.pb"
+# Compilers write these files when the program and its buffers are complete: libtpu if they fit.
+_ACCEPTED = (
+    "*.after_optimizations_after_buffer_assignment.hlo.pb",
+    "*_gpu_after_optimizations-memory-usage-report.pb",
+)
+# XLA's memory space of a chip's high-bandwidth memory. Others are memories within a core.
 _HBM = 0
 
 
@@ -179,8 +183,11 @@ def options(directory: str) -> dict[str, Any]:
 
 
 def is_accepted(directory: str) -> bool:
-    """Returns whether the compiler has finished the program and its buffers, and they fit."""
-    return any(pathlib.Path(directory).glob(_ACCEPTED))
+    """Returns whether the compiler has finished the program and its buffers.
+
+    The compiler of TPUs has then found that they fit.
+    """
+    return any(any(pathlib.Path(directory).glob(name)) for name in _ACCEPTED)
 
 
 def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:

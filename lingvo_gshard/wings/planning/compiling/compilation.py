@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,8 +19,8 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import Executable, Program, compile_options, standard_error
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo, current_settings
-from lingvo_gshard.wings.planning.compiling.tpu_process import EFFORT, TpuProcess
-from lingvo_gshard.wings.planning.machines import chips, compilers, cuda, topologies
+from lingvo_gshard.wings.planning.compiling.compiler_process import EFFORT, CompilerProcess
+from lingvo_gshard.wings.planning.machines import chips, compilers, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.services.run_records import installed_versions
 
@@ -150,7 +151,7 @@ def _compile(
     progress: Progress,
     options: Mapping[str, str] | None = None,
 ) -> OptimizedHlo:
-    """Compiles a program, with other options where those given are known to fail.
+    """Compiles a program, with fewer options where those given are known to fail.
 
     The compile time counts from the time `started`.
     """
@@ -159,25 +160,10 @@ def _compile(
         return _compile_with(given, program, topology, started, progress)
     except jax.errors.JaxRuntimeError as error:
         compile_options.check_refusal(str(error), given)
-        others = _other_options(str(error), given, topology)
-        if others is None:
+        fewer = compile_options.after_failure(str(error), given)
+        if fewer is None:
             raise
-    options, note = others
-    return _noted(_compile(program, topology, started, progress, options), note)
-
-
-def _other_options(
-    message: str, options: dict[str, str], topology: Topology
-) -> tuple[dict[str, str], str] | None:
-    """Returns options to try after a compiler's error, and what a plan says of them; or None."""
-    fewer = compile_options.after_failure(message, options)
-    if fewer is not None:
-        return fewer, _FEWER_OPTIONS
-    without_triton = {**options, **cuda.WITHOUT_TRITON}
-    if topology.compiler == "gpu" and without_triton != options:
-        # Autotuning would have found that a tiling of Triton's cannot be compiled.
-        return without_triton, cuda.NO_TRITON_NOTE
-    return None
+    return _noted(_compile(program, topology, started, progress, fewer), _FEWER_OPTIONS)
 
 
 def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
@@ -193,11 +179,11 @@ def _compile_with(
     progress: Progress,
 ) -> OptimizedHlo:
     """Compiles a program with these options, added to the topology's own."""
-    if topology.compiler == "tpu":
-        compiled = _compile_for_tpu(program, topology, progress, options)
+    options = {**topology.compiler_options, **options}
+    if topology.compiler == topology.kind != "cpu":
+        compiled = _compile_in_process(program, topology, progress, options)
         return msgspec.structs.replace(compiled, seconds=time.monotonic() - started)
     with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
-        options = {**topology.compiler_options, **options}
         executable = Executable(program, topology.compile_devices(), options)
     seconds = time.monotonic() - started
     return OptimizedHlo(
@@ -222,13 +208,13 @@ def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
         timer.cancel()
 
 
-def _compile_for_tpu(
-    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
+def _compile_in_process(
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, Any]
 ) -> OptimizedHlo:
     def on_code() -> None:
         progress.begin("generating code")
 
-    with TpuProcess(topology) as process:
+    with CompilerProcess(topology) as process:
         return process.compile(program, current_settings().generates_code, on_code, options)
 
 

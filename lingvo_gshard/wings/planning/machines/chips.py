@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import tomllib
 from collections.abc import Mapping
+from typing import Any
 
-from lingvo_gshard.core import UserError, names
-from lingvo_gshard.wings.planning.machines import chip_figures, gpu_figures
-from lingvo_gshard.wings.planning.machines.gpu_targets import GpuTarget
+from lingvo_gshard.core import UserError, names, objects
+from lingvo_gshard.wings.planning.machines.gpu_targets import ARCHITECTURES, GpuTarget
 
 # Kinds of chips, and of the compilers for them -> jax's names of their platforms.
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
@@ -203,7 +204,7 @@ def add(key: str, figures: Mapping[str, tuple]) -> Chip:
 
     Args:
       key: the chip's name within a topology's name, such as "v3".
-      figures: (figure, source) by name of the field, as in wings/planning/machines/chip_figures.py.
+      figures: (figure, source) by name of the field, as in `FIGURES`.
 
     Raises:
       UserError: there is such a chip, or a field is missing or unknown.
@@ -228,5 +229,46 @@ def _chip(key: str, figures: Mapping[str, tuple]) -> Chip:
     return Chip(key=key, **values, sources=sources)
 
 
-FIGURES = chip_figures.FIGURES | gpu_figures.FIGURES | chip_figures.CPU
+def _stated_figures() -> dict[str, dict[str, tuple]]:
+    """Returns what chips.toml states: (figure, source) by the chip's key and the field's name."""
+    stated = tomllib.loads(objects.text_beside(__file__, "chips.toml"))
+    tables = stated["templates"] | stated["chips"]
+    found = {}
+    for key in stated["chips"]:
+        table = _with_inherited(key, tables)
+        texts = stated["sources"]
+        texts = texts | {"datasheet": texts[table["datasheet"]]}
+        found[key] = {
+            field: (_figure(field, table.get(field)), source.format_map(texts))
+            for field, source in table["sources"].items()
+        }
+    return found
+
+
+def _with_inherited(key: str, tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns a chip's fields and sources, the inherited ones included.
+
+    A field with a source of its own but no figure is unknown.
+    """
+    table = tables[key]
+    if "like" not in table:
+        return table
+    base = _with_inherited(table["like"], tables)
+    sources = table.get("sources", {})
+    kept = {field: figure for field, figure in base.items() if field not in sources}
+    return {**kept, **table, "sources": base["sources"] | sources}
+
+
+def _figure(field: str, stated: Any) -> Any:
+    """Returns a figure of chips.toml in the type that `Chip` has for the field."""
+    if isinstance(stated, list):
+        return tuple(stated)
+    if field == "product_efficiency":
+        return {float(size): share for size, share in stated.items()}
+    if field == "target" and stated is not None:
+        return GpuTarget(**stated | {"architecture": ARCHITECTURES[stated["architecture"]]})
+    return stated
+
+
+FIGURES = _stated_figures()
 CHIPS: dict[str, Chip] = {key: _chip(key, figures) for key, figures in FIGURES.items()}

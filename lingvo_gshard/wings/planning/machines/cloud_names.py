@@ -5,69 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 
-# Google counts TensorCores up to v5p and for TPU7x, and chips for v5e and v6e:
-# https://cloud.google.com/tpu/docs/types-topologies, https://cloud.google.com/tpu/docs/v5p,
-# https://cloud.google.com/tpu/docs/v5e, and for TPU7x
-# https://github.com/AI-Hypercomputer/xpk/blob/main/src/xpk/core/system_characteristics.py
-# Prefix of a name -> (key of the chip, counted per chip, dimensions of a slice).
-_SLICES = {
-    "v2": ("v2", 2, 2),
-    "v3": ("v3", 2, 2),
-    "v4": ("v4", 2, 3),
-    "v5e": ("v5e", 1, 2),
-    "v5litepod": ("v5e", 1, 2),
-    "v5p": ("v5p", 2, 3),
-    "v6e": ("v6e", 1, 2),
-    "tpu7x": ("tpu7x", 2, 3),
-}
+from lingvo_gshard.core import objects
+
+_STATED = tomllib.loads(objects.text_beside(__file__, "clouds.toml"))
+# Prefix of a name -> [key of the chip, counted per chip, dimensions of a slice].
+_SLICES = _STATED["slices"]
+# Name of a machine -> [key of the GPU, GPUs].
+MACHINES = _STATED["machines"]
+# Other names of GPUs -> keys of chips.
+GPUS = _STATED["gpus"]
 # Slices of three dimensions of at least this many chips consist of cubes of 4x4x4.
 _CUBE = 4
-# Name of a machine -> (key of the GPU, GPUs), from
-# https://cloud.google.com/compute/docs/accelerator-optimized-machines,
-# https://aws.amazon.com/ec2/instance-types/accelerated-computing/ and
-# https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
-MACHINES = {
-    "a2-highgpu-1g": ("a100-40gb", 1),
-    "a2-highgpu-8g": ("a100-40gb", 8),
-    "a2-megagpu-16g": ("a100-40gb", 16),
-    "a2-ultragpu-1g": ("a100", 1),
-    "a2-ultragpu-8g": ("a100", 8),
-    "a3-highgpu-1g": ("h100", 1),
-    "a3-highgpu-8g": ("h100", 8),
-    "a3-megagpu-8g": ("h100", 8),
-    "a3-ultragpu-8g": ("h200", 8),
-    "a4-highgpu-8g": ("b200", 8),
-    "a4x-highgpu-4g": ("gb200", 4),
-    "g2-standard-96": ("l4", 8),
-    "p4d.24xlarge": ("a100-40gb", 8),
-    "p4de.24xlarge": ("a100", 8),
-    "p5.48xlarge": ("h100", 8),
-    "p5e.48xlarge": ("h200", 8),
-    "p5en.48xlarge": ("h200", 8),
-    "p6-b200.48xlarge": ("b200", 8),
-    "p6-b300.48xlarge": ("b300", 8),
-    "p6e-gb200.36xlarge": ("gb200", 4),
-    "g6.48xlarge": ("l4", 8),
-    "g6e.48xlarge": ("l40s", 8),
-    "nd96asr_v4": ("a100-40gb", 8),
-    "nd96amsr_a100_v4": ("a100", 8),
-    "nd96isr_h100_v5": ("h100", 8),
-    "nd96isr_h200_v5": ("h200", 8),
-}
-# Other names of GPUs -> keys of chips.
-GPUS = {
-    "a100-80gb": "a100",
-    "a100-sxm4-40gb": "a100-40gb",
-    "a100-sxm4-80gb": "a100",
-    "h100-80gb": "h100",
-    "h100-sxm": "h100",
-    "h100-mega-80gb": "h100",
-    "h200-141gb": "h200",
-    "h200-sxm": "h200",
-    "b200-sxm": "b200",
-}
 # One name of each form, for messages.
 EXAMPLES = "v5litepod-16, v4-32, a3-highgpu-8g, p5.48xlarge, ND96isr_H100_v5 and 8xH100"
 _SLICE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<count>[1-9]\d{0,5})(?P<slices>\*\d+)?")

@@ -29,14 +29,6 @@ INSTALL = shlex.join(
 # Autotuning would run kernels, which takes a GPU.
 OPTIONS: Mapping[str, Any] = {"xla_gpu_autotune_level": 0}
 
-# XLA tiles some products of large steps so that Triton cannot compile them: autotuning, which
-# would take other tiles, is off. cuBLAS then computes all products.
-WITHOUT_TRITON: Mapping[str, str] = {"xla_gpu_enable_triton_gemm": "False"}
-NO_TRITON_NOTE = (
-    "Triton cannot compile a product of this step as XLA tiles it without autotuning: all products "
-    "are planned as calls of cuBLAS"
-)
-
 # An option of the compiler, in percent, 95 by default. It limits temporaries to this share of the
 # memory that remains of 80% of the GPU's memory. The compiler computes products again to stay below
 # the limit.

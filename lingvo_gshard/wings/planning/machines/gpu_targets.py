@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,13 @@ class GpuTarget:
     cache: int
 
 
-AMPERE = Architecture((8, 0), False, 2048, 64, 164 * KIB)
-ADA = Architecture((8, 9), False, 1536, 128, 100 * KIB)
 HOPPER = Architecture((9, 0), True, 2048, 128, 228 * KIB)
-BLACKWELL = Architecture((10, 0), True, 2048, 128, 228 * KIB)
+ARCHITECTURES = {
+    "ampere": Architecture((8, 0), False, 2048, 64, 164 * KIB),
+    "ada": Architecture((8, 9), False, 1536, 128, 100 * KIB),
+    "hopper": HOPPER,
+    "blackwell": Architecture((10, 0), True, 2048, 128, 228 * KIB),
+}
 
 
 def description(target: GpuTarget, memory_bytes: int, memory_bandwidth: float) -> str:

@@ -316,6 +316,25 @@ class Plan(Record, frozen=True, kw_only=True):
     loads: RouterLoads | None = None
     params: str = ""
 
+    def __str__(self) -> str:
+        """Returns the main facts as a table."""
+        memory, mfu = self.bytes_per_device, "-" if self.mfu is None else f"{self.mfu:.0%}"
+        rows = {
+            "program": self.name,
+            "machine": f"{self.topology}: {self.devices:,} devices, {self.chip}",
+            "mesh": self.mesh or "none",
+            "strategy": self.strategy_name or "none",
+            "fits": "yes" if self.fits else "no",
+            "memory": f"{memory.peak / 2**30:,.2f} of {memory.capacity / 2**30:,.2f} GiB a device",
+            "step": f"{1e3 * self.seconds_per_step:,.3f} ms, at least "
+            f"{1e3 * self.seconds_per_step_bound:,.3f} ms",
+            "tokens/s": "-" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}",
+            "MFU": mfu,
+            **{f"note {n}": note for n, note in enumerate(self.notes, start=1)},
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
 
 class _Header(msgspec.Struct):
     """The format's number, which is read first: other fields depend on the format."""

@@ -5,62 +5,17 @@ from __future__ import annotations
 import collections
 import os
 import re
+import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.core.lazy import jax, jax_export
 
 # Exported functions are compiled by this version of jax, so that any custom call may be in them.
 _ALL_CALLS = "ALL"
-# Patterns of "type of the error: message" -> what to change. The first that is found counts.
-_ADVICE = {
-    "host_callbacks|effects are not supported": (
-        "it calls the host, as jax.debug.print does; remove such calls from the planned step"
-    ),
-    "require devices to be present": (
-        "it calls the host, as io_callback and pure_callback do, or partitions a kernel by rules "
-        "of its own, as cuDNN's attention; remove such calls from the planned step"
-    ),
-    "(?i)cudnn": (
-        "cuDNN's attention asks for the GPU of this machine; take `implementation='xla'`, or "
-        "export the step with jax.export on a machine with a GPU and plan the file"
-    ),
-    "got a generator": "return arrays in place of yielding them",
-    "'coroutine'": "it is an async function; give a function that returns arrays",
-    "returned a value of type": "return arrays, in tuples, lists or dictionaries",
-    "TracerBoolConversionError": (
-        "it branches on the value of an array; use jnp.where, jax.lax.cond or jax.lax.while_loop"
-    ),
-    "TracerArrayConversionError|unsupported type .* to a Tensor|Tracer.* to a Tensor": (
-        "it passes jax's arrays to NumPy or TensorFlow; use jax.numpy"
-    ),
-    "ConcretizationTypeError|NonConcreteBooleanIndexError|TracerIntegerConversionError": (
-        "a shape or a number of Python depends on the value of an array; give fixed sizes, such "
-        "as `size=`"
-    ),
-    "Error interpreting argument|Cannot interpret value": (
-        "`specs` has something else than arrays; give a jax.ShapeDtypeStruct for each array, and "
-        "bind all other arguments with functools.partial"
-    ),
-    "Non-hashable static": "bind static arguments with functools.partial, or pass tuples",
-    "IndivisibleError|evenly divide|divisible by": (
-        "choose shapes or a mesh so that the sizes of axes divide the dimensions they split"
-    ),
-    "unbound axis name": "name axes of the mesh inside jax.shard_map alone",
-    "axis|mesh|PartitionSpec|[Ss]harding": (
-        "shardings must name axes of the mesh that `specs` have, and no more than the dimensions"
-    ),
-    "OverflowError|overflow": "a number is too large for its type; use smaller ones",
-    "RecursionError": "the function calls itself without end",
-    "cannot be automatically partitioned": "call the kernel inside jax.shard_map",
-    "interpret mode|lowering.*not .*for platform|Cannot lower": (
-        "a kernel was written for another kind of chip; plan it for its own"
-    ),
-    "shape|dimension|broadcast|rank": "check the shapes in `specs`",
-    "Expected a callable": "give a function of jax, jitted or not",
-}
+_ADVICE: dict[str, str] = tomllib.loads(objects.text_beside(__file__, "advice.toml"))
 _WIDE = ("float64", "int64", "uint64")
 # Of the call of the function itself, not of a call in it.
 _WRONG_CALL = re.compile("positional argument|keyword argument|takes no arguments")

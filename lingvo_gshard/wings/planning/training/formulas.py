@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 
-from lingvo_gshard.core import UserError, names
+from lingvo_gshard.core import UserError, names, objects
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
 _NEWTON_STEPS = 60
@@ -103,51 +104,13 @@ class FailureRate:
 
     name: str
     chip_hours: float
-    count: int | None
     source: str
+    count: int | None = None
 
 
-RATES = {
-    rate.name: rate
-    for rate in (
-        FailureRate(
-            "llama3",
-            54 * 24 * 16_384 / 419,
-            419,
-            "Llama 3 405B: 419 unexpected interruptions in 54 days on 16,384 H100 (Dubey et al. "
-            "2024, section 3.3.4, https://arxiv.org/abs/2407.21783)",
-        ),
-        FailureRate(
-            "rsc1",
-            8 * 24 * 1000 / 6.5,
-            None,
-            "Meta's cluster RSC-1: 6.50 failures in 1,000 days of a node of 8 A100 (Kokolis et al. "
-            "2025, https://arxiv.org/abs/2410.21680)",
-        ),
-        FailureRate(
-            "opt",
-            61 * 24 * 992 / (35 + 70),
-            35 + 70,
-            "OPT-175B: at least 35 manual and an estimated 70 automatic restarts in 2 months on "
-            "992 A100 (Zhang et al. 2022, section 2.5, https://arxiv.org/abs/2205.01068)",
-        ),
-        FailureRate(
-            "bloom",
-            7 * 24 * 384 / 1.5,
-            22,
-            "BLOOM: one or two GPUs failed in a week, for 3.5 months on 384 A100 (Le Scao et al. "
-            "2022, https://arxiv.org/abs/2211.05100)",
-        ),
-        FailureRate(
-            "tpu_v4",
-            4 * 24 / 0.0008,
-            None,
-            "TPU v4 pods: 0.08% of the machines of 4 chips fail in a day; cables and switches, "
-            "which are routed around, are not counted (Zu et al., NSDI 2024, section 5, "
-            "https://www.usenix.org/conference/nsdi24/presentation/zu)",
-        ),
-    )
-}  # fmt: skip
+# Figures of failures, jobs and budgets, as figures.toml explains them.
+FIGURES = tomllib.loads(objects.text_beside(__file__, "figures.toml"))
+RATES = {name: FailureRate(name, **stated) for name, stated in FIGURES["failure_rates"].items()}
 
 
 def default(topology: Topology) -> FailureRate:
@@ -178,4 +141,4 @@ def get(text: str, flag: str = "failures") -> FailureRate:
         raise UserError(
             f"`{flag}={text}`: expected more than 0 chip-hours between two failures, such as 5e4"
         )
-    return FailureRate(f"{hours:g} chip-hours", hours, None, f"`{flag}={text}`")
+    return FailureRate(f"{hours:g} chip-hours", hours, f"`{flag}={text}`")

@@ -13,35 +13,15 @@ from lingvo_gshard.wings.planning.training import formulas
 from lingvo_gshard.wings.planning.training.formulas import FailureRate, Interruptions
 from lingvo_gshard.wings.planning.training.goodput_record import Assumption
 
-# The rate of Llama 3's storage, divided by the hosts of 16,384 GPUs.
-HOST_RATE = 2e12 / 2048
-_HOST_RATE_SOURCE = (
-    "of each host: the sustained 2 TB/s of Llama 3's storage, for 2,048 hosts (Dubey et al. 2024, "
-    "section 3.3.1, https://arxiv.org/abs/2407.21783)"
-)
-RESTART = 600.0
-_RESTART_SOURCE = (
-    "finding the failure and diagnosing it took MegaScale less than 10 minutes on average (Jiang "
-    "et al. 2024, section 6.3, https://arxiv.org/abs/2402.15627)"
-)
-# The sum of the defaults of lost_seconds and regather_seconds, and 15 seconds to start workers.
-AGENTS_RESTART = 20.0 + 10.0 + 15.0
-_AGENTS_RESTART_SOURCE = (
-    "gshard-launch: 20 s until a host counts as lost, 10 s until the others go on without it, and "
-    "15 s, assumed, until workers have started"
-)
-AGENTS_COMPILE = 60.0
-_AGENTS_COMPILE_SOURCE = "assumed: tracing and lowering; the compiled program comes from the cache"
-PARTNER_RATE = 10e9
-_PARTNER_SOURCE = "assumed: a host copies its part of a snapshot to another host at 10 GB/s"
+# Option -> the assumption that it replaces: name, unit, value and source.
+_STATED = formulas.FIGURES["job"]
+HOST_RATE: float = _STATED["checkpoint_rate"]["value"]
+RESTART: float = _STATED["restart"]["value"]
+# Assumed, in bytes per second, as the source of `checkpoint_stall` says.
 COPY_RATE = 10e9
-_COPY_SOURCE = "assumed: copying a device's state to its host at 10 GB/s; writing goes on behind"
-_COMPILE_SOURCE = (
-    "compiling, as long as for this plan, and 12 times as long if it has no code; a compilation "
-    "cache shortens it"
-)
 # Time of a whole compilation by libtpu over the time until code is generated: 6 for a small
-# loop of layers, 20 for the paper's model of 600 billion weights.
+# loop of layers, 20 for the paper's model of 600 billion weights. For GPUs 4, with GPT-OSS 120B, to
+# 16, with a few products.
 _WITH_CODE = 12.0
 _HOUR = 3600
 _DAY = 24 * _HOUR
@@ -178,16 +158,20 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
     own = memory.weights + memory.moments
     rate = formulas.get(options.failures) if options.failures else formulas.default(topology)
     seconds = plan.compile_seconds * (1.0 if plan.has_code else _WITH_CODE)
+    default = {
+        flag: stated.get("agents_value" if options.agents else "value", seconds)
+        for flag, stated in _STATED.items()
+    }
     return Job(
         topology=topology,
         steps=math.ceil(options.tokens / plan.tokens_per_step),
         step=plan.seconds_per_step,
         state_bytes=sum(row.bytes for row in plan.tensors) or own * plan.devices,
         failure_rate=rate,
-        host_rate=_or(options.checkpoint_rate, PARTNER_RATE if options.agents else HOST_RATE),
+        host_rate=_or(options.checkpoint_rate, default["checkpoint_rate"]),
         stall=_or(options.checkpoint_stall, own / COPY_RATE),
-        detect=_or(options.restart, AGENTS_RESTART if options.agents else RESTART),
-        compile=_or(options.compile_seconds, AGENTS_COMPILE if options.agents else seconds),
+        detect=_or(options.restart, default["restart"]),
+        compile=_or(options.compile_seconds, default["compile_seconds"]),
         # A snapshot is in the memory of the host that restores it.
         restore=own / COPY_RATE if options.agents else None,
     )
@@ -196,23 +180,18 @@ def make_job(plan: Plan, options: JobOptions) -> Job:
 def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
     """Returns the numbers of a job that no compiler can tell, each with its option and source."""
 
-    def row(name: str, value: float, unit: str, flag: str, default: str) -> Assumption:
-        given = getattr(options, flag)
-        return Assumption(name, value, unit, flag, default if given is None else f"`{flag}`")
-
     rate = job.failure_rate
-    write, start, compile_ = _HOST_RATE_SOURCE, _RESTART_SOURCE, _COMPILE_SOURCE
-    if options.agents:
-        write, start, compile_ = _PARTNER_SOURCE, _AGENTS_RESTART_SOURCE, _AGENTS_COMPILE_SOURCE
-    return [
+    rows = [
         Assumption(
             "between two failures of a chip", rate.chip_hours, "chip-hours", "failures", rate.source
-        ),
-        row("write and read rate", job.host_rate, "bytes/s", "checkpoint_rate", write),
-        row("wait for a checkpoint", job.stall, "seconds", "checkpoint_stall", _COPY_SOURCE),
-        row("start after a failure", job.detect, "seconds", "restart", start),
-        row("compile after it", job.compile, "seconds", "compile_seconds", compile_),
+        )
     ]
+    for flag, stated in _STATED.items():
+        source = stated.get("agents_source" if options.agents else "source", stated["source"])
+        source = source if getattr(options, flag) is None else f"`{flag}`"
+        value = getattr(job, stated["field"])
+        rows.append(Assumption(stated["name"], value, stated["unit"], flag, source))
+    return rows
 
 
 def _or(value: float | None, default: float) -> float:

@@ -14,6 +14,7 @@ from lingvo_gshard.core import UserError, is_bucket, objects
 
 _ZIP = (".zip",)
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+_MACOS = "__MACOSX"
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError)
 
 
@@ -48,8 +49,18 @@ def members(archive: str) -> dict[str, int]:
 
 
 def glob(archive: str, pattern: str) -> list[str]:
-    """Returns the paths of the members whose names match a pattern, sorted."""
-    found = sorted(name for name in members(archive) if fnmatch.fnmatchcase(name, pattern))
+    """Returns the paths of the members whose names match a pattern, sorted.
+
+    A beginning of "**/" also matches no folder. Files in the folder __MACOSX, which macOS
+    adds, have no content. They are left out unless the pattern names the folder.
+    """
+    patterns = (pattern, pattern.removeprefix("**/"))
+    found = sorted(
+        name
+        for name in members(archive)
+        if any(fnmatch.fnmatchcase(name, each) for each in patterns)
+        and (_MACOS in pattern or _MACOS not in name.split("/"))
+    )
     return [f"{archive}/{name}" for name in found]
 
 

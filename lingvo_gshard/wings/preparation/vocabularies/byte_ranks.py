@@ -8,84 +8,40 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from lingvo_gshard.core import UserError, atomic, explained, objects
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_PLAIN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+\z|\s+(?!\S)|\s"
-_CL100K = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|"
-    r"\s*[\r\n]|\s+(?!\S)|\s"
-)
-_O200K = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        *_SPACES,
-    )
-)
-_LLAMA3 = "|".join(
-    (
-        _CONTRACTIONS,
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        *_SPACES,
-    )
-)
-_NO_HAN = r"&&[^\p{Han}]"
-_KIMI = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]*[{_LOWER}{_NO_HAN}]+{_CONTRACTIONS}?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]+[{_LOWER}{_NO_HAN}]*{_CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        *_SPACES,
-    )
-)
-_END = "<|endoftext|>"
-_FILL = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
-# Name of a file of OpenAI -> its pattern and special tokens
-# (https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py).
-ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
-    "r50k_base": (_PLAIN, {_END: 50256}),
-    "p50k_base": (_PLAIN, {_END: 50256}),
-    "cl100k_base": (_CL100K, {_END: 100257, **_FILL, "<|endofprompt|>": 100276}),
-    "o200k_base": (_O200K, {_END: 199999, "<|endofprompt|>": 200018}),
-}
-# Special tokens of Llama 3, which follow the others
-# (https://github.com/meta-llama/llama-models/blob/main/models/llama3/tokenizer.py).
-_LLAMA3_SPECIAL = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|reserved_special_token_1|>",
-    "<|finetune_right_pad_id|>",
-    "<|step_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-    *(f"<|reserved_special_token_{index}|>" for index in range(2, 247)),
-)
-# Special tokens of tekken.json before version 7, which does not list them
-# (https://github.com/mistralai/mistral-common, tokens/tokenizers/tekken.py).
-_TEKKEN_SPECIAL = (
-    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
-    "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
-    "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
-).split()
 
+class _Known(msgspec.Struct, frozen=True):
+    """Facts that files of ranks leave out, by the name of the file.
+
+    Attributes:
+      patterns: regular expressions of the parts of a text, as the programs of OpenAI, Llama 3
+        (https://github.com/meta-llama/llama-models) and Kimi have them.
+      ids: special token -> id of OpenAI's files
+        (https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py).
+      in_order: special tokens without ids: the first of Llama 3, which follow the others, and the
+        tokens of tekken.json before version 7 (https://github.com/mistralai/mistral-common).
+      tokenizer: a tokenizer.json without tokens.
+      added_token: what a tokenizer.json says of each special token.
+    """
+
+    patterns: dict[str, str]
+    ids: dict[str, dict[str, int]]
+    in_order: dict[str, list[str]]
+    tokenizer: dict[str, Any]
+    added_token: dict[str, bool]
+
+
+KNOWN = objects.table_beside(__file__, "byte_ranks.json", _Known)
+_MORE_OF_LLAMA3 = [f"<|reserved_special_token_{index}|>" for index in range(2, 247)]
 
 # Files of published models: Mistral's, Kimi's, and Llama 3's, whose name others give another kind.
 TEKKEN, KIMI, _LLAMA3_FILE = "tekken.json", "tiktoken.model", "tokenizer.model"
@@ -111,7 +67,8 @@ def in_directory(
         ranks = read_ranks(objects.read_bytes(path)) if path.is_file() else None
         if ranks is not None:
             if name == KIMI:
-                return tokenizer_json(ranks, _KIMI, listed_tokens(settings)), path
+                pattern, special = KNOWN.patterns["kimi"], listed_tokens(settings)
+                return tokenizer_json(ranks, pattern, special), path
             return of_llama3(ranks), path
     return None
 
@@ -139,7 +96,8 @@ def of_tekken(content: Mapping[str, Any]) -> str:
             for entry in entries
         }
         listed = content.get("special_tokens") or [
-            {"rank": rank, "token_str": token} for rank, token in enumerate(_TEKKEN_SPECIAL)
+            {"rank": rank, "token_str": token}
+            for rank, token in enumerate(KNOWN.in_order["tekken"])
         ]
         special = {str(entry["token_str"]): int(entry["rank"]) for entry in listed}
         return tokenizer_json(ranks, config["pattern"], special, begin="<s>")
@@ -165,18 +123,19 @@ def of_openai(ranks: Mapping[bytes, int], name: str) -> str:
     Raises:
       UserError: the encoding is unknown, so that its pattern is not known.
     """
-    if name not in ENCODINGS:
+    if name not in KNOWN.ids:
         raise UserError(
             f"the file does not say how tiktoken splits texts, and its name is none of "
-            f"{', '.join(f'{known}.tiktoken' for known in ENCODINGS)}"
+            f"{', '.join(f'{known}.tiktoken' for known in KNOWN.ids)}"
         )
-    return tokenizer_json(ranks, *ENCODINGS[name])
+    return tokenizer_json(ranks, KNOWN.patterns[name], KNOWN.ids[name])
 
 
 def of_llama3(ranks: Mapping[bytes, int]) -> str:
     """Returns the tokenizer.json of Llama 3's tokenizer.model. Each text begins with a token."""
-    special = {token: len(ranks) + index for index, token in enumerate(_LLAMA3_SPECIAL)}
-    return tokenizer_json(ranks, _LLAMA3, special, begin=_LLAMA3_SPECIAL[0])
+    names = [*KNOWN.in_order["llama3"], *_MORE_OF_LLAMA3]
+    special = {token: len(ranks) + index for index, token in enumerate(names)}
+    return tokenizer_json(ranks, KNOWN.patterns["llama3"], special, begin=names[0])
 
 
 def tokenizer_json(
@@ -197,42 +156,14 @@ def tokenizer_json(
     missing = set(range(max(vocabulary.values()) + 1)).difference(vocabulary.values())
     reserved = {f"<|reserved_{index}|>": index for index in missing}
     added = sorted({**special, **reserved}.items(), key=lambda item: item[1])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    found = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": index, "content": token, **flags, "special": True} for token, index in added
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {
-                    "type": "Split",
-                    "pattern": {"Regex": pattern},
-                    "behavior": "Isolated",
-                    "invert": False,
-                },
-                _byte_level(),
-            ],
-        },
-        "post_processor": _begin_with(begin, special[begin]) if begin else None,
-        "decoder": _byte_level(),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": True,
-            "vocab": vocabulary | reserved,
-            "merges": [[names[left], names[right]] for left, right in _pairs(ranks)],
-        },
-    }
+    found = copy.deepcopy(KNOWN.tokenizer)
+    found["added_tokens"] = [
+        {"id": index, "content": token, **KNOWN.added_token} for token, index in added
+    ]
+    found["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+    found["post_processor"] = _begin_with(begin, special[begin]) if begin else None
+    merges = [[names[left], names[right]] for left, right in _pairs(ranks)]
+    found["model"] |= {"vocab": vocabulary | reserved, "merges": merges}
     return json.dumps(found, ensure_ascii=False)
 
 
@@ -252,15 +183,6 @@ def _letters() -> dict[int, str]:
     letters = {byte: chr(byte) for byte in shown}
     others = [byte for byte in range(256) if byte not in letters]
     return letters | {byte: chr(256 + place) for place, byte in enumerate(others)}
-
-
-def _byte_level() -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
 
 
 def _begin_with(token: str, index: int) -> dict[str, Any]:

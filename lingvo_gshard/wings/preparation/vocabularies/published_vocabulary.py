@@ -39,13 +39,7 @@ VOCABULARY = "vocab.json"
 
 # The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
 # `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
-_M2M_LANGUAGES = {
-    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga "
-    "gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt "
-    "lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr "
-    "ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
-    "wmt21": "en ha is ja cs ru zh de",
-}
+_M2M_LANGUAGES = objects.table_beside(__file__, "m2m_languages.json", dict[str, str])
 # fairseq's first ids. After a model's first three pieces, fairseq's ids are one higher than the
 # model's.
 _FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}

@@ -22,6 +22,8 @@ LOCAL_LETTERS = {"d": "groups of experts (devices)", "e": "experts of one group"
 class LimitedTopK(selection.TopK):
     """Selects the k experts with the largest scores, from all experts or from a few groups.
 
+    A single expert may have a normalized gate, which is constant: published models have such ones.
+
     Attributes:
       scores_per_group: default of the option with that name.
     """
@@ -50,7 +52,6 @@ class LimitedTopK(selection.TopK):
         )
 
     def create(self) -> None:
-        super().create()
         p, path = self.p, self.path
         if not p.expert_groups:
             if p.groups_per_token:

@@ -5,8 +5,10 @@ https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +18,7 @@ from starlette.responses import Response
 
 from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.fine_tuning.conversations.answers import encode_marked, end_of_turn
+from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.text import GrowingText, stop_check
@@ -28,6 +31,7 @@ from lingvo_gshard.wings.serving.endpoints.completions import (
     bad,
     decoding_options,
 )
+from lingvo_gshard.wings.serving.endpoints.tool_calls import CallingText, calls_json, format_of
 from lingvo_gshard.wings.serving.errors import RequestError
 from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import ServedModel
@@ -109,15 +113,30 @@ class ChatBody(BaseBody, kw_only=True):
             )
         messages = [_checked(number, message) for number, message in enumerate(self.messages)]
         try:
-            text = model.template.render(
-                messages, self.tools, self.add_generation_prompt, self.chat_template_kwargs
-            ).text
+            text = self._written(model.template, messages, self.tools)
+            if self.tools and text == self._written(model.template, messages, None):
+                raise bad(
+                    "tools",
+                    f"the chat template of {model.name!r} writes no tools, so that the model would "
+                    "not know them; leave them out or describe them in a message",
+                )
             ids = encode_marked(model.vocabulary, text)
         except UserError as error:
             raise bad("messages", str(error)) from None
         if not ids:
             raise bad("messages", "the chat template writes nothing for these messages")
         return ids
+
+    def _written(self, template: ChatTemplate, messages: list[dict], tools: Any) -> str:
+        """Returns the text of messages. Arguments of calls are texts only if they must be."""
+        rest = tools, self.add_generation_prompt, self.chat_template_kwargs
+        read = [_with_arguments(message) for message in messages]
+        try:
+            return template.render(read, *rest).text
+        except UserError:
+            if read == messages:
+                raise
+            return template.render(messages, *rest).text
 
     def stops(self, model: ServedModel) -> frozenset[int]:
         """Returns the ids that end an answer, besides the ends of the model's texts."""
@@ -154,6 +173,17 @@ def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "".join(part["text"] for part in content)}
 
 
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message whose calls have arguments as objects: OpenAI's format has JSON texts."""
+    calls = copy.deepcopy(message.get("tool_calls"))
+    try:
+        for call in calls or ():
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return message
+    return {**message, "tool_calls": calls} if calls else message
+
+
 async def respond(service: Service, request: Request) -> Response:
     """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
     service.check_task("language_model", PATH)
@@ -175,6 +205,8 @@ class _Chat(Completion):
     def __init__(self, model: ServedModel, body: ChatBody):
         super().__init__(model, body)
         self._stops = body.stops(model)
+        wants_calls = body.tools and body.tool_choice != "none"
+        self._form = format_of(model.template.source) if wants_calls and model.template else None
 
     def first_parts(self) -> Iterator[dict]:
         """Yields a part with the role of each answer."""
@@ -183,17 +215,22 @@ class _Chat(Completion):
             part["choices"][0]["delta"] = {"role": "assistant", "content": ""}
             yield part
 
-    def _content(self, text: str, is_part: bool = False) -> dict:
+    def _content(self, text: str, calls: Sequence[Any] = (), is_part: bool = False) -> dict:
+        found = {"tool_calls": calls_json(calls)} if calls else {}
         if is_part:
-            return {"delta": {"content": text} if text else {}}
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            return {"delta": {**({"content": text} if text else {}), **found}}
+        for call in found.get("tool_calls", ()):
+            del call["index"]
+        content = text.strip() or None if calls else text
+        return {"message": {"role": "assistant", "content": content, "refusal": None, **found}}
 
     def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
         return [token for token in tokens if token not in self._stops]
 
     def _growing(self, request: inference.Request) -> GrowingText:
         # An answer is a text of its own, and begins without the space before a word.
-        return GrowingText(self._model.vocabulary, (), request.options.stop)
+        given = self._model.vocabulary, (), request.options.stop
+        return CallingText(self._form, *given) if self._form else GrowingText(*given)
 
     def _logprobs(
         self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]

@@ -302,9 +302,10 @@ class Completion:
         text: str,
         reason: str | None = None,
         logprobs: dict | None = None,
+        calls: Sequence[Any] = (),
     ) -> dict:
         """Returns a part of a streamed answer as a JSON value."""
-        content = self._content(text, is_part=True)
+        content = self._content(text, calls, is_part=True)
         choice = {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
         choice |= seed_json(self.requests[index // self.count])
         return {**self._head, "object": self.PART, "choices": [choice]}
@@ -341,12 +342,13 @@ class Completion:
                     name: None if first is None else first + logprobs[name]
                     for name, first in echoed.items()
                 }
-        choice = {"index": 0, **self._content(text), "finish_reason": finish_reason(found)}
+        reason = finish_reason(found, growing)
+        choice = {"index": 0, **self._content(text, growing.calls), "finish_reason": reason}
         return {**choice, "logprobs": logprobs, **seed_json(request)}
 
-    def _content(self, text: str, is_part: bool = False) -> dict:
-        """Returns the fields of a choice, or of a part of one, that have its text."""
-        del is_part
+    def _content(self, text: str, calls: Sequence[Any] = (), is_part: bool = False) -> dict:
+        """Returns the fields of a choice, or of a part of one, that have its text and calls."""
+        del calls, is_part
         return {"text": text}
 
     def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -404,8 +406,10 @@ def piece_name(vocabulary: Vocabulary, token: int) -> str:
     return f"token_id:{token}" if "\ufffd" in piece or not piece else piece
 
 
-def finish_reason(found: Hypothesis) -> str:
+def finish_reason(found: Hypothesis, text: GrowingText) -> str:
     """Returns why a text ended, in the API's words."""
+    if text.calls:
+        return "tool_calls"
     return "stop" if found.reason in (END, STOP) else "length"
 
 
@@ -442,8 +446,10 @@ async def _parts(
             results[number] = event.hypotheses
             for index in range(first, first + count):
                 found = event.hypotheses[min(index - first, len(event.hypotheses) - 1)]
-                rest = growing[index].add((), is_last=True)
-                yield completion.part(index, rest, reason=finish_reason(found))
+                text = growing[index]
+                rest = text.add((), is_last=True)
+                reason = finish_reason(found, text)
+                yield completion.part(index, rest, reason, calls=text.calls)
     last = completion.last_part([results[n] for n in range(len(completion.requests))])
     if last:
         yield last

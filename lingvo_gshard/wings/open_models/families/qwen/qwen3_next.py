@@ -10,7 +10,7 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
-from lingvo_gshard.wings.open_models.families.experts import ALL_SPARSE, experts
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -72,12 +72,7 @@ def _read_shared(config: PublishedConfig, task: Params) -> None:
 
 def _read_sizes(config: PublishedConfig, task: Params) -> None:
     del task
-    key_dim, value_dim = (config.get(f"linear_{n}_head_dim") for n in ("key", "value"))
-    if key_dim != value_dim:
-        raise UserError(
-            f"{config.where}: linear_value_head_dim is {value_dim}, which is not supported; "
-            f"linear_key_head_dim={key_dim} was expected"
-        )
+    config.expect("linear_value_head_dim", config.get("linear_key_head_dim"))
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
@@ -113,7 +108,6 @@ _SHARED = Part(
 NEXT = decoder(
     "qwen3_next",
     (
-        ALL_SPARSE,
         Part(_read_sizes),
         *_PARTS,
         experts(normalize="norm_topk_prob"),

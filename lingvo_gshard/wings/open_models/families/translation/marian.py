@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.fairseq import (
@@ -23,12 +23,8 @@ def _task(config: PublishedConfig) -> Params:
     if shares:
         # Without it, transformers 5 has a table for each side besides one that no layer reads.
         config.expect("tie_word_embeddings", True)
-    target = config.get("decoder_vocab_size", 0) or task.source_vocabulary_size
-    if shares and target != task.source_vocabulary_size:
-        raise UserError(
-            f"{config.where}: decoder_vocab_size is {target} and vocab_size is "
-            f"{task.source_vocabulary_size}, but share_encoder_decoder_embeddings needs one table"
-        )
+        config.expect("decoder_vocab_size", task.source_vocabulary_size)
+    target = config.get("decoder_vocab_size", task.source_vocabulary_size)
     return task.set(
         target_vocabulary_size=target,
         share_embeddings=shares,

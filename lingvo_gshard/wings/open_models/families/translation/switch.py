@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.layers.moe.routers import SwitchRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
@@ -39,20 +39,9 @@ def _task(config: PublishedConfig) -> Params:
 
 
 def _sparse_step(config: PublishedConfig, side: str, layers: int) -> int:
-    """Returns the period of the layers with experts.
-
-    Raises:
-      UserError: the config gives two different ones.
-    """
+    """Returns the period of the layers with experts."""
     sparse = config.get(f"num_sparse_{side}_layers", kind=int, least=0)
-    step = layers // sparse if sparse else layers
-    given = config.get(f"{side}_sparse_step", step)
-    if f"num_sparse_{side}_layers" in config.values and given != step:
-        raise UserError(
-            f"{config.where}: {side}_sparse_step is {given}, but num_sparse_{side}_layers is "
-            f"{sparse} of {layers} layers; {step} was expected"
-        )
-    return given
+    return config.get(f"{side}_sparse_step", layers // sparse if sparse else layers)
 
 
 def _config(task: Params) -> dict[str, Any]:

@@ -114,8 +114,8 @@ def _umt5_config(task: Params) -> dict[str, Any]:
 def _task(config: PublishedConfig) -> Params:
     # transformers 5 writes the second key, and always True for the first one.
     is_tied = config.get("tie_word_embeddings", True)
-    is_tied = config.get("scale_decoder_outputs", is_tied) and is_tied
-    return t5_task(config, _activation(config), is_scaled=is_tied, is_tied=is_tied)
+    is_scaled = config.get("scale_decoder_outputs", is_tied)
+    return t5_task(config, _activation(config), is_scaled, is_tied=is_tied and is_scaled)
 
 
 def _mt5_task(config: PublishedConfig) -> Params:

@@ -24,18 +24,16 @@ from lingvo_gshard.wings.planning.training.goodput_record import (
 )
 from lingvo_gshard.wings.planning.training.job import COPY_RATE
 
-# Llama 3 405B: 38 to 43% (Dubey et al. 2024, section 3.3.2).
-DENSE_MFU = 0.405
-# DeepSeek-V3: 37 billion active weights, 14.8 trillion tokens, 2.664 million hours of H800
-# (DeepSeek-AI 2024, section 1). H800 and H100 have the same peak in bfloat16.
-SPARSE_MFU = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600 * 989.5e12)
-# A float32 weight, its gradient and two moments.
-STATE_BYTES = 16.0
+# Field of `BudgetOptions` -> its assumption: name, unit, value and source.
+_STATED = formulas.FIGURES["budget"]
+DENSE_MFU: float = _STATED["dense_mfu"]["value"]
+SPARSE_MFU: float = _STATED["sparse_mfu"]["value"]
+STATE_BYTES: float = _STATED["state_bytes"]["value"]
+DAYS: float = _STATED["days"]["value"]
 # The part of a device's memory that weights, gradients and moments may fill.
 STATE_SHARE = 0.5
 # The part of the state that a checkpoint has: no gradients.
 SAVED_SHARE = 0.75
-DAYS = 90.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,23 +90,12 @@ def assumptions(options: BudgetOptions) -> list[Assumption]:
     """Returns what the search assumes, each with its option and source."""
     defaults = BudgetOptions(options.budget)
 
-    def row(name: str, field: str, unit: str, flag: str, source: str) -> Assumption:
-        value = getattr(options, field)
-        is_default = value == getattr(defaults, field)
-        return Assumption(name, value, unit, flag, source if is_default else f"`{flag}`")
-
-    return [
-        row("MFU of dense models", "dense_mfu", "share", "mfu", "Llama 3 405B (Dubey et al. 2024, "
-            "section 3.3.2, https://arxiv.org/abs/2407.21783)"),
-        row("MFU with experts", "sparse_mfu", "share", "mfu", "DeepSeek-V3: its active weights, "
-            "tokens and hours of GPUs, against the peak in bfloat16 though its products are fp8 "
-            "(DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437)"),
-        row("training state of a weight", "state_bytes", "bytes", "state_bytes", "float32 weight, "
-            "gradient and two moments, sharded over all devices and filling at most half of them"),
-        row("write and read rate", "checkpoint_rate", "bytes/s", "checkpoint_rate", "of each host"),
-        row("restart", "restart", "seconds", "restart", "as for `goodput`"),
-        row("longest training", "days", "days", "days", "assumed"),
-    ]  # fmt: skip
+    rows = []
+    for field, stated in _STATED.items():
+        value, flag = getattr(options, field), stated["flag"]
+        source = stated["source"] if value == getattr(defaults, field) else f"`{flag}`"
+        rows.append(Assumption(stated["name"], value, stated["unit"], flag, source))
+    return rows
 
 
 # The largest cluster of GPUs that is tried.

@@ -1,0 +1,50 @@
+"""Finds the keys of config.json that have an effect in each class of transformers.
+
+    PYTHONPATH=. PYTHON -m docs.class_keys
+
+writes lingvo_gshard/wings/open_models/families/class_keys.json. PYTHON has PyTorch and
+transformers. A key has an effect if one of its values changes the names or shapes of the weights,
+the logits, or the loss of a training step, in one of the small models of `benchmarks.parity.cases`.
+All keys are tried that the class names in its source, has as an attribute, or asks a config for
+while a model is made and run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+import sys
+from typing import Any
+
+from benchmarks.parity.cases import CASES
+from docs.class_keys.effects import Models
+
+FILE = pathlib.Path("lingvo_gshard/wings/open_models/families/class_keys.json")
+# Cases of a class that are tried.
+_CASES = 2
+
+
+def main() -> None:
+    """Writes the file, and says which keys a class reads without effect."""
+    import transformers
+
+    logging.disable(logging.CRITICAL)
+    wanted = sys.argv[1:]
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted({case.model_type for case in CASES}):
+        if wanted and name not in wanted:
+            continue
+        models = Models(name, [case for case in CASES if case.model_type == name][:_CASES])
+        effects = models.effects()
+        found[name] = models.defaults(effects)
+        rest = sorted(models.universe - effects)
+        print(
+            f"{name}: effect {sorted(effects)}\n   no effect: {rest}", file=sys.stderr, flush=True
+        )
+    record = {"transformers": transformers.__version__, "keys": found}
+    FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
