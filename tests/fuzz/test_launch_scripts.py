@@ -199,6 +199,10 @@ def check_slurm(folder: pathlib.Path, where: str, values: list[str], words: list
 
 def check_kubernetes(where: str, words: list[str], image: str) -> None:
     options = AgentOptions(max_hosts=2, meeting_place=where)
+    if not image or any(map(str.isspace, image)):
+        with pytest.raises(UserError, match="accepts a name without spaces"):
+            KubernetesOptions(image=image)
+        image = "registry/me/gshard:1"
     made = job_set(KubernetesOptions(image=image), options, words)
     text = as_yaml(made)
     assert text.isascii() and yaml.safe_load(text) == made

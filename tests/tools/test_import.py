@@ -53,14 +53,14 @@ def test_hyperparameters_are_shown_and_set(run_here):
 
 def test_keys_that_do_not_matter_are_named(run_here, tmp_path):
     file = tmp_path / "model" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rope": False, "extra": [1]}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"is_causal": False, "extra": [1]}))
     command = ["gshard-import", "--from=model", "--logdir=run"]
     code, _, err = run_here([*command, "--ignore_keys=extra"], importing.main)
-    assert code == 1 and "use_rope=False may change what the model computes" in err
-    code, out, err = run_here([*command, "--ignore_keys=extra,use_rope"], importing.main)
+    assert code == 1 and "is_causal is False, which is not supported; True was expected" in err
+    code, out, err = run_here([*command, "--ignore_keys=extra,is_causal"], importing.main)
     assert (code, err) == (0, "") and "Imported 1,768 weights" in out
     values = plan.define_flags()
-    values(["gshard-plan", "--config=model", "--length=16", "--ignore_keys=extra,use_rope"])
+    values(["gshard-plan", "--config=model", "--length=16", "--ignore_keys=extra,is_causal"])
     assert plan.planned_params(values).input.length == 16
     values = plan.define_flags()
     values(["gshard-plan", "--experiment=x", "--ignore_keys=extra"])

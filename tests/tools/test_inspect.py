@@ -345,7 +345,8 @@ def test_help_has_examples_and_all_flags(capsys):
         inspect.main([inspect.NAME, "--help"])
     assert exit_.value.code == 0
     out = capsys.readouterr().out
-    assert "--mesh=data=8 --strategy=expert --compile" in out
+    words = " ".join(out.replace("\\\n", "").split())
+    assert "--mesh=data=8 --strategy=expert --compile" in words
     for name in inspect.define_flags():
         assert f"--{name}" in out
 

@@ -187,15 +187,4 @@ TRAININGS = (
             "of 512; neither time is published"
         ),
     ),
-    _recipe(
-        "DeepSeek-V3",
-        decoders.DEEPSEEK_V3,
-        "tpu7x:4x4x8",
-        _IRONWOOD,
-        8,
-        2425.8,
-        _MOMENT,
-        length=4096,
-        policy=_INPUTS,
-    ),
 )

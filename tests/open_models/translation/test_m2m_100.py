@@ -101,7 +101,6 @@ def test_experts_are_scaled_by_what_training_keeps():
         ({"router_dtype": "bfloat16"}, "router_dtype is 'bfloat16', which is not supported"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, which is not supported"),
         ({"activation_function": "tanh"}, "activation_function is 'tanh', which is not supported"),
-        ({"num_shared_experts": 2}, "num_shared_experts=2 may change what the model computes"),
     ],
 )
 def test_what_is_not_supported_is_refused(values, message):
