@@ -99,7 +99,9 @@ def _plan(subject: Any, given: dict[str, Any]) -> Plan:
             asked["loads"] = os.fspath(asked["loads"])
         machine = topologies.get(given.pop("topology"))
         return plan_experiment(subject, machine, PlanOptions(loads=LoadsOptions(**asked), **given))
-    if is_function and not is_jax_function(subject, given.get("specs", ())):
+    if is_function:
+        check_specs(subject, given.get("specs"))
+    if is_function and not is_jax_function(subject, given["specs"]):
         _check(given, "a function of TensorFlow", _OF_FUNCTION)
         return _plan_tensorflow(subject, **given)
     accepted = _OF_PROGRAM if is_function else _OF_PROGRAM[1:]
@@ -197,7 +199,6 @@ _NO_JAX_ARRAY = "as an abstract array"
 def _plan_tensorflow(
     function: Callable[..., Any], /, specs: Sequence[Any], topology: str, **options: Any
 ) -> Plan:
-    check_specs(function, specs)
     try:
         return planner.plan(function, specs, topology, **options)
     except TypeError as error:

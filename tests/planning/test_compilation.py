@@ -11,6 +11,7 @@ import lingvo_gshard
 from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.functions.partition import Partitioned
+from lingvo_gshard.wings.planning import planner
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.told import Told
@@ -43,7 +44,7 @@ def test_memory_matches_xlas_report():
 
 def test_progress_is_reported():
     told = Told()
-    lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "cpu:8", progress=told)
+    planner.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "cpu:8", progress=told)
     assert told.stages == [
         "tracing and lowering",
         "compiling for cpu:8",
