@@ -246,9 +246,14 @@ class SigmoidTest(testing.TestCase, parameterized.TestCase):
         self.assertLess(np.mean(uneven[-20:]), 1.25)
         self.assertTrue(np.all(np.diff(bias) > 0))
 
+    def test_the_gate_of_a_single_expert_is_the_scale(self):
+        routing, _ = route(*make(6, k=1, scale=2.5, capacity_factor=6.0))
+        best = LOGITS.argmax(-1)
+        expected_GSE = 2.5 * np.eye(6)[best]
+        self.assertAllClose(routing.token_gates(), expected_GSE, atol=1e-6)
+
     @parameterized.parameters(
         ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
-        ({"k": 1}, "router.k=1 with router.normalize=True"),
         ({"expert_groups": 2, "groups_per_token": 1, "k": 3}, "router.k=3 .*groups_per_token=1"),
         ({"expert_groups": 3}, "router.expert_groups=3 .* router.num_experts=4"),
     )
