@@ -15,6 +15,8 @@ from lingvo_gshard.core.files import regular
 from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.files.stores import Entry, GivenPath, store_of
 
+T = TypeVar("T")
+
 
 def read_bytes(path: GivenPath) -> bytes:
     """Returns the content of a file.
@@ -40,9 +42,6 @@ def read_text(path: GivenPath) -> str:
         raise UserError(f"{os.fspath(path)} is not UTF-8: byte {error.start}") from None
 
 
-T = TypeVar("T")
-
-
 def text_beside(module: str, name: str) -> str:
     """Returns the text of a file of the package.
 
@@ -54,8 +53,9 @@ def text_beside(module: str, name: str) -> str:
 
 
 def table_beside(module: str, name: str, kind: type[T]) -> T:
-    """Returns the content of a JSON file of the package, of type `kind`; see `text_beside`."""
-    return msgspec.json.decode(text_beside(module, name), type=kind)
+    """Returns the content of a JSON or TOML file of the package; see `text_beside`."""
+    codec = msgspec.toml if name.endswith(".toml") else msgspec.json
+    return codec.decode(text_beside(module, name), type=kind)
 
 
 def write_bytes(path: GivenPath, content: bytes) -> None:

@@ -8,22 +8,22 @@ which replaces the settings below that path. Tables without `about` only serve o
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lingvo_gshard.core import Params, objects, params_text, registry
 
+_Tables = dict[str, dict[str, Any]]
 _FILES = ("gshard_paper", "language_models", "studies", "translation")
 
 
 @functools.cache
-def _tables() -> dict[str, dict[str, Any]]:
+def _tables() -> _Tables:
     """Returns name -> table of all files."""
     return {
         name: table
         for file in _FILES
-        for name, table in tomllib.loads(objects.text_beside(__file__, f"{file}.toml")).items()
+        for name, table in objects.table_beside(__file__, f"{file}.toml", _Tables).items()
     }
 
 

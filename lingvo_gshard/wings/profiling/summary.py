@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
-import tomllib
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -284,7 +283,7 @@ def _executions(trace: Trace, step_keys: frozenset[str]) -> collections.Counter[
 # Smaller parts are not worth a sentence, unless they are the largest.
 _LEAST_SHARE = 0.2
 
-_ADVICE: dict[str, str] = tomllib.loads(objects.text_beside(__file__, "advice.toml"))
+_ADVICE = objects.table_beside(__file__, "advice.toml", dict[str, str])
 
 
 def of_profile(profile: Profile) -> list[str]:

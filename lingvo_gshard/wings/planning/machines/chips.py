@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -231,7 +230,7 @@ def _chip(key: str, figures: Mapping[str, tuple]) -> Chip:
 
 def _stated_figures() -> dict[str, dict[str, tuple]]:
     """Returns what chips.toml states: (figure, source) by the chip's key and the field's name."""
-    stated = tomllib.loads(objects.text_beside(__file__, "chips.toml"))
+    stated = objects.table_beside(__file__, "chips.toml", dict[str, Any])
     tables = stated["templates"] | stated["chips"]
     found = {}
     for key in stated["chips"]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Mapping
+from typing import Any
 
 from lingvo_gshard.core import objects
 
-_STATED = tomllib.loads(objects.text_beside(__file__, "clouds.toml"))
+_STATED = objects.table_beside(__file__, "clouds.toml", dict[str, Any])
 # Prefix of a name -> [key of the chip, counted per chip, dimensions of a slice].
 _SLICES = _STATED["slices"]
 # Name of a machine -> [key of the GPU, GPUs].

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ class MeasuredCollective:
         return bound / self.seconds
 
 
-_STATED = tomllib.loads(objects.text_beside(__file__, "measured.toml"))
+_STATED = objects.table_beside(__file__, "measured.toml", dict[str, Any])
 _MIB = 2**20
 
 

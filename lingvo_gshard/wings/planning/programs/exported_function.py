@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import re
-import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from lingvo_gshard.core.lazy import jax, jax_export
 
 # Exported functions are compiled by this version of jax, so that any custom call may be in them.
 _ALL_CALLS = "ALL"
-_ADVICE: dict[str, str] = tomllib.loads(objects.text_beside(__file__, "advice.toml"))
+_ADVICE = objects.table_beside(__file__, "advice.toml", dict[str, str])
 _WIDE = ("float64", "int64", "uint64")
 # Of the call of the function itself, not of a call in it.
 _WRONG_CALL = re.compile("positional argument|keyword argument|takes no arguments")

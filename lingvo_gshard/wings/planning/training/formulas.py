@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
+from typing import Any
 
 from lingvo_gshard.core import UserError, names, objects
 from lingvo_gshard.wings.planning.machines.topologies import Topology
@@ -109,7 +109,7 @@ class FailureRate:
 
 
 # Figures of failures, jobs and budgets, as figures.toml explains them.
-FIGURES = tomllib.loads(objects.text_beside(__file__, "figures.toml"))
+FIGURES = objects.table_beside(__file__, "figures.toml", dict[str, Any])
 RATES = {name: FailureRate(name, **stated) for name, stated in FIGURES["failure_rates"].items()}
 
 
