@@ -53,9 +53,15 @@ def print_budget(plan: BudgetPlan, console: rich.console.Console) -> None:
 def _print_choices(console: rich.console.Console, title: str, rows: Sequence[Choice]) -> None:
     table = make_table(title, "experts", right=("active", "total", "tokens", "days", "loss"))
     for row in rows:
-        sizes = map(_short, (row.active, row.total, row.tokens))
-        days = units.digits(row.days)
-        table.add_row(row.topology, row.experts, *sizes, days, f"{row.loss:.3f}")
+        table.add_row(
+            row.topology,
+            row.experts,
+            _short(row.active),
+            _short(row.total),
+            _short(row.tokens),
+            units.digits(row.days),
+            f"{row.loss:.3f}",
+        )
     print_table(console, table)
 
 
@@ -181,8 +187,13 @@ def _print_alternatives(
 ) -> None:
     table = make_table(title, right=("save every", "goodput", "days", "price"))
     for row in rows:
-        times = duration(row.interval), units.in_fine_share(row.goodput), units.digits(row.days)
-        table.add_row(row.change, *times, units.in_large(row.price))
+        table.add_row(
+            row.change,
+            duration(row.interval),
+            units.in_fine_share(row.goodput),
+            units.digits(row.days),
+            units.in_large(row.price),
+        )
     print_table(console, table)
 
 

@@ -58,13 +58,15 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -
         right=("devices", "50%", "90%", "worst", "placed", "busiest expert", "dropped"),
     )
     for layer in layers[:MAX_ROWS]:
-        name = escape(f"{layer.layer}\n  {layer.router}, {layer.dispatch}")
-        slowest = layer.slowest
-        ratios = slowest.p50, slowest.p90, slowest.worst, layer.placed.p50
-        busiest = f"{layer.busiest_expert} ({layer.busiest_over_mean:.2f}x)"
-        dropped = units.in_fine_share(layer.dropped_share.p50 if layer.dropped_share else None)
-        cells = (*(f"{ratio:.2f}x" for ratio in ratios), busiest, dropped)
-        table.add_row(name, f"{layer.devices:,}", *cells)
+        table.add_row(
+            escape(f"{layer.layer}\n  {layer.router}, {layer.dispatch}"),
+            f"{layer.devices:,}",
+            *(f"{value:.2f}x" for value in (layer.slowest.p50, layer.slowest.p90)),
+            f"{layer.slowest.worst:.2f}x",
+            f"{layer.placed.p50:.2f}x",
+            f"{layer.busiest_expert} ({layer.busiest_over_mean:.2f}x)",
+            units.in_fine_share(layer.dropped_share.p50 if layer.dropped_share else None),
+        )
     print_table(console, table)
     say_hidden(console, layers[MAX_ROWS:])
 
@@ -143,9 +145,13 @@ def print_largest_batch(found: LargestBatch, console: rich.console.Console) -> N
         )
     table = make_table("texts", right=("fits", "peak", "of capacity", "tokens/s"))
     for trial in found.trials:
-        memory = units.in_bytes(trial.peak), units.in_share(trial.peak / trial.capacity)
-        rate = units.in_large(trial.tokens_per_second)
-        table.add_row(f"{trial.batch:,}", "yes" if trial.fits else "no", *memory, rate)
+        table.add_row(
+            f"{trial.batch:,}",
+            "yes" if trial.fits else "no",
+            units.in_bytes(trial.peak),
+            units.in_share(trial.peak / trial.capacity),
+            units.in_large(trial.tokens_per_second),
+        )
     print_table(console, table)
     print_generation(found.plan, console)
 

@@ -93,8 +93,12 @@ def print_tensors(console: rich.console.Console, tensors: Sequence[TensorRow]) -
     rows = sorted(tensors, key=lambda row: -row.bytes_per_device)
     for row in rows[:MAX_ROWS]:
         name = f"{row.path} ({row.kind})\n  {row.layout} {array_text(row.dtype, row.shape)}"
-        sizes = map(units.in_bytes, (row.bytes, row.bytes_per_device))
-        table.add_row(escape(name), escape(row.split), *sizes)
+        table.add_row(
+            escape(name),
+            escape(row.split),
+            units.in_bytes(row.bytes),
+            units.in_bytes(row.bytes_per_device),
+        )
     print_table(console, table)
     say_hidden(console, rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
 
@@ -125,9 +129,15 @@ def print_collectives(console: rich.console.Console, collectives: Sequence[Colle
     )
     rows = sorted(collectives, key=lambda row: (-row.seconds, -row.hidden_seconds))
     for row in rows[:MAX_ROWS]:
-        where = f"{row.layer or '(no layer)'}, {row.phase}"
-        lines = f"{row.kind} over {row.axis}, {row.dtype}", where, *filter(None, [row.line])
-        table.add_row(escape("\n  ".join(lines)), units.in_bytes(row.bytes), *_call_cells([row]))
+        table.add_row(
+            escape(
+                f"{row.kind} over {row.axis}, {row.dtype}\n"
+                f"  {row.layer or '(no layer)'}, {row.phase}"
+                + (f"\n  {row.line}" if row.line else "")
+            ),
+            units.in_bytes(row.bytes),
+            *_call_cells([row]),
+        )
     table.add_section()
     groups: dict[tuple[str, str], list[CollectiveRow]] = collections.defaultdict(list)
     for row in rows:
@@ -158,10 +168,15 @@ def print_host_transfers(
         return
     table = make_table("copies", "layer", right=("bytes", "calls", "bound", "hidden", "exposed"))
     for row in transfers[:MAX_ROWS]:
-        what = f"{'to the host' if row.to_host else 'from the host'}, {row.phase}"
-        amounts = units.in_bytes(row.bytes), units.in_count(row.count)
-        times = map(units.in_seconds, (row.seconds_bound, row.hidden_seconds, row.seconds))
-        table.add_row(what, escape(row.layer or "(no layer)"), *amounts, *times)
+        table.add_row(
+            f"{'to the host' if row.to_host else 'from the host'}, {row.phase}",
+            escape(row.layer or "(no layer)"),
+            units.in_bytes(row.bytes),
+            units.in_count(row.count),
+            units.in_seconds(row.seconds_bound),
+            units.in_seconds(row.hidden_seconds),
+            units.in_seconds(row.seconds),
+        )
     print_table(console, table)
     say_hidden(console, transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
@@ -192,9 +207,15 @@ def print_layer_times(console: rich.console.Console, layers: Sequence[LayerRow])
     total = sum(row.seconds for row in layers) or 1
     rows = sorted(layers, key=lambda row: -row.seconds)
     for row in rows[:MAX_ROWS]:
-        what = escape(row.layer or "(no layer)"), row.phase, units.in_count(row.times)
-        times = units.in_seconds(row.seconds_bound), units.in_seconds(row.seconds)
-        table.add_row(*what, *times, units.in_share(row.seconds / total), _bottleneck(row))
+        table.add_row(
+            escape(row.layer or "(no layer)"),
+            row.phase,
+            units.in_count(row.times),
+            units.in_seconds(row.seconds_bound),
+            units.in_seconds(row.seconds),
+            units.in_share(row.seconds / total),
+            _bottleneck(row),
+        )
     table.add_section()
     for phase in dict.fromkeys(row.phase for row in layers):
         group = [row for row in layers if row.phase == phase]

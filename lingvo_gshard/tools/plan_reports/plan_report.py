@@ -81,10 +81,14 @@ def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -
     columns = ("fits", "peak", "step", "tokens/s", "USD for 1e9 tokens")
     table = make_table("changes tried", right=columns)
     for row in remedies:
-        what = escape(with_flags("\n  ".join(filter(None, (row.change, row.reason)))))
-        sizes = units.in_bytes(row.peak), units.in_seconds(row.seconds_per_step)
-        amounts = map(units.in_large, (row.tokens_per_second, row.price))
-        table.add_row(what, "yes" if row.fits else "no", *sizes, *amounts)
+        table.add_row(
+            escape(with_flags(row.change + (f"\n  {row.reason}" if row.reason else ""))),
+            "yes" if row.fits else "no",
+            units.in_bytes(row.peak),
+            units.in_seconds(row.seconds_per_step),
+            units.in_large(row.tokens_per_second),
+            units.in_large(row.price),
+        )
     print_table(console, table)
     for row in remedies:
         if row.fits:

@@ -131,8 +131,13 @@ def _print_parts(console: rich.console.Console, profile: Profile) -> None:
         rate = part.flops_per_second
         attainable = profile.attainable
         of = units.in_share(rate / attainable.flops_per_second) if rate and attainable else ""
-        times = units.in_seconds(part.seconds), units.in_share(part.share)
-        table.add_row(part.part, *times, f"{units.in_flops(rate)}/s" if rate else "", of)
+        table.add_row(
+            part.part,
+            units.in_seconds(part.seconds),
+            units.in_share(part.share),
+            f"{units.in_flops(rate)}/s" if rate else "",
+            of,
+        )
     table.add_section()
     total = sum(part.seconds for part in profile.parts)
     table.add_row("sum", units.in_seconds(total), units.in_share(1.0), "", "")
@@ -143,8 +148,13 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) ->
     table = make_table("time of a layer", "phase", right=("measured", "share", "FLOP/s"))
     for row in layers[:MAX_ROWS]:
         rate = f"{units.in_flops(row.flops / row.seconds)}/s" if row.flops else ""
-        times = units.in_seconds(row.seconds), units.in_share(row.share)
-        table.add_row(escape(row.layer or "(no layer)"), row.phase, *times, rate)
+        table.add_row(
+            escape(row.layer or "(no layer)"),
+            row.phase,
+            units.in_seconds(row.seconds),
+            units.in_share(row.share),
+            rate,
+        )
     table.add_section()
     phases: dict[str, float] = collections.defaultdict(float)
     shares: dict[str, float] = collections.defaultdict(float)
@@ -163,9 +173,13 @@ def _print_operations(console: rich.console.Console, rows: Sequence[OperationTim
         where = f"{row.layer or '(no layer)'}, {row.phase}"
         source = f"\n  {row.source}" if row.source else ""
         rate = f"{units.in_flops(row.flops / row.active_seconds)}/s" if row.flops else ""
-        name = escape(f"{row.name} ({row.opcode})\n  {where}{source}")
-        times = units.digits(row.executions), units.in_seconds(row.seconds)
-        table.add_row(name, row.kind, *times, rate)
+        table.add_row(
+            escape(f"{row.name} ({row.opcode})\n  {where}{source}"),
+            row.kind,
+            units.digits(row.executions),
+            units.in_seconds(row.seconds),
+            rate,
+        )
     print_table(console, table)
 
 
@@ -174,10 +188,14 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveT
         return
     table = make_table("collectives", right=("calls", "a step", "active", "hidden", "exposed"))
     for row in rows:
-        amounts = units.in_count(row.count), units.in_bytes(row.bytes)
-        hidden = units.in_share(row.hidden_seconds / row.seconds if row.seconds else 0.0)
-        times = units.in_seconds(row.seconds), hidden, units.in_seconds(row.exposed_seconds)
-        table.add_row(escape(f"{row.kind} over {row.axis}"), *amounts, *times)
+        table.add_row(
+            escape(f"{row.kind} over {row.axis}"),
+            units.in_count(row.count),
+            units.in_bytes(row.bytes),
+            units.in_seconds(row.seconds),
+            units.in_share(row.hidden_seconds / row.seconds if row.seconds else 0.0),
+            units.in_seconds(row.exposed_seconds),
+        )
     print_table(console, table)
 
 
