@@ -76,9 +76,11 @@ class KubernetesOptions(Options):
         super().__post_init__()
         for name, (pattern, longest, expected) in _ACCEPTED.items():
             given = getattr(self, name)
-            if given is not None and not re.fullmatch(pattern, given):
+            if given is None:
+                continue
+            if not re.fullmatch(pattern, given):
                 raise UserError(f"`{name}={given}`: Kubernetes accepts {expected}")
-            if given is not None and longest is not None and len(given) > longest:
+            if longest is not None and len(given) > longest:
                 raise UserError(f"`{name}={given}`: Kubernetes accepts {longest} characters")
         if (self.tpu_accelerator is None) != (self.tpu_topology is None):
             raise UserError(

@@ -75,7 +75,7 @@ class GrowingText:
           stop: strings that end the text.
           is_echoed: whether the text follows `echo` of the given tokens.
         """
-        self._text_of, self._stop = _text_after(vocabulary, given, is_echoed), stop
+        self._text_after, self._stop = _text_after(vocabulary, given, is_echoed), stop
         self._vocabulary = vocabulary
         self._first = len(echo(vocabulary, given)) if is_echoed else 0
         self._tokens: list[int] = []
@@ -102,6 +102,9 @@ class GrowingText:
             cut = text[: len(text) - kept]
         new, self._shown = cut[self._shown :], max(self._shown, len(cut))
         return new
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self._text_after(tokens)
 
     def _settled(self, tokens: Sequence[int]) -> str:
         """Returns the part of the text of tokens that no later token can change."""

@@ -119,16 +119,15 @@ class CallingText(GrowingText):
             for mark, found in ids.items()
             if len(found) == 1 and not vocabulary.text_of(found)
         }
-        self._spoken_of, self._text_of = self._text_of, self._marked_of
 
-    def _marked_of(self, tokens: Sequence[int]) -> str:
+    def _text_of(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, with the marks that are special tokens."""
         parts, begin = [], 0
         for place, token in enumerate(tokens):
             if token in self._unspoken:
-                parts += (self._spoken_of(tokens[begin:place]), self._unspoken[token])
+                parts += (super()._text_of(tokens[begin:place]), self._unspoken[token])
                 begin = place + 1
-        return "".join((*parts, self._spoken_of(tokens[begin:])))
+        return "".join((*parts, super()._text_of(tokens[begin:])))
 
     def add(self, tokens: Sequence[int], is_last: bool = False) -> str:
         self._text += super().add(tokens, is_last)
