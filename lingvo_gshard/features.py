@@ -13,6 +13,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "first_lowering_passes": ("lingvo_gshard.wings.spmd_passes.passes",),
     "lowering_passes": ("lingvo_gshard.wings.spmd_passes.passes",),
     "partitioners": ("lingvo_gshard.wings.spmd_passes.shardy",),
+    "optimizers": ("lingvo_gshard.wings.optimizers.muon",),
     "program_files": ("lingvo_gshard.wings.saved_programs.saving",),
     "program_readers": ("lingvo_gshard.wings.planning.program_reader",),
     "step_parts": (

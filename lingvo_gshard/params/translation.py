@@ -12,7 +12,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.run.options import RunOptions
-from lingvo_gshard.training.step.adam import Adam
+from lingvo_gshard.training.step.optimizer import OPTIMIZERS
 from lingvo_gshard.training.step.schedules import Linear
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -99,6 +99,8 @@ def from_files() -> Params:
     params = quickstart()
     params.input.set(corpus=TsvReader.params(), languages=())
     params.input.vocabulary.size = 4000
+    for stack in (params.task.encoder, params.task.decoder):
+        stack.set(input_dropout_rate=0.1, residual_dropout_rate=0.1)
     return params
 
 
@@ -125,8 +127,8 @@ def _task(
         hidden_dim=hidden_dim,
         moe_every=2,
         moe=_experts(num_experts),
-        input_dropout_rate=0.1,
-        residual_dropout_rate=0.1,
+        input_dropout_rate=0.0,
+        residual_dropout_rate=0.0,
         attention_dropout_rate=0.0,
     )
     # Cross-attention needs the position embeddings that the task adds; self-attention learns from
@@ -166,8 +168,8 @@ def _experts(num_experts: int) -> Params:
 
 def _step() -> Params:
     return Trainer.params().set(
-        optimizer=Adam.params().set(beta1=0.9, beta2=0.98, weight_decay=0.0),
-        schedule=Linear.params().set(learning_rate=4e-3, warmup_steps=200),
+        optimizer=OPTIMIZERS["muon"].params(),
+        schedule=Linear.params().set(learning_rate=1e-2, warmup_steps=200),
         clip_norm=1.0,
     )
 

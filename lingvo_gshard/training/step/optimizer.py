@@ -32,6 +32,7 @@ from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
+from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import weight_patterns
 
@@ -359,3 +360,7 @@ def _moment_spec(
         dtype=dtypes.get(name, "float32"),
         initializer=initializers.constant(0.0),
     )
+
+
+# Optimizers that the package's experiments choose by name.
+OPTIMIZERS: Seam[type[Optimizer]] = Seam("optimizers")

@@ -10,7 +10,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import HARDWARE, platform_in_use, weight_patterns
 from lingvo_gshard.training import Adam, WeightStep
 from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer, decayed_mean
-from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32, Moments
+from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32, OPTIMIZERS, Moments
 from lingvo_gshard.wings.optimizers.orthogonalization import Matrices, matrices_of, orthogonalize
 
 MATCH_RMS_ADAMW, ORIGINAL = "match_rms_adamw", "original"
@@ -18,6 +18,7 @@ MATCH_RMS_ADAMW, ORIGINAL = "match_rms_adamw", "original"
 _RMS_OF_ADAM = 0.2
 
 
+@OPTIMIZERS.register("muon")
 class Muon(MomentOptimizer):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
 

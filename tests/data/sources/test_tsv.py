@@ -196,12 +196,12 @@ def test_the_embedded_corpus_matches_its_notice():
     corpus = tsv.EmbeddedCorpus.params().instantiate()
     splits = {split: corpus.rows(split) for split in ("dev", "test", "train")}
     assert {split: len(rows) for split, rows in splits.items()} == {
-        "train": 334128,
+        "train": 697396,
         "dev": 5522,
         "test": 10429,
     }
     counts = collections.Counter(row.language for row in splits["train"])
     assert len(counts) == 99
-    assert sum(count >= 1000 for count in counts.values()) == 46
+    assert sum(count >= 1000 for count in counts.values()) == 59
     english = {split: {row.target for row in rows} for split, rows in splits.items()}
     assert not english["train"] & (english["dev"] | english["test"])
