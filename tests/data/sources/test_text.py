@@ -89,7 +89,7 @@ def test_no_english_of_dev_and_test_is_in_train(english):
 def test_each_message_is_one_document(english):
     rows, _ = english
     assert {split: len(found) for split, found in rows.items()} == {
-        "train": 14_680,
+        "train": 27_364,
         "dev": 258,
         "test": 464,
     }

@@ -73,7 +73,7 @@ CASES = (
         "steps in words",
         _QUICKSTART + "'run.steps = ten'",
         error="--gin_param 'run.steps = ten': Failed to parse token 'ten'; expected int, such as "
-        "3200",
+        "2700",
     ),
     Case(
         "a class without its module",
@@ -110,7 +110,7 @@ CASES = (
     Case(
         "a path as a flag with a space, and a text without quotes",
         _TRAIN + "--run.steps many",
-        error="--gin_param \"run.steps = 'many'\": run.steps: expected int, such as 3200; got the "
+        error="--gin_param \"run.steps = 'many'\": run.steps: expected int, such as 2700; got the "
         "string 'many'",
     ),
     Case(
