@@ -125,6 +125,8 @@ def _task(
         hidden_dim=hidden_dim,
         moe_every=2,
         moe=_experts(num_experts),
+        input_dropout_rate=0.05,
+        residual_dropout_rate=0.05,
     )
     # Cross-attention needs the position embeddings that the task adds; self-attention learns from
     # distances much faster.

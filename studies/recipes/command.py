@@ -31,6 +31,8 @@ from studies.member import Member
 from studies.recipes import results
 
 EXPERIMENTS = ("translation.quickstart", "language_model.quickstart")
+_ADAM = "step.optimizer = @lingvo_gshard.training.step.adam.Adam"
+_ADAFACTOR = "step.optimizer = @lingvo_gshard.training.step.adafactor.Adafactor"
 _MUON = "step.optimizer = @lingvo_gshard.wings.optimizers.muon.Muon"
 # name of a comparison -> way -> gin statements. The first way is what others are compared with.
 COMPARISONS = {
@@ -43,9 +45,9 @@ COMPARISONS = {
         "chance": ("step.precision = 'bfloat16'", "step.clip_norm = 1.0001"),
     },
     "optimizers": {
-        "adam": (),
-        "adafactor": ("step.optimizer = @lingvo_gshard.training.step.adafactor.Adafactor",),
-        "muon": (_MUON, "step.optimizer.adam_weights = ('*.router',)"),
+        "adam": (_ADAM, "step.schedule.learning_rate = 0.004"),
+        "adafactor": (_ADAFACTOR, "step.schedule.learning_rate = 0.004"),
+        "muon": (_MUON, "step.optimizer.iterations = 3", "step.schedule.learning_rate = 0.01"),
     },
 }
 
