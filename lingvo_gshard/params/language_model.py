@@ -22,7 +22,7 @@ def quickstart() -> Params:
     """A language model of software messages, with experts (minutes on 2 cores).
 
     Purpose: to see a sparse language model learn on any machine. The text is the English side of
-    the embedded corpus, 14,680 messages of free programs. The model is a decoder-only Transformer
+    the embedded corpus, 27,364 messages of free programs. The model is a decoder-only Transformer
     of 4 layers with 8 experts in every other layer, as in GLaM (arXiv 2112.06905), with rotary
     positions, swiglu and RMSNorm.
 
