@@ -93,7 +93,7 @@ def test_the_site_is_built_without_a_network(tmp_path):
     build = ["mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True)
     if not browser.missing():
-        pages = ("index", "first_eight_devices", "strategies", "errors_memory", "reference/python")
+        pages = ("index", "first_eight_devices", "strategies", "errors", "reference/python")
 
         for name in pages:
             address = (tmp_path / f"{name}.html").as_uri()
