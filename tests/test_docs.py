@@ -149,8 +149,6 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 SLOW_PAGES = (
     "README.md",
     "cleaning.md",
-    "cluster_kubernetes.md",
-    "cluster_slurm.md",
     "clusters.md",
     "data.md",
     "debugging.md",
