@@ -148,7 +148,6 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 
 SLOW_PAGES = (
     "README.md",
-    "cleaning.md",
     "clusters.md",
     "data.md",
     "debugging.md",
@@ -183,7 +182,6 @@ SLOW_PAGES = (
 
 # Pages whose `python` blocks form one script. A `text` block shows the output of the block before.
 SCRIPTS = (
-    "docs/cleaning.md",
     # It trains seven times. tests/keras has a fast test of each part.
     pytest.param("docs/keras.md", marks=pytest.mark.slow),
     "docs/your_own_layer.md",
