@@ -148,6 +148,7 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 
 SLOW_PAGES = (
     "README.md",
+    "accelerators.md",
     "clusters.md",
     "data.md",
     "debugging.md",
@@ -157,7 +158,6 @@ SLOW_PAGES = (
     "extending.md",
     "failures.md",
     "fine_tuning.md",
-    "gpu.md",
     "language_model.md",
     "local_updates.md",
     "long_inputs.md",
@@ -177,8 +177,8 @@ SLOW_PAGES = (
     "your_own_text.md",
 )
 
-# Pages whose `python` blocks form one script, but for those that are files. A `text` block shows the
-# output of the block before.
+# Pages whose `python` blocks form one script, but for those that are files. A `text` block shows
+# the output of the block before.
 SCRIPTS = (
     # It trains seven times. tests/keras has a fast test of each part.
     pytest.param("docs/keras.md", marks=pytest.mark.slow),
