@@ -214,7 +214,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
     if isinstance(found[0], Exception):
         reason = " ".join(str(found[0]).split())[:300]
         raise UserError(
-            f"`tpu={tpu}`: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime needs "
+            f"`tpu={tpu}`: TensorFlow {tf.__version__} reaches no TPU: {reason}. The runtime needs "
             "TensorFlow's TPU build on TPU VMs (docs/accelerators.md); `runtime=spmd` needs neither"
         )
     return one_replica(*found[0])
