@@ -44,6 +44,12 @@ def test_links_of_pages_have_targets(sources):
                 assert (page.parent / target).exists(), f"{page.relative_to(sources)}: {target}"
 
 
+def test_one_page_has_every_example(sources):
+    page = (sources / site.EXAMPLES).read_text(encoding="utf-8")
+    titles = [file.read_text("utf-8").splitlines()[0] for file in ROOT.glob("examples/*/README.md")]
+    assert len(titles) > 4 and all(f"\n#{title}\n" in page for title in titles)
+
+
 def test_docstrings_become_markdown():
     text = reference.in_markdown(
         """Returns something.
