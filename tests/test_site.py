@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -105,5 +106,19 @@ def test_the_site_is_built_without_a_network(tmp_path):
             address = (tmp_path / f"{name}.html").as_uri()
             found = audit.problems_on_screens(lambda opened, page=address: opened.open(page))
             assert found == [], name
+        assert "Errors" in _found_from_disk(tmp_path / "data.html", "RESOURCE_EXHAUSTED")
     loads = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
     assert not any(loads.search(page.read_text("utf-8")) for page in tmp_path.rglob("*.html"))
+
+
+def _found_from_disk(page: pathlib.Path, words: str) -> list[str]:
+    """Returns the titles that the search of a page finds, opened from disk."""
+    with browser.Browser() as opened:
+        opened.open(page.as_uri())
+        opened.click(".md-search__input")
+        opened.type(".md-search__input", words)
+        deadline = time.monotonic() + 60
+        while not (titles := opened.texts(".md-search-result__item h1")):
+            assert time.monotonic() < deadline, f"nothing is found of {words}"
+            time.sleep(0.2)
+        return titles

@@ -29,6 +29,7 @@ _LINK = re.compile(r"(\]\(|(?:src|srcset)=\")([^)\"#\s]+)(#[^)\"]*)?([)\"])")
 # Folders of docs/ whose files pages show or link to.
 _FOLDERS = ("pictures", "workflows")
 _SUFFIXES = (".svg", ".png", ".yml")
+_ASSETS = ("extra.css", "iframe-worker.js")
 _NOTEBOOKS = "notebooks"
 
 
@@ -49,7 +50,8 @@ def write(target: pathlib.Path) -> None:
     parts = [_placed(examples / "README.md", EXAMPLES)]
     parts += [f"#{_placed(page, EXAMPLES)}" for page in sorted(examples.glob("*/README.md"))]
     (target / EXAMPLES).write_text("\n".join(parts), encoding="utf-8")
-    shutil.copy(DOCS / "site" / "extra.css", target)
+    for name in _ASSETS:
+        shutil.copy(DOCS / "site" / name, target)
     notebooks.write(target / _NOTEBOOKS)
     for name, text in reference.pages().items():
         file = target / "reference" / name
