@@ -29,8 +29,7 @@ def text(found: PlannedTrainings) -> str:
     planned = [(each, found[each.key]) for each in TRAININGS if each.key in found]
     tables = {
         "results": table(
-            ("model", "program", "machine", "published", "estimate", "ratio")
-            + ("published MFU", "planned MFU"),
+            ("model", "program", "machine", "published", "estimate", "ratio", "published MFU"),
             [_result(each, row) for each, row in planned],
         ),
         "ratios": _ratios(planned),
@@ -38,7 +37,7 @@ def text(found: PlannedTrainings) -> str:
             ("trainings", "rows", "ratios", "mean", "products", "attention", "waits", "hides"),
             groups(planned),
         ),
-        "differences": _listed(planned, [each.planned.split("; ") for each, _ in planned]),
+        "differences": _listed(planned, [each.planned.split("; ") for each, _ in planned], 3),
         "terms": _listed(planned, [[each.term] for each, _ in planned]),
         "too_large": ", ".join(_names([each for each, row in planned if not row.fits])),
         "compiler_versions": ", ".join(sorted({_versions(row) for _, row in planned})),
@@ -59,7 +58,6 @@ def _result(training: Training, row: PlannedTraining) -> tuple[str, ...]:
         large(estimate),
         f"{_ratio(training, row):.2f}",
         f"{utilization(training, training.published):.0%}",
-        f"{utilization(training, estimate):.0%}",
     )
 
 
@@ -74,14 +72,25 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _listed(
-    planned: Sequence[tuple[Training, PlannedTraining]], clauses: Sequence[Sequence[str]]
+    planned: Sequence[tuple[Training, PlannedTraining]],
+    clauses: Sequence[Sequence[str]],
+    fewest: int = 1,
 ) -> str:
-    """Returns a list of clauses, each with the trainings that it holds for."""
+    """Returns a list of clauses, each with the trainings that it holds for.
+
+    Args:
+      planned: the trainings.
+      clauses: those of each training.
+      fewest: clauses that hold for fewer models on a machine are left out.
+    """
     trainings: dict[str, list[Training]] = {}
     for (training, _), each in zip(planned, clauses, strict=True):
         for clause in filter(None, each):
             trainings.setdefault(clause, []).append(training)
-    return "\n".join(f"- {clause} ({', '.join(_names(of))})" for clause, of in trainings.items())
+    names = {clause: _names(of) for clause, of in trainings.items()}
+    return "\n".join(
+        f"- {clause} ({', '.join(each)})" for clause, each in names.items() if len(each) >= fewest
+    )
 
 
 def _names(trainings: Iterable[Training]) -> list[str]:
