@@ -1,5 +1,5 @@
-# tests: /docs/counted/, /docs/open_models.md
-"""Holds that the counts of docs/open_models.md are those of the configs beside them."""
+# tests: /docs/counted/
+"""Holds that the counts of docs/counted/table.md are those of the configs beside them."""
 
 import pytest
 
@@ -12,9 +12,8 @@ FEW = ("openai/gpt-oss-20b", "google-t5/t5-small", "Qwen/Qwen3-VL-2B-Instruct", 
 
 def rows():
     """Returns name -> cells of the table."""
-    page = counted.PAGE.read_text(encoding="utf-8")
-    table = page.partition(counted.BEGIN)[2].partition(counted.END)[0]
-    cells = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    lines = counted.TABLE.read_text(encoding="utf-8").splitlines()[2:]
+    cells = [line.strip("| ").split(" | ") for line in lines]
     return {row[0]: row for row in cells}
 
 

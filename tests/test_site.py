@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -42,6 +43,12 @@ def test_links_of_pages_have_targets(sources):
         for target in _LINK.findall(page.read_text(encoding="utf-8")):
             if "://" not in target and not target.startswith("mailto:"):
                 assert (page.parent / target).exists(), f"{page.relative_to(sources)}: {target}"
+
+
+def test_one_page_has_every_example(sources):
+    page = (sources / site.EXAMPLES).read_text(encoding="utf-8")
+    titles = [file.read_text("utf-8").splitlines()[0] for file in ROOT.glob("examples/*/README.md")]
+    assert len(titles) > 4 and all(f"\n#{title}\n" in page for title in titles)
 
 
 def test_docstrings_become_markdown():
@@ -93,11 +100,25 @@ def test_the_site_is_built_without_a_network(tmp_path):
     build = ["mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True)
     if not browser.missing():
-        pages = ("index", "first_eight_devices", "strategies", "errors_memory", "reference/python")
+        pages = ("index", "first_eight_devices", "strategies", "errors", "reference/python")
 
         for name in pages:
             address = (tmp_path / f"{name}.html").as_uri()
             found = audit.problems_on_screens(lambda opened, page=address: opened.open(page))
             assert found == [], name
+        assert "Errors" in _found_from_disk(tmp_path / "data.html", "RESOURCE_EXHAUSTED")
     loads = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
     assert not any(loads.search(page.read_text("utf-8")) for page in tmp_path.rglob("*.html"))
+
+
+def _found_from_disk(page: pathlib.Path, words: str) -> list[str]:
+    """Returns the titles that the search of a page finds, opened from disk."""
+    with browser.Browser() as opened:
+        opened.open(page.as_uri())
+        opened.click(".md-search__input")
+        opened.type(".md-search__input", words)
+        deadline = time.monotonic() + 60
+        while not (titles := opened.texts(".md-search-result__item h1")):
+            assert time.monotonic() < deadline, f"nothing is found of {words}"
+            time.sleep(0.2)
+        return titles

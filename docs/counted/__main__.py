@@ -1,4 +1,4 @@
-"""Counts the weights of published models, and writes the table of docs/open_models.md.
+"""Counts the weights of published models, and writes docs/counted/table.md.
 
     python -m docs.counted --peers_python=PYTHON
 
@@ -26,8 +26,7 @@ from lingvo_gshard.wings.open_models.importing import weight_specs
 
 FOLDER = pathlib.Path(__file__).parent
 CONFIGS = FOLDER / "configs.jsonl"
-PAGE = FOLDER.parent / "open_models.md"
-BEGIN, END = "<!-- counted: python -m docs.counted -->\n", "<!-- end of counted -->\n"
+TABLE = FOLDER / "table.md"
 COLUMNS = ("model", "architecture", "config from", "weights", "transformers")
 
 
@@ -79,9 +78,7 @@ def main() -> None:
             print(f"{entry['name']}: {answer['error']}", file=sys.stderr)
         text = "equal" if theirs == weights else "-" if theirs is None else f"{theirs:,}"
         lines.append(row(entry, weights, text))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
+    TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

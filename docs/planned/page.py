@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from docs.planned import cells, setups
 from docs.planned.cells import LORA, TRAINING, Cell
@@ -18,9 +18,7 @@ from lingvo_gshard.wings.open_models.importing import weight_specs
 
 PAGE = pathlib.Path(__file__).parents[1] / "open_models_planned.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"
-_BILLION, _GIB = 1e9, 2**30
-# Marks a sum of buffers of which some share memory.
-_SHARED = " (shared)"
+_BILLION = 1e9
 
 Cells = Mapping[tuple[str, str, str], Cell]
 
@@ -36,10 +34,10 @@ def text(found: Cells) -> str:
     tables = {
         "parameters": _parameters(MODELS),
         "slices": _slices(planned, found),
-        "training": _details(planned, found, TRAINING, _training_columns),
-        "lora": _details(planned, found, LORA, _training_columns),
-        "generation_64": _details(planned, found, "generation 64", _generation_columns),
-        "generation_1": _details(planned, found, "generation 1", _generation_columns),
+        "training": _details(planned, found, TRAINING),
+        "lora": _details(planned, found, LORA),
+        "generation_64": _details(planned, found, "generation 64"),
+        "generation_1": _details(planned, found, "generation 1"),
         "missing": _missing(planned, found),
         "rejected": _rejected(planned, found),
         "rank": str(setups.RANK),
@@ -67,15 +65,14 @@ def _parameters(models: Iterable[Model]) -> str:
         total, active = counts(model)
         rows.append(
             (
-                model.name,
-                f"[{model.repository}](https://huggingface.co/{model.repository})",
+                f"[{model.name}](https://huggingface.co/{model.repository})",
                 f"{model.parameters:g}B",
                 model.stated,
                 f"{total / _BILLION:.2f}B",
                 f"{active / _BILLION:.2f}B",
             )
         )
-    heading = ("model", "config.json of", "published", "stated in", "planned", "used by a token")
+    heading = ("model", "published", "stated in", "planned", "used by a token")
     return table(heading, rows)
 
 
@@ -102,41 +99,20 @@ def _chips(cell: Cell | None) -> str:
     return str(cell.chips) if cell.topology else "-"
 
 
-def _details(
-    models: Iterable[Model],
-    found: Cells,
-    work: str,
-    columns: Callable[[Cell], Sequence[str]],
-) -> str:
-    rows = []
-    for model in models:
-        for machine in MACHINES:
-            cell = found.get((model.key, machine.key, work))
-            if cell is None:
-                continue
-            if not cell.topology:
-                rows.append((model.name, machine.name, f"does not fit: {cell.reason}"))
-                continue
-            memory = f"{cell.peak / _GIB:.1f} of {cell.capacity / _GIB:.1f}"
-            if cell.peak > cell.capacity:
-                memory += _SHARED
-            slice_ = cell.topology.removeprefix(f"{machine.key}:")
-            price = "-" if cell.price is None else f"{cell.price:,.0f}"
-            rows.append(
-                (model.name, machine.name, slice_, cell.mesh, memory, *columns(cell), price)
-            )
-    seconds = "step" if columns is _training_columns else "token"
-    return table(
-        ("model", "machine", "slice", "mesh", "GiB", seconds, "MFU", "tokens/s", "USD"), rows
-    )
+def _details(models: Iterable[Model], found: Cells, work: str) -> str:
+    """Returns the table of slice, tokens per second and price of each model on each machine."""
+    rows = [
+        (model.name, *(_speed(found.get((model.key, each.key, work))) for each in MACHINES))
+        for model in models
+    ]
+    return table(("model", *(machine.name for machine in MACHINES)), rows)
 
 
-def _training_columns(cell: Cell) -> Sequence[str]:
-    return (f"{cell.seconds:.2f} s", f"{cell.mfu:.0%}", large(cell.tokens_per_second))
-
-
-def _generation_columns(cell: Cell) -> Sequence[str]:
-    return (f"{1000 * cell.seconds:.1f} ms", f"{cell.mfu:.1%}", large(cell.tokens_per_second))
+def _speed(cell: Cell | None) -> str:
+    if cell is None or not cell.topology:
+        return _chips(cell)
+    shown = f"{cell.topology.removeprefix(f'{cell.machine}:')}: {large(cell.tokens_per_second)}/s"
+    return shown if cell.price is None else f"{shown}, {cell.price:,.0f} USD"
 
 
 def _missing(models: Sequence[Model], found: Cells) -> str:

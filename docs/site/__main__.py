@@ -20,15 +20,16 @@ DOCS = ROOT / "docs"
 # Files of the repository that are pages of the site: file -> page.
 PAGES = {
     "CHANGELOG.md": "project/changelog.md",
-    "CODE_OF_CONDUCT.md": "project/code_of_conduct.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "README.md": "index.md",
-    "SECURITY.md": "project/security_policy.md",
 }
+# The page that has the README of each example, after the one of all.
+EXAMPLES = "examples.md"
 _LINK = re.compile(r"(\]\(|(?:src|srcset)=\")([^)\"#\s]+)(#[^)\"]*)?([)\"])")
 # Folders of docs/ whose files pages show or link to.
 _FOLDERS = ("pictures", "workflows")
 _SUFFIXES = (".svg", ".png", ".yml")
+_ASSETS = ("extra.css", "iframe-worker.js")
 _NOTEBOOKS = "notebooks"
 
 
@@ -45,9 +46,12 @@ def write(target: pathlib.Path) -> None:
             if file.suffix in _SUFFIXES:
                 (target / folder).mkdir(exist_ok=True)
                 shutil.copy(file, target / folder / file.name)
-    for example in sorted((ROOT / "examples").glob("*/README.md")):
-        write_page(target, example, f"examples/{example.parent.name}.md")
-    shutil.copy(DOCS / "site" / "extra.css", target)
+    examples = ROOT / "examples"
+    parts = [_placed(examples / "README.md", EXAMPLES)]
+    parts += [f"#{_placed(page, EXAMPLES)}" for page in sorted(examples.glob("*/README.md"))]
+    (target / EXAMPLES).write_text("\n".join(parts), encoding="utf-8")
+    for name in _ASSETS:
+        shutil.copy(DOCS / "site" / name, target)
     notebooks.write(target / _NOTEBOOKS)
     for name, text in reference.pages().items():
         file = target / "reference" / name
@@ -63,6 +67,16 @@ def write_page(target: pathlib.Path, page: pathlib.Path, name: str) -> None:
       page: a file of the repository.
       name: the page's path on the site.
     """
+    text = _placed(page, name)
+    if page.parent == DOCS and page.name in notebooks.PAGES:
+        text = _with_notebook(text, page.stem)
+    file = target / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def _placed(page: pathlib.Path, name: str) -> str:
+    """Returns a page's text, with links that fit its place on the site."""
     depth = name.count("/")
 
     def place(link: re.Match[str]) -> str:
@@ -76,12 +90,7 @@ def write_page(target: pathlib.Path, page: pathlib.Path, name: str) -> None:
             return f"{before}{'../' * depth}index.md{end}" if before == "](" else link[0]
         return f"{before}{'../' * depth}{own}{anchor or ''}{end}"
 
-    text = _LINK.sub(place, page.read_text(encoding="utf-8"))
-    if page.parent == DOCS and page.name in notebooks.PAGES:
-        text = _with_notebook(text, page.stem)
-    file = target / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    return _LINK.sub(place, page.read_text(encoding="utf-8"))
 
 
 def _with_notebook(text: str, stem: str) -> str:
@@ -98,10 +107,7 @@ def _on_site(file: pathlib.Path) -> str | None:
         return PAGES[name]
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
-    parts = name.split("/")
-    if parts[0] == "examples" and len(parts) > 1 and parts[1] != "README.md":
-        return f"examples/{parts[1]}.md"
-    return None
+    return EXAMPLES if name.startswith("examples/") else None
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def load(
       strategy: as in `RuntimeOptions`.
       options: where and how to run; the arguments above override its fields.
       precision: how the weights are stored and multiplied to translate and generate: "trained",
-        "int8" or "int8_weights"; see docs/decoding_speed.md.
+        "int8" or "int8_weights"; see docs/decoding.md.
       checkpoint: "best", which is the newest if the run keeps no best one; "newest"; or a step.
 
     Raises:

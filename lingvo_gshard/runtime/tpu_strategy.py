@@ -1,7 +1,7 @@
 """The runtime of TensorFlow's TPU build: the steps of one device under a tf.distribute strategy.
 
 Under TPUStrategy one replica spans all cores of a TPU, and TensorFlow's TPU compiler partitions the
-step as its annotations say. docs/tpu.md says how to start it and what was run where.
+step as its annotations say. docs/accelerators.md says how to start it and what was run where.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
     if isinstance(found[0], Exception):
         reason = " ".join(str(found[0]).split())[:300]
         raise UserError(
-            f"`tpu={tpu}`: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime "
-            "needs TensorFlow's TPU build on a TPU VM (docs/tpu.md); `runtime=spmd` needs neither"
+            f"`tpu={tpu}`: TensorFlow {tf.__version__} reaches no TPU: {reason}. The runtime needs "
+            "TensorFlow's TPU build on TPU VMs (docs/accelerators.md); `runtime=spmd` needs neither"
         )
     return one_replica(*found[0])
 

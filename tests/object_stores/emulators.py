@@ -71,7 +71,7 @@ def running(scheme: str) -> Iterator[Emulator]:
 
 
 def _environment(scheme: str, url: str) -> dict[str, str]:
-    """Returns the settings that docs/buckets.md gives for an emulator."""
+    """Returns the settings that docs/data.md gives for an emulator."""
     if scheme == "gs":
         return {
             "STORAGE_EMULATOR_HOST": url,

@@ -1,5 +1,5 @@
-# tests: /docs/buckets.md, wings/object_stores/problems.py, training/run/checkpoint/orbax_storage.py
-"""Runs the commands of docs/buckets.md against emulators."""
+# tests: /docs/data.md, wings/object_stores/problems.py, training/run/checkpoint/orbax_storage.py
+"""Runs the commands of docs/data.md against emulators."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tests.object_stores.emulators import environment_with
 from tests.test_docs import ROOT, commands, environment, with_tiny_flags  # noqa: F401
 
-_PAGE = (ROOT / "docs" / "buckets.md").read_text(encoding="utf-8")
+_PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 
     LARGE_MODEL_MB=2148 python -m pytest -m slow -s tests/open_models/test_memory.py
 
-also prints the times beside that of a copy of the files, for docs/open_models.md.
+also prints the times beside that of a copy of the files.
 """
 
 import json

@@ -1,5 +1,5 @@
-# tests: /docs/tpu.md, runtime/tpu_strategy.py
-"""Compiles the training step for a TPU that is not attached, as in docs/tpu.md."""
+# tests: /docs/accelerators.md, runtime/tpu_strategy.py
+"""Compiles the training step for a TPU that is not attached, as in docs/accelerators.md."""
 
 import importlib.util
 import pathlib
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "tpu.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "accelerators.md"
 SMALL = """
 experiment.input.set(batch_rows=8, source_length=32, target_length=32)
 experiment.task.set(model_dim=16)

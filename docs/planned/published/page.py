@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,7 @@ from lingvo_gshard.wings.planning.machines import compilers, topologies
 
 PAGE = pathlib.Path(__file__).parents[2] / "planned_and_published.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"
-_GIB = 2**30
-# Kinds of work that have a column of their own.
+# Kinds of work whose shares of a step are shown.
 _SHOWN = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.COLLECTIVES)
 
 
@@ -31,29 +29,17 @@ def text(found: PlannedTrainings) -> str:
     planned = [(each, found[each.key]) for each in TRAININGS if each.key in found]
     tables = {
         "results": table(
-            ("model", "program", "machine", "mesh", "published", "estimate", "bound", "ratio")
-            + ("predicted", "published MFU", "planned MFU"),
+            ("model", "program", "machine", "published", "estimate", "ratio", "published MFU"),
             [_result(each, row) for each, row in planned],
         ),
-        "times": table(
-            ("model", "machine", "step", "products", "attention: products", "attention: rest")
-            + ("exposed collectives", "other", "hidden collectives", "all hidden"),
-            [_times(each, row) for each, row in planned],
-        ),
-        "configurations": table(
-            ("model", "machine", "strategy", "rows", "length", "recomputed", "GiB of a device")
-            + ("how the plan differs", "source"),
-            [_configuration(each, row) for each, row in planned],
-        ),
         "ratios": _ratios(planned),
-        "groups": table(("trainings", "rows", "ratios", "geometric mean"), groups(planned)),
-        "experts": table(
-            ("model", "program", "machine", "ratio", "products", "attention")
-            + ("routing and dispatch", "exchanges and gathers of experts", "of it exposed")
-            + ("what separates the estimate from the measurement",),
-            [_experts(each, row) for each, row in planned if each.has_experts],
+        "groups": table(
+            ("trainings", "rows", "ratios", "mean", "products", "attention", "waits", "hides"),
+            groups(planned),
         ),
-        **_ranges(planned),
+        "differences": _listed(planned, [each.planned.split("; ") for each, _ in planned], 3),
+        "terms": _listed(planned, [[each.term] for each, _ in planned]),
+        "too_large": ", ".join(_names([each for each, row in planned if not row.fits])),
         "compiler_versions": ", ".join(sorted({_versions(row) for _, row in planned})),
     }
     page = TEXT.read_text(encoding="utf-8")
@@ -66,102 +52,50 @@ def _result(training: Training, row: PlannedTraining) -> tuple[str, ...]:
     estimate = row.tokens_per_second_of_chip
     return (
         training.name,
-        training.publisher,
+        f"[{training.publisher}]({training.source})",
         _machine(training),
-        training.mesh.replace(",", " "),
         large(training.published),
         large(estimate),
-        large(row.tokens / row.bound / row.chips),
         f"{_ratio(training, row):.2f}",
-        f"{_ratio(training, row) * row.seconds / row.predicted:.2f}" if row.predicted else "-",
         f"{utilization(training, training.published):.0%}",
-        f"{utilization(training, estimate):.0%}",
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """Where the time of a step goes.
+def _shares(row: PlannedTraining) -> tuple[float, ...]:
+    """Returns the shares of products, attention, and exposed and hidden collectives in a step."""
+    kinds = [row.kinds.get(kind, 0.0) for kind in _SHOWN]
+    return tuple(seconds / row.seconds for seconds in (*kinds, row.hidden))
 
-    Attributes:
-      shares: of products, products of attention, the rest of attention, collectives that the step
-        waits for, others, and collectives that computation hides. All but the last make the step.
-      all_hidden: the measured seconds over the estimated ones if computation hid all collectives.
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def _listed(
+    planned: Sequence[tuple[Training, PlannedTraining]],
+    clauses: Sequence[Sequence[str]],
+    fewest: int = 1,
+) -> str:
+    """Returns a list of clauses, each with the trainings that it holds for.
+
+    Args:
+      planned: the trainings.
+      clauses: those of each training.
+      fewest: clauses that hold for fewer models on a machine are left out.
     """
-
-    shares: tuple[float, ...]
-    all_hidden: float
-
-    @property
-    def rest(self) -> float:
-        """The share of the rest of attention."""
-        return self.shares[2]
-
-
-def _parts(training: Training, row: PlannedTraining) -> _Parts:
-    attention = min(row.attention_products, row.kinds[operation_rows.ATTENTION])
-    rest = row.kinds[operation_rows.ATTENTION] - attention
-    collectives = row.kinds.get(operation_rows.COLLECTIVES, 0.0)
-    other = sum(seconds for kind, seconds in row.kinds.items() if kind not in _SHOWN)
-    parts = (row.kinds[operation_rows.PRODUCTS], attention, rest, collectives, other, row.hidden)
-    measured = row.tokens / row.chips / training.published
-    return _Parts(
-        shares=tuple(seconds / row.seconds for seconds in parts),
-        all_hidden=measured / max(row.seconds - collectives, collectives + row.hidden),
+    trainings: dict[str, list[Training]] = {}
+    for (training, _), each in zip(planned, clauses, strict=True):
+        for clause in filter(None, each):
+            trainings.setdefault(clause, []).append(training)
+    names = {clause: _names(of) for clause, of in trainings.items()}
+    return "\n".join(
+        f"- {clause} ({', '.join(each)})" for clause, each in names.items() if len(each) >= fewest
     )
 
 
-def _times(training: Training, row: PlannedTraining) -> tuple[str, ...]:
-    parts = _parts(training, row)
-    return (
-        training.name,
-        _machine(training),
-        f"{row.seconds:.2f} s",
-        *(f"{share:.0%}" for share in parts.shares),
-        f"{parts.all_hidden:.2f}",
-    )
-
-
-def _ranges(planned: Iterable[tuple[Training, PlannedTraining]]) -> dict[str, str]:
-    """Returns ranges of columns over groups of rows, for the text."""
-    all_parts = [(each, row, _parts(each, row)) for each, row in planned]
-    tpus = [parts for _, row, parts in all_parts if row.compiler == "tpu"]
-    h100 = [parts for _, row, parts in all_parts if row.machine == "h100"]
-    ratios = {each.key: _ratio(each, row) for each, row, _ in all_parts}
-    titan = [ratios[each.key] for each, _, _ in all_parts if each.publisher == "torchtitan"]
-    of_tpus = [ratios[each.key] for each, row, _ in all_parts if row.compiler == "tpu"]
-    old = [
-        ratios[each.key]
-        for each, row, _ in all_parts
-        if row.machine == "a100" and "model" in row.mesh
-    ]
-    return {
-        "tpu_rest": _range("{:.0%}", [parts.rest for parts in tpus]),
-        "h100_rest": _range("{:.0%}", [parts.rest for parts in h100]),
-        "tpu_hidden": _range("{:.2f}", [parts.all_hidden for parts in tpus]),
-        "tpu_ratio": _range("{:.2f}", of_tpus),
-        "titan_ratio": _range("{:.2f}", titan),
-        "a100_tensor": _range("{:.2f}", old),
-    }
-
-
-def _range(form: str, values: Sequence[float]) -> str:
-    return f"{form.format(min(values))} to {form.format(max(values))}"
-
-
-def _configuration(training: Training, row: PlannedTraining) -> tuple[str, ...]:
-    memory = f"{row.peak / _GIB:.0f} of {row.capacity / _GIB:.0f}"
-    return (
-        training.name,
-        _machine(training),
-        f"`{training.strategy}`",
-        f"{training.rows:,}",
-        f"{training.length:,}",
-        training.rematerialize,
-        memory if row.fits else f"{memory}: does not fit",
-        training.planned or "-",
-        f"[{training.publisher}]({training.source})",
-    )
+def _names(trainings: Iterable[Training]) -> list[str]:
+    """Returns model and machine of each training, once."""
+    return list(dict.fromkeys(f"{each.name} on {_machine(each)}" for each in trainings))
 
 
 def _machine(training: Training) -> str:
@@ -197,38 +131,31 @@ def _mean(ratios: Sequence[float]) -> float:
 
 
 def _ratios(planned: Sequence[tuple[Training, PlannedTraining]]) -> str:
-    """Returns a sentence on the ratios of estimates to measurements."""
+    """Returns sentences on the ratios of estimates to measurements."""
     ratios = [_ratio(each, row) for each, row in planned]
+    first = [
+        _ratio(each, row) * row.seconds / row.predicted for each, row in planned if row.predicted
+    ]
     return (
-        f"Over {len(ratios)} trainings, the estimate is {_range('{:.2f}', ratios)} times the "
-        f"measurement, {_mean(ratios):.2f} times in the geometric mean."
+        f"Over {len(ratios)} trainings, the estimate is {_range(ratios)} times the measurement, "
+        f"{_mean(ratios):.2f} times in the geometric mean. The first plan of {len(first)} of them "
+        "was written down before it was compared with the measurement: "
+        f"{_range(first)} times, {_mean(first):.2f} in the mean."
     )
 
 
 def groups(planned: Iterable[tuple[Training, PlannedTraining]]) -> list[tuple[str, ...]]:
     """Returns a row for each program, kind of machine and kind of model."""
-    ratios_by_group: dict[str, list[float]] = {}
+    by_group: dict[str, list[tuple[float, ...]]] = {}
     for training, row in planned:
         program, _, _ = training.publisher.partition(" 2")
         machine = "TPU" if row.compiler == "tpu" else row.machine.upper()
         model = "experts" if training.has_experts else "dense"
-        ratio = _ratio(training, row)
-        ratios_by_group.setdefault(f"{program}, {machine}, {model}", []).append(ratio)
-    return [
-        (name, str(len(ratios)), _range("{:.2f}", ratios), f"{_mean(ratios):.2f}")
-        for name, ratios in sorted(ratios_by_group.items())
-    ]
-
-
-def _experts(training: Training, row: PlannedTraining) -> tuple[str, ...]:
-    exposed, hidden = row.exchanges
-    kinds = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.ROUTING)
-    times = [row.kinds.get(kind, 0.0) for kind in kinds]
-    return (
-        training.name,
-        training.publisher,
-        _machine(training),
-        f"{_ratio(training, row):.2f}",
-        *(f"{seconds / row.seconds:.0%}" for seconds in (*times, exposed + hidden, exposed)),
-        training.term or "-",
-    )
+        found = (_ratio(training, row), *_shares(row))
+        by_group.setdefault(f"{program}, {machine}, {model}", []).append(found)
+    rows = []
+    for name, found in sorted(by_group.items()):
+        ratios, *shares = zip(*found, strict=True)
+        means = (f"{sum(each) / len(each):.0%}" for each in shares)
+        rows.append((name, str(len(found)), _range(ratios), f"{_mean(ratios):.2f}", *means))
+    return rows

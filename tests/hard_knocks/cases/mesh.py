@@ -160,8 +160,8 @@ CASES = (
     Case(
         "a TPU that is not here",
         _TRAIN + "--runtime=tpu_strategy --tpu=local",
-        error="--tpu=local: TensorFlow ... reaches no TPU: ... This runtime needs TensorFlow's TPU "
-        "build on a TPU VM (docs/tpu.md); --runtime=spmd needs neither",
+        error="--tpu=local: TensorFlow ... reaches no TPU: ... The runtime needs TensorFlow's TPU "
+        "build on TPU VMs (docs/accelerators.md); --runtime=spmd needs neither",
     ),
     Case(
         "a negative limit of replicated memory",

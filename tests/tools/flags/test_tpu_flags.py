@@ -127,6 +127,6 @@ def test_missing_tpu_is_reported(tmp_path):
     assert error.startswith(
         f"gshard-train: error: --tpu=local: TensorFlow {tf.__version__} reaches no TPU: "
     )
-    assert "docs/tpu.md" in error
+    assert "docs/accelerators.md" in error
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "run").exists()

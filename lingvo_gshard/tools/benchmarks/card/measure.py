@@ -34,7 +34,7 @@ from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from lingvo_gshard.wings.profiling.trace import JaxTracer, Recorder, Trace
 
-# Shares of the product's rate that a step should reach (docs/gpu.md).
+# Shares of the product's rate that a step should reach (docs/accelerators.md).
 GOALS = {"dense": 0.5, "experts": 0.4}
 _SHOWN = 10
 
