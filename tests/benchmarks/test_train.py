@@ -1,0 +1,124 @@
+# tests: /benchmarks/train/
+"""python -m benchmarks train: work, scores, rows, our records, and other libraries on few rows."""
+
+import dataclasses
+import os
+import sys
+
+import numpy as np
+import pytest
+import rich.console
+import sacrebleu
+
+from benchmarks.decode.sizes import dense_sizes
+from benchmarks.peer_python import has_libraries
+from benchmarks.train import measure, settings
+from benchmarks.train.peers import Peers
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.data import Row
+from lingvo_gshard.tools import train
+from lingvo_gshard.training.experiments import with_configured_vocabularies
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.inference.loading import facts_of
+from lingvo_gshard.wings.services import run_records
+from tests.tools import tiny_translation
+
+WORDS = {"uno": "one", "dos": "two", "tres": "three", "rojo": "red", "gato": "cat", "casa": "house"}
+
+
+def made_rows(count: int, seed: int) -> list[Row]:
+    """Returns sentences of some words, word by word translated, in two languages."""
+    draw, rows = np.random.default_rng(seed), []
+    for index in range(count):
+        words = draw.choice(list(WORDS), draw.integers(2, 7))
+        language = ("es", "gl")[index % 2]
+        rows.append(Row(language, " ".join(words), " ".join(WORDS[word] for word in words)))
+    return rows
+
+
+def test_the_work_of_a_dense_model_is_thrice_its_forward_pass():
+    params = registry.get("translation.quickstart_dense")
+    task = with_configured_vocabularies(params).instantiate()
+    sizes = dense_sizes(task, facts_of(task, params.input))
+    assert sizes.encoder_hidden == 768
+    found = measure.training_flops(sizes, np.array([[5, 7], [9, 2]]))
+    shapes = [TokenShape(1, target, source) for source, target in ((5, 7), (9, 2))]
+    assert found == 3 * sum(flops(task, shape) for shape in shapes)
+
+
+def test_short_settings_have_the_work_of_the_quickstart():
+    params = registry.get("translation.quickstart_dense")
+    task = with_configured_vocabularies(params).instantiate()
+    dense, lengths = dense_sizes(task, facts_of(task, params.input)), np.array([[16, 11]])
+    for setting in settings.chosen(list(settings.MODULES), ["short"]):
+        assert measure.training_flops(setting.sizes, lengths) == measure.training_flops(
+            dense, lengths
+        )
+
+
+def test_scores_are_means_over_languages():
+    rows = made_rows(60, seed=1)
+    translations = [row.target if row.language == "es" else row.source for row in rows]
+    found = measure.score(rows, translations)
+    galician = [row for row in rows if row.language == "gl"]
+    texts, references = ([getattr(row, side) for row in galician] for side in ("source", "target"))
+    assert found.chrf == pytest.approx(
+        (100 + sacrebleu.corpus_chrf(texts, [references]).score) / 2, abs=1e-6
+    )
+    assert found.bleu == pytest.approx(
+        (100 + sacrebleu.corpus_bleu(texts, [references], force=True).score) / 2, abs=1e-6
+    )
+
+
+def test_a_row_has_the_means_and_spreads_of_its_runs():
+    one = measure.Training(10, 100, 60.0, 6000, 12e9, 40.0, 20.0)
+    other = dataclasses.replace(one, steps=200, seconds=120.0, chrf=43.0, bleu=21.0)
+    row = measure.make_row("marian", "short", [one, other])
+    assert (row.steps, row.minutes, row.tokens_per_second) == (150, 1.5, 75)
+    assert row.gflops == pytest.approx((0.2 + 0.1) / 2)
+    assert (row.chrf, row.chrf_spread, row.bleu, row.bleu_spread) == (41.5, 3.0, 20.5, 1.0)
+    console = rich.console.Console(record=True, width=120)
+    measure.print_table(console, [row, measure.make_row("joeynmt", "short", [one])])
+    text = console.export_text()
+    assert "41.5 (3.0)" in text and "20.5 (1.0)" in text and "40.0 (" not in text
+
+
+@pytest.mark.slow
+def test_our_row_is_read_from_the_records_of_a_run(tmp_path):
+    flags, logdir = tiny_translation.write(tmp_path), tmp_path / "run"
+    train.main(["gshard-train", *flags, f"--logdir={logdir}", "--steps=4"])
+    with pytest.raises(UserError, match="all 12 test rows.*gshard-evaluate --logdir="):
+        measure.read_training(str(logdir), 12)
+    for rows, chrf in ((12, 30.0), (5, 90.0)):
+        scores = {"rows": rows, "average": {"translated": {"chrf": chrf, "bleu": 11.0}}}
+        row = run_records.EvaluationRow(1.0, 4, "test", "trained", f"{rows} rows", {}, scores)
+        run_records.append_evaluation(logdir, row)
+    name, found = measure.read_training(str(logdir), 12)
+    assert name == "translation.from_files" and found.steps == 4
+    assert (found.chrf, found.bleu) == (30.0, 11.0)
+    assert found.tokens > 0 and found.seconds > 0 and found.flops > found.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", settings.MODULES)
+def test_a_library_learns_words(library, tmp_path):
+    python = os.environ.get("PEERS_PYTHON") or sys.executable
+    if not has_libraries(python, settings.MODULES[library]):
+        pytest.skip(f"{library} is not installed, and PEERS_PYTHON names no Python with it")
+    rows = {"train": made_rows(1000, 2), "dev": made_rows(20, 3), "test": made_rows(60, 4)}
+    peers = Peers(tmp_path, rows, vocabulary_size=30)
+    (usual,) = settings.chosen([library], ["short"])
+    sizes = dataclasses.replace(
+        usual.sizes, model_dim=32, encoder_hidden=64, decoder_hidden=64, vocabulary_size=30
+    )
+    batch_size = {"marian": 64, "joeynmt": 512}[library]
+    setting = dataclasses.replace(usual, sizes=sizes, warmup_steps=20, batch_size=batch_size)
+    found = peers.train(python, setting, 0.2, 1, 1)
+    assert found.seconds == pytest.approx(12, abs=6)
+    # Matrices of two encoder and two decoder layers, and a table.
+    matrices = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * (8 * 32 * 32 + 2 * 32 * 64) + 30 * 32
+    assert matrices < found.parameters < 1.2 * matrices
+    assert found.tokens > found.steps > 10
+    assert found.chrf > 30
