@@ -16,7 +16,7 @@ and gshard-evaluate scored it:
 
 The Python of the other libraries, with a PyTorch for CPUs:
 
-    pip install torch transformers accelerate joeynmt importlib_metadata "sentencepiece<0.2.2"
+    pip install torch transformers accelerate joeynmt importlib_metadata sentencepiece==0.2.1
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from benchmarks.train.peers import Peers
 from lingvo_gshard.core.config import names, registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
+from lingvo_gshard.data import Row
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define
 
@@ -78,7 +79,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         input_ = registry.get(_EXPERIMENT).input.instantiate()
         text = {split: input_.rows(split) for split in ("train", "dev", "test")}
         if values.logdir:
-            rows.append(read_runs(values.logdir, len(text["test"]), progress))
+            rows.append(read_runs(values.logdir, text, progress))
         if python:
             progress.begin("training the vocabulary")
             peers = Peers(pathlib.Path(folder), text)
@@ -114,16 +115,24 @@ def needed_modules(chosen: list[settings.Setting]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def read_runs(logdirs: list[str], test_rows: int, progress: Progress) -> measure.TrainingRow:
+def read_runs(
+    logdirs: list[str], text: dict[str, list[Row]], progress: Progress
+) -> measure.TrainingRow:
     """Returns our row.
 
+    Args:
+      logdirs: directories of runs.
+      text: the quickstart's rows of each split.
+      progress: is told which run is read.
+
     Raises:
-      UserError: a run lacks scores, or the runs are of several experiments.
+      UserError: a run lacks scores, was trained on other rows, or the runs are of several
+        experiments.
     """
     found = []
     for logdir in logdirs:
         progress.begin(f"reading {logdir}")
-        found.append(measure.read_training(logdir, test_rows))
+        found.append(measure.read_training(logdir, text["train"], len(text["test"])))
     experiments = sorted({experiment for experiment, _ in found})
     if len(experiments) > 1:
         raise UserError(

@@ -115,15 +115,17 @@ def score(rows: Sequence[Row], translations: Sequence[str]) -> text_scores.Score
     return mean.translated
 
 
-def read_training(logdir: str, test_rows: int) -> tuple[str, Training]:
+def read_training(logdir: str, train_rows: Sequence[Row], test_rows: int) -> tuple[str, Training]:
     """Returns the name of a run's experiment and the training that its records describe.
 
     Args:
       logdir: directory of the run.
+      train_rows: the rows that the run must have been trained on.
       test_rows: the number of test rows that must have been scored.
 
     Raises:
-      UserError: there is no trained run, or the scores of all test rows are missing.
+      UserError: there is no trained run, it was trained on other rows, or the scores of all test
+        rows are missing.
     """
     run = SavedRun(logdir)
     scored = [
@@ -135,6 +137,12 @@ def read_training(logdir: str, test_rows: int) -> tuple[str, Training]:
         raise UserError(
             f"--logdir={logdir}: the scores of all {test_rows:,} test rows of the quickstart are "
             f"missing: gshard-evaluate --logdir={logdir} makes them"
+        )
+    own = run.input.rows("train")
+    if list(own) != list(train_rows):
+        raise UserError(
+            f"--logdir={logdir}: the run was trained on {len(own):,} rows, which are not the "
+            f"{len(train_rows):,} rows of the quickstart"
         )
     # The first step, which is compiled, has no rate.
     timed = [row for row in rows_of_run(run.logdir.path) if row.get("tokens_per_second")]

@@ -14,6 +14,7 @@ from benchmarks.decode.sizes import dense_sizes
 from benchmarks.peer_python import has_libraries
 from benchmarks.train import measure, settings
 from benchmarks.train.peers import Peers
+from lingvo_gshard.api.saved_run import SavedRun
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
@@ -89,13 +90,16 @@ def test_a_row_has_the_means_and_spreads_of_its_runs():
 def test_our_row_is_read_from_the_records_of_a_run(tmp_path):
     flags, logdir = tiny_translation.write(tmp_path), tmp_path / "run"
     train.main(["gshard-train", *flags, f"--logdir={logdir}", "--steps=4"])
+    own = SavedRun(logdir).input.rows("train")
     with pytest.raises(UserError, match="all 12 test rows.*gshard-evaluate --logdir="):
-        measure.read_training(str(logdir), 12)
+        measure.read_training(str(logdir), own, 12)
     for rows, chrf in ((12, 30.0), (5, 90.0)):
         scores = {"rows": rows, "average": {"translated": {"chrf": chrf, "bleu": 11.0}}}
         row = run_records.EvaluationRow(1.0, 4, "test", "trained", f"{rows} rows", {}, scores)
         run_records.append_evaluation(logdir, row)
-    name, found = measure.read_training(str(logdir), 12)
+    with pytest.raises(UserError, match=r"trained on \d+ rows, which are not the 1 rows"):
+        measure.read_training(str(logdir), own[:1], 12)
+    name, found = measure.read_training(str(logdir), own, 12)
     assert name == "translation.from_files" and found.steps == 4
     assert (found.chrf, found.bleu) == (30.0, 11.0)
     assert found.tokens > 0 and found.seconds > 0 and found.flops > found.tokens
@@ -103,7 +107,7 @@ def test_our_row_is_read_from_the_records_of_a_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", settings.MODULES)
-def test_a_library_learns_words(library, tmp_path):
+def test_a_library_trains_and_translates(library, tmp_path):
     python = os.environ.get("PEERS_PYTHON") or sys.executable
     if not has_libraries(python, settings.MODULES[library]):
         pytest.skip(f"{library} is not installed, and PEERS_PYTHON names no Python with it")
@@ -115,10 +119,13 @@ def test_a_library_learns_words(library, tmp_path):
     )
     batch_size = {"marian": 64, "joeynmt": 512}[library]
     setting = dataclasses.replace(usual, sizes=sizes, warmup_steps=20, batch_size=batch_size)
-    found = peers.train(python, setting, 0.2, 1, 1)
-    assert found.seconds == pytest.approx(12, abs=6)
+    found = peers.train(python, setting, minutes=0.05, seed=1, threads=1)
+    assert found.seconds >= 3 and found.steps >= 1
+    # A batch has all of its pairs, or as many as the tokens with padding allow.
+    assert found.tokens / found.steps == pytest.approx(
+        {"marian": 64 * 40, "joeynmt": 900}[library], rel=0.3
+    )
     # Matrices of two encoder and two decoder layers, and a table.
     matrices = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * (8 * 32 * 32 + 2 * 32 * 64) + 30 * 32
     assert matrices < found.parameters < 1.2 * matrices
-    assert found.tokens > found.steps > 10
-    assert found.chrf > 30
+    assert found.chrf > 0
