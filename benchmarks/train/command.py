@@ -21,6 +21,7 @@ The Python of the other libraries, with a PyTorch for CPUs:
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import tempfile
@@ -34,12 +35,8 @@ from benchmarks.train import measure, settings
 from benchmarks.train.peers import Peers
 from lingvo_gshard.core.config import names, registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.data import Row
 from lingvo_gshard.tools.console.stages import transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define
-
-_EXPERIMENT = "translation.quickstart"
 
 
 def define_flags() -> flags.FlagValues:
@@ -58,39 +55,37 @@ def define_flags() -> flags.FlagValues:
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
-    """Trains, prints the table, writes the rows, and returns the exit code.
+    """Trains, prints the table, writes the trainings, and returns the exit code.
 
     Raises:
       UserError: a name is unknown, a run lacks scores, or there is no Python with the libraries.
     """
     chosen, seeds = chosen_settings(values), common.numbers("seeds", values.seeds)
-    python = find_python(values.peers_python, needed_modules(chosen))
+    modules = [module for each in chosen for module in settings.MODULES[each.library]]
+    python = find_python(values.peers_python, list(dict.fromkeys(modules)))
     if not python and not values.logdir:
-        missing, verb = values.libraries, "is" if len(values.libraries) == 1 else "are"
         raise UserError(
-            f"train compares with {' and '.join(missing)}, which {verb} not installed: "
-            "--peers_python names a Python with all of them"
+            f"train compares with {' and '.join(values.libraries)}, not all of which are "
+            "installed: --peers_python names a Python that has them"
         )
-    rows: list[measure.TrainingRow] = []
+    threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with (
         tempfile.TemporaryDirectory(prefix="gshard-train-") as folder,
         transient_stages(console, "reading the text") as progress,
     ):
-        input_ = registry.get(_EXPERIMENT).input.instantiate()
+        input_ = registry.get("translation.quickstart").input.instantiate()
         text = {split: input_.rows(split) for split in ("train", "dev", "test")}
-        if values.logdir:
-            rows.append(read_runs(values.logdir, text, progress))
+        for logdir in values.logdir:
+            progress.begin(f"reading {logdir}")
+            rows.append(measure.read_training(logdir, text["train"], len(text["test"])))
         if python:
             progress.begin("training the vocabulary")
             peers = Peers(pathlib.Path(folder), text)
-            threads = values.threads or len(os.sched_getaffinity(0))
-            for setting in chosen:
-                name, runs = f"{setting.library}, {setting.name}", []
-                for seed in seeds:
-                    progress.begin(f"{name}, seed {seed}: {values.minutes:g} minutes of training")
-                    runs.append(peers.train(python, setting, values.minutes, seed, threads))
-                    console.print(f"{name}, seed {seed}: chrF {runs[-1].chrf:.1f}")
-                rows.append(measure.make_row(setting.library, setting.name, runs))
+            for setting, seed in itertools.product(chosen, seeds):
+                name = f"{setting.library}, {setting.name}, seed {seed}"
+                progress.begin(f"{name}: {values.minutes:g} minutes of training")
+                rows.append(peers.train(python, setting, values.minutes, seed, threads))
+                console.print(f"{name}: chrF {rows[-1].chrf:.1f}")
     if not python:
         console.print("Our row alone: --peers_python names a Python with the other libraries.")
     measure.print_table(console, rows)
@@ -106,37 +101,8 @@ def chosen_settings(values: flags.FlagValues) -> list[settings.Setting]:
     for flag, known in (("libraries", list(settings.MODULES)), ("settings", settings.NAMES)):
         for name in values[flag].value:
             names.check(name, known, f"--{flag}={name} is unknown")
-    return settings.chosen(values.libraries, values.settings)
-
-
-def needed_modules(chosen: list[settings.Setting]) -> list[str]:
-    """Returns the modules of all libraries of some settings."""
-    found = (module for setting in chosen for module in settings.MODULES[setting.library])
-    return list(dict.fromkeys(found))
-
-
-def read_runs(
-    logdirs: list[str], text: dict[str, list[Row]], progress: Progress
-) -> measure.TrainingRow:
-    """Returns our row.
-
-    Args:
-      logdirs: directories of runs.
-      text: the quickstart's rows of each split.
-      progress: is told which run is read.
-
-    Raises:
-      UserError: a run lacks scores, was trained on other rows, or the runs are of several
-        experiments.
-    """
-    found = []
-    for logdir in logdirs:
-        progress.begin(f"reading {logdir}")
-        found.append(measure.read_training(logdir, text["train"], len(text["test"])))
-    experiments = sorted({experiment for experiment, _ in found})
-    if len(experiments) > 1:
-        raise UserError(
-            f"--logdir={','.join(logdirs)}: runs of one experiment were expected, but they are of "
-            f"{' and '.join(experiments)}"
-        )
-    return measure.make_row(measure.OURS, experiments[0], [training for _, training in found])
+    return [
+        each
+        for each in settings.SETTINGS
+        if each.library in values.libraries and each.name in values.settings
+    ]

@@ -1,8 +1,9 @@
-"""Scores of trainings, and the useful work of each."""
+"""Trainings: their useful work, their scores, and the records of ours."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -20,63 +21,34 @@ from lingvo_gshard.wings.inference.loading import facts_of
 from lingvo_gshard.wings.services.metrics_rows import rows_of_run
 from lingvo_gshard.wings.services.run_records import read_evaluations, read_launches
 
-OURS = "lingvo_gshard"
-
 
 @dataclasses.dataclass(frozen=True)
 class Training:
     """One training.
 
     Attributes:
+      library: the library's name.
+      setting: name of the setting, or of our experiment.
+      run: the seed, or the directory of our run.
       parameters: weights that are trained.
       steps: steps.
       seconds: time of the steps, without preparation and compilation.
-      tokens: source and target tokens, without padding.
-      flops: useful operations; see `training_flops`.
-      chrf: mean of the languages' chrF on the test rows.
-      bleu: mean of the languages' BLEU on the test rows.
-    """
-
-    parameters: int
-    steps: int
-    seconds: float
-    tokens: int
-    flops: float
-    chrf: float
-    bleu: float
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingRow:
-    """The trainings of a library with one setting. Figures are means over its runs.
-
-    Attributes:
-      library: its name.
-      setting: the name of the setting, or of our experiment.
-      runs: the trainings, which differ by their seeds.
-      parameters: weights that are trained.
-      steps: steps.
-      minutes: time of the steps.
       tokens_per_second: source and target tokens, without padding.
-      gflops: useful work, in GFLOP/s; see `training_flops`.
-      chrf: mean chrF.
-      chrf_spread: largest chrF less the smallest.
-      bleu: mean BLEU.
-      bleu_spread: largest BLEU less the smallest.
+      gflops: useful work in GFLOP/s; see `training_flops`.
+      chrf: mean chrF of the languages on the test rows.
+      bleu: mean BLEU of the languages on the test rows.
     """
 
     library: str
     setting: str
-    runs: list[Training]
+    run: str
     parameters: int
-    steps: float
-    minutes: float
+    steps: int
+    seconds: float
     tokens_per_second: float
     gflops: float
     chrf: float
-    chrf_spread: float
     bleu: float
-    bleu_spread: float
 
 
 def training_flops(sizes: DenseSizes, lengths: np.ndarray) -> float:
@@ -102,21 +74,27 @@ def training_flops(sizes: DenseSizes, lengths: np.ndarray) -> float:
     return float(6 * products + 12 * width * visible)
 
 
+def gflops(sizes: DenseSizes, lengths: np.ndarray, tokens_per_second: float) -> float:
+    """Returns the useful work in GFLOP/s of training at a rate; for the rest `training_flops`."""
+    return training_flops(sizes, lengths) / int(lengths.sum()) * tokens_per_second / 1e9
+
+
 def score(rows: Sequence[Row], translations: Sequence[str]) -> text_scores.Score:
     """Returns the scores of translations as gshard-evaluate averages them over languages."""
-    languages, sources, targets = zip(
-        *((row.language, row.source, row.target) for row in rows), strict=True
-    )
     scores = text_scores.score_languages(
-        languages, sources, targets, translations, with_shuffled=False
+        [row.language for row in rows],
+        [row.source for row in rows],
+        [row.target for row in rows],
+        translations,
+        with_shuffled=False,
     )
     mean, _ = text_scores.average(scores)
     assert mean, "no language has enough rows"
     return mean.translated
 
 
-def read_training(logdir: str, train_rows: Sequence[Row], test_rows: int) -> tuple[str, Training]:
-    """Returns the name of a run's experiment and the training that its records describe.
+def read_training(logdir: str, train_rows: Sequence[Row], test_rows: int) -> Training:
+    """Returns the training that the records of a run describe.
 
     Args:
       logdir: directory of the run.
@@ -146,68 +124,46 @@ def read_training(logdir: str, train_rows: Sequence[Row], test_rows: int) -> tup
         )
     # The first step, which is compiled, has no rate.
     timed = [row for row in rows_of_run(run.logdir.path) if row.get("tokens_per_second")]
-    tokens = round(sum(row["tokens"] for row in timed))
-    params, lengths = run.params, run.input.table("train")
-    task = with_configured_vocabularies(params).instantiate()
-    lengths = lengths.lengths_of(np.arange(len(lengths)))
-    epoch = training_flops(dense_sizes(task, facts_of(task, params.input)), lengths)
-    return params.name, Training(
+    seconds = sum(row["tokens"] / row["tokens_per_second"] for row in timed)
+    rate = sum(row["tokens"] for row in timed) / seconds
+    task, table = with_configured_vocabularies(run.params).instantiate(), run.input.table("train")
+    sizes = dense_sizes(task, facts_of(task, run.params.input))
+    return Training(
+        library="lingvo_gshard",
+        setting=run.params.name,
+        run=logdir,
         parameters=read_launches(run.logdir.place)[-1].parameters,
         steps=run.step,
-        seconds=sum(row["tokens"] / row["tokens_per_second"] for row in timed),
-        tokens=tokens,
-        flops=epoch * tokens / int(lengths.sum()),
+        seconds=seconds,
+        tokens_per_second=rate,
+        gflops=gflops(sizes, table.lengths_of(np.arange(len(table))), rate),
         chrf=scored[-1]["chrf"],
         bleu=scored[-1]["bleu"],
     )
 
 
-def make_row(library: str, setting: str, runs: list[Training]) -> TrainingRow:
-    """Returns the row of trainings that differ by their seeds."""
-
-    def mean(values: Sequence[float]) -> float:
-        return statistics.fmean(values)
-
-    chrf, bleu = [run.chrf for run in runs], [run.bleu for run in runs]
-    return TrainingRow(
-        library=library,
-        setting=setting,
-        runs=runs,
-        parameters=runs[0].parameters,
-        steps=mean([run.steps for run in runs]),
-        minutes=mean([run.seconds / 60 for run in runs]),
-        tokens_per_second=mean([run.tokens / run.seconds for run in runs]),
-        gflops=mean([run.flops / run.seconds / 1e9 for run in runs]),
-        chrf=mean(chrf),
-        chrf_spread=max(chrf) - min(chrf),
-        bleu=mean(bleu),
-        bleu_spread=max(bleu) - min(bleu),
-    )
-
-
-def print_table(console: rich.console.Console, rows: list[TrainingRow]) -> None:
-    """Prints the rows."""
+def print_table(console: rich.console.Console, trainings: Sequence[Training]) -> None:
+    """Prints a row for each library and setting: the means of its runs, which are adjacent."""
     caption = (
         "GFLOP/s: 6 x tokens x weights of the products they meet + 12 x width x visible pairs; "
-        "chrF and BLEU: mean over languages; in parentheses: largest less smallest of several runs"
+        "chrF and BLEU: means over languages; in parentheses: largest less smallest of the runs"
     )
-    cells = [
-        (
-            row.library,
-            row.setting,
-            f"{row.parameters / 1e6:.1f}M",
-            f"{row.minutes:.1f}",
-            f"{row.steps:,.0f}",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.gflops:.0f}",
-            _with_spread(row.chrf, row.chrf_spread, len(row.runs)),
-            _with_spread(row.bleu, row.bleu_spread, len(row.runs)),
-        )
-        for row in rows
-    ]
+    cells = []
+    for names, group in itertools.groupby(trainings, lambda each: (each.library, each.setting)):
+        runs = list(group)
+        means = [
+            (f"{runs[0].parameters / 1e6:.1f}M"),
+            f"{statistics.fmean(run.seconds / 60 for run in runs):.1f}",
+            f"{statistics.fmean(run.steps for run in runs):,.0f}",
+            f"{statistics.fmean(run.tokens_per_second for run in runs):,.0f}",
+            f"{statistics.fmean(run.gflops for run in runs):.0f}",
+        ]
+        scores = [[run.chrf for run in runs], [run.bleu for run in runs]]
+        cells.append((*names, *means, *map(_with_spread, scores)))
     numbers = ("parameters", "minutes", "steps", "tokens/s", "GFLOP/s", "chrF", "BLEU")
     print_rows(console, ("library", "setting"), numbers, cells, caption)
 
 
-def _with_spread(mean: float, spread: float, runs: int) -> str:
-    return f"{mean:.1f} ({spread:.1f})" if runs > 1 else f"{mean:.1f}"
+def _with_spread(scores: Sequence[float]) -> str:
+    spread = f" ({max(scores) - min(scores):.1f})" if len(scores) > 1 else ""
+    return f"{statistics.fmean(scores):.1f}{spread}"

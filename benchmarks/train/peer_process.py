@@ -15,8 +15,8 @@ import pathlib
 import sys
 import time
 
-# The ids that the vocabulary was trained with.
-UNK, PAD, BOS, EOS = range(4)
+# Ids of the vocabulary, which are those of JoeyNMT.
+PAD, BOS, EOS = 1, 2, 3
 LABEL_SMOOTHING, MOST_TOKENS = 0.1, 100
 
 
@@ -30,7 +30,7 @@ class Clock:
 
     def __init__(self, limit):
         self._limit, self._began, self._ended = limit, None, None
-        self.steps, self.tokens = 0, [0, 0]
+        self.steps, self.tokens = 0, 0
 
     @property
     def share(self):
@@ -41,27 +41,21 @@ class Clock:
         """Counts a step that begins."""
         self._began = self._began or time.monotonic()
         self.steps += 1
-        self.tokens[0] += int(source_tokens)
-        self.tokens[1] += int(target_tokens)
+        self.tokens += int(source_tokens) + int(target_tokens)
 
     def end_step(self):
         """Returns whether the time is over."""
         self._ended = time.monotonic()
         return self.share >= 1
 
-    def answer(self, parameters, translations):
-        """Returns the answer of the program.
-
-        Args:
-          parameters: number of weights that are trained.
-          translations: the translation of each test source.
-        """
+    def answer(self, model, translations):
+        """Returns the answer: the trained model's weights and the test rows' translations."""
         return {
-            "parameters": parameters,
+            # A tied table counts once.
+            "parameters": sum(w.numel() for w in model.parameters() if w.requires_grad),
             "steps": self.steps,
             "seconds": self._ended - self._began,
-            "source_tokens": self.tokens[0],
-            "target_tokens": self.tokens[1],
+            "tokens": self.tokens,
             "translations": translations,
         }
 
@@ -71,34 +65,20 @@ def lines(path):
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
-def count_parameters(model):
-    """Returns the number of weights that are trained. A tied table counts once."""
-    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-
-
 def marian(setup, text, clock):
     """Trains a MarianMTModel with Seq2SeqTrainer, and returns the answer."""
     import transformers
 
     transformers.set_seed(setup["seed"])
-    tokenizer = marian_tokenizer(text, pathlib.Path(setup["folder"]))
+    ids = pathlib.Path(setup["folder"], "ids.json")
+    pieces = enumerate(lines(text / "vocabulary.vocab"))
+    ids.write_text(json.dumps({piece: index for index, piece in pieces}), encoding="utf-8")
+    source = target = str(text / "vocabulary.model")
+    tokenizer = transformers.MarianTokenizer(source, target, str(ids))
     model = transformers.MarianMTModel(marian_config(setup))
     train_marian(setup, text, clock, model, tokenizer)
-    translations = translate_marian(setup, model.eval(), tokenizer, lines(text / "test.src"))
-    return clock.answer(count_parameters(model), translations)
-
-
-def marian_tokenizer(text, folder):
-    """Returns a MarianTokenizer of the vocabulary."""
-    import sentencepiece
-    import transformers
-
-    model = str(text / "vocabulary.model")
-    pieces = sentencepiece.SentencePieceProcessor(model_file=model)
-    ids = {pieces.id_to_piece(index): index for index in range(pieces.get_piece_size())}
-    vocabulary = folder / "vocabulary.json"
-    vocabulary.write_text(json.dumps(ids), encoding="utf-8")
-    return transformers.MarianTokenizer(model, model, str(vocabulary))
+    sources = lines(text / "test.src")
+    return clock.answer(model, translate_marian(model.eval(), tokenizer, sources))
 
 
 def marian_config(setup):
@@ -182,8 +162,8 @@ def train_marian(setup, text, clock, model, tokenizer):
     ).train()
 
 
-def translate_marian(setup, model, tokenizer, sources):
-    """Returns the translations of sources, which are decoded in batches of like lengths."""
+def translate_marian(model, tokenizer, sources):
+    """Returns translations with the beam of OPUS-MT's models, in batches of like lengths."""
     import torch
 
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
@@ -196,7 +176,7 @@ def translate_marian(setup, model, tokenizer, sources):
         with torch.inference_mode():
             ids = model.generate(
                 **batch,
-                num_beams=setup["beam_size"],
+                num_beams=4,
                 do_sample=False,
                 max_new_tokens=min(2 * batch["input_ids"].shape[1] + 10, MOST_TOKENS),
             )
@@ -210,10 +190,7 @@ def joeynmt(setup, text, clock):
     """Trains with JoeyNMT, and returns the answer."""
     from joeynmt import helpers, prediction, training
 
-    config = joeynmt_config(setup, text)
-    model_folder = pathlib.Path(config["model_dir"])
-    helpers.make_model_dir(model_folder)
-    parameters = []
+    models = []
 
     class TrainManager(training.TrainManager):
         def _train_step(self, batch):
@@ -221,15 +198,17 @@ def joeynmt(setup, text, clock):
                 # Keeps the weights and ends the training.
                 raise KeyboardInterrupt
             clock.begin_step(batch.src_length.sum(), batch.ntokens)
-            parameters[:] = [count_parameters(self.model)]
+            models[:] = [self.model]
             return super()._train_step(batch)
 
     training.TrainManager = TrainManager
     allow_empty_translations()
+    config, folder = joeynmt_config(setup, text), pathlib.Path(setup["folder"], "joeynmt")
+    helpers.make_model_dir(folder)
     training.train(rank=0, world_size=None, cfg=config, skip_test=True)
     del config["data"]["dev"]
-    prediction.test(config, output_path=str(model_folder / "translations"))
-    return clock.answer(parameters[0], lines(model_folder / "translations.test"))
+    prediction.test(config, output_path=f"{folder}/translations")
+    return clock.answer(models[0], lines(folder / "translations.test"))
 
 
 def allow_empty_translations():
@@ -248,78 +227,53 @@ def allow_empty_translations():
 
 
 def joeynmt_config(setup, text):
-    """Returns the config: what configs/iwslt14_deen_bpe.yaml has, but for sizes and rates."""
+    """Returns the config. What it leaves out is as by default, and as in the published one."""
     side = {
         "max_length": 512,
         "level": "bpe",
-        "voc_file": str(text / "vocabulary.txt"),
+        "voc_file": str(text / "vocabulary.vocab"),
         "tokenizer_type": "sentencepiece",
-        "tokenizer_cfg": {
-            "model_file": str(text / "vocabulary.model"),
-            "pretokenizer": "none",
-        },
+        "tokenizer_cfg": {"model_file": str(text / "vocabulary.model"), "pretokenizer": "none"},
+    }
+    data = {split: str(text / split) for split in ("train", "dev", "test")}
+    data |= {"src": {"lang": "src", **side}, "trg": {"lang": "trg", **side}}
+    testing = {"beam_size": 5, "beam_alpha": 1.0, "batch_size": 1024, "batch_type": "token"}
+    training = {
+        "optimizer": "adamw",
+        "normalization": "tokens",
+        "scheduling": setup["schedule"],
+        "learning_rate": setup["learning_rate"],
+        "learning_rate_warmup": setup["warmup_steps"],
+        "learning_rate_min": 1e-8,
+        "label_smoothing": LABEL_SMOOTHING,
+        "batch_size": setup["batch_size"],
+        "batch_type": "token",
+        "epochs": 10**6,
+        "validation_freq": 10**9,
+    }
+    sizes = setup["sizes"]
+    stacks = {
+        side: {
+            "type": "transformer",
+            "num_layers": sizes[f"{side}_layers"],
+            "num_heads": sizes["num_heads"],
+            "embeddings": {"embedding_dim": sizes["model_dim"], "scale": True},
+            "hidden_size": sizes["model_dim"],
+            "ff_size": sizes[f"{side}_hidden"],
+            "dropout": setup["dropout"],
+            "layer_norm": "pre",
+        }
+        for side in ("encoder", "decoder")
     }
     return {
         "name": "peer",
         "model_dir": str(pathlib.Path(setup["folder"], "joeynmt")),
         "use_cuda": False,
         "random_seed": setup["seed"],
-        "data": {
-            **{split: str(text / split) for split in ("train", "dev", "test")},
-            "dataset_type": "plain",
-            "src": {"lang": "src", **side},
-            "trg": {"lang": "trg", **side},
-            "special_symbols": {
-                **{"unk_token": "<unk>", "pad_token": "<pad>"},
-                **{"bos_token": "<s>", "eos_token": "</s>"},
-                **{"unk_id": UNK, "pad_id": PAD, "bos_id": BOS, "eos_id": EOS},
-            },
-        },
-        "testing": {
-            "beam_size": setup["beam_size"],
-            "beam_alpha": 1.0,
-            "batch_size": 1024,
-            "batch_type": "token",
-            "max_output_length": MOST_TOKENS,
-            "eval_metrics": ["bleu"],
-        },
-        "training": {
-            "optimizer": "adamw",
-            "normalization": "tokens",
-            "adam_betas": [0.9, 0.999],
-            "scheduling": setup["schedule"],
-            "learning_rate": setup["learning_rate"],
-            "learning_rate_warmup": setup["warmup_steps"],
-            "learning_rate_min": 1e-8,
-            "label_smoothing": LABEL_SMOOTHING,
-            "batch_size": setup["batch_size"],
-            "batch_type": "token",
-            "early_stopping_metric": "bleu",
-            "epochs": 10**6,
-            "validation_freq": 10**9,
-        },
-        "model": {
-            **{"initializer": "xavier_uniform", "bias_initializer": "zeros"},
-            "embed_initializer": "xavier_uniform",
-            **{"tied_embeddings": True, "tied_softmax": True},
-            "encoder": joeynmt_stack(setup, "encoder"),
-            "decoder": joeynmt_stack(setup, "decoder"),
-        },
-    }
-
-
-def joeynmt_stack(setup, side):
-    """Returns the config of the encoder or the decoder."""
-    sizes = setup["sizes"]
-    return {
-        "type": "transformer",
-        "num_layers": sizes[f"{side}_layers"],
-        "num_heads": sizes["num_heads"],
-        "embeddings": {"embedding_dim": sizes["model_dim"], "scale": True, "dropout": 0.0},
-        "hidden_size": sizes["model_dim"],
-        "ff_size": sizes[f"{side}_hidden"],
-        "dropout": setup["dropout"],
-        "layer_norm": "pre",
+        "data": data,
+        "testing": {**testing, "max_output_length": MOST_TOKENS, "eval_metrics": ["bleu"]},
+        "training": training,
+        "model": {"tied_embeddings": True, "tied_softmax": True, **stacks},
     }
 
 

@@ -77,7 +77,7 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
         (["train", "--settings=shrt"], "--settings=shrt is unknown. Did you mean 'short'?"),
         (["train", "--seeds=0"], "--seeds=0: expected positive integers"),
         (["train", "--peers_python=/none"], "sentencepiece, joeynmt and importlib_metadata"),
-        (["train", "--libraries=joeynmt"], "train compares with joeynmt, which is not installed"),
+        (["train", "--libraries=joeynmt"], "joeynmt, not all of which are installed"),
         (["decode", "--peers_python=/none"], "--peers_python=/none: this Python has not all of"),
     ],
 )
