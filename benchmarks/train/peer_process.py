@@ -99,6 +99,8 @@ def marian_config(setup):
         activation_function="relu",
         dropout=setup["dropout"],
         scale_embedding=True,
+        # As wide as Marian's own, by Glorot; the usual 0.02 is for pretraining, and learns slower.
+        init_std=sizes["model_dim"] ** -0.5,
         pad_token_id=PAD,
         eos_token_id=EOS,
         decoder_start_token_id=PAD,

@@ -7,7 +7,8 @@ more than ten minutes of a CPU have, so all rise for WARMUP_STEPS here.
 - marian: the model `student.tiny` with a decoder that attends, since transformers has no SSRU
   (https://github.com/mozilla/translations/tree/main/pipeline/train/configs), with the rate and
   label smoothing of Marian's transformer-base
-  (https://github.com/marian-nmt/marian-dev/blob/master/src/common/aliases.cpp).
+  (https://github.com/marian-nmt/marian-dev/blob/master/src/common/aliases.cpp), and initial weights
+  as wide as Marian's.
 - joeynmt: https://github.com/joeynmt/joeynmt/blob/main/configs/iwslt14_deen_bpe.yaml; its schedule
   `plateau` is constant without validation.
 
