@@ -139,7 +139,7 @@ def train_marian(setup, text, clock, model, tokenizer):
         train_sampling_strategy="group_by_length",
         learning_rate=setup["learning_rate"],
         warmup_steps=setup["warmup_steps"],
-        lr_scheduler_type="linear" if setup["schedule"] == "linear" else "inverse_sqrt",
+        lr_scheduler_type=setup["schedule"],
         adam_beta2=0.98,
         adam_epsilon=1e-9,
         label_smoothing_factor=LABEL_SMOOTHING,
@@ -243,7 +243,7 @@ def joeynmt_config(setup, text):
     training = {
         "optimizer": "adamw",
         "normalization": "tokens",
-        "scheduling": setup["schedule"],
+        "scheduling": "warmupinversesquareroot",
         "learning_rate": setup["learning_rate"],
         "learning_rate_warmup": setup["warmup_steps"],
         "learning_rate_min": 1e-8,
