@@ -123,7 +123,8 @@ def test_a_library_trains_and_translates(library, tmp_path):
     # Matrices of two encoder and two decoder layers, and a table.
     matrices = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * (8 * 32 * 32 + 2 * 32 * 64) + 30 * 32
     assert matrices < found.parameters < 1.2 * matrices
-    # About four words a side, most of which are one piece, and the ends.
-    tokens = found.tokens_per_second * found.seconds / found.steps
-    assert tokens == pytest.approx({"marian": 16 * 10, "joeynmt": 730}[library], rel=0.4)
+    # A pair has 4 words a side in the mean, most of which are one piece, and the ends. With padding,
+    # a side of JoeyNMT's batches has 512 tokens.
+    least, most = {"marian": (16 * 7, 16 * 14), "joeynmt": (256, 2 * 512)}[library]
+    assert least < found.tokens_per_second * found.seconds / found.steps <= most
     assert found.chrf > 0
