@@ -2,6 +2,8 @@
 """python -m benchmarks train: work, scores, rows, our records, and other libraries on few rows."""
 
 import dataclasses
+import itertools
+import json
 import os
 import sys
 
@@ -10,15 +12,16 @@ import pytest
 import rich.console
 import sacrebleu
 
+from benchmarks import __main__ as benchmarks
 from benchmarks.decode.sizes import DenseSizes, dense_sizes
 from benchmarks.peer_python import has_libraries
-from benchmarks.train import measure, settings
+from benchmarks.train import command, measure, settings
 from benchmarks.train.peers import Peers
 from lingvo_gshard.api.saved_run import SavedRun
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.data import Row
+from lingvo_gshard.data import Row, TranslationInput
 from lingvo_gshard.tools import train
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
@@ -85,6 +88,37 @@ def test_the_table_shows_means_and_spreads():
     assert ["joeynmt", "short", "0.0M", "1.0", "100", "3,000", "20", "10.0", "20.0"] in lines
 
 
+def test_each_setting_trains_with_each_seed(monkeypatch, tmp_path):
+    asked = []
+
+    class Peers:
+        def __init__(self, folder, rows):
+            assert [len(rows[split]) for split in ("train", "dev", "test")] == [3, 2, 1]
+
+        def train(self, python, setting, minutes, seed, threads):
+            asked.append((python, setting.name, minutes, seed, threads))
+            return measure.Training(
+                "marian", setting.name, str(seed), 1, 1, 1.0, 1.0, 1.0, 2.0, 3.0
+            )
+
+    def rows_of(self, split):
+        return made_rows({"train": 3, "dev": 2, "test": 1}[split], 1)
+
+    monkeypatch.setattr(command, "Peers", Peers)
+    monkeypatch.setattr(command, "find_python", lambda given, modules: given)
+    monkeypatch.setattr(TranslationInput, "rows", rows_of)
+    arguments = ["--libraries=marian", "--seeds=4,5", "--minutes=0.5", "--threads=2"]
+    arguments += ["--peers_python=python", f"--json={tmp_path}/rows.json"]
+    assert benchmarks.main(["benchmarks", "train", *arguments]) == 0
+    settings_and_seeds = itertools.product(("published", "short"), (4, 5))
+    assert asked == [("python", name, 0.5, seed, 2) for name, seed in settings_and_seeds]
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [(row["setting"], row["run"]) for row in rows[1:3]] == [
+        ("published", "5"),
+        ("short", "4"),
+    ]
+
+
 @pytest.mark.slow
 def test_our_row_is_read_from_the_records_of_a_run(tmp_path):
     flags, logdir = tiny_translation.write(tmp_path), tmp_path / "run"
@@ -123,8 +157,8 @@ def test_a_library_trains_and_translates(library, tmp_path):
     # Matrices of two encoder and two decoder layers, and a table.
     matrices = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * (8 * 32 * 32 + 2 * 32 * 64) + 30 * 32
     assert matrices < found.parameters < 1.2 * matrices
-    # A pair has 4 words a side in the mean, most of which are one piece, and the ends. With padding,
-    # a side of JoeyNMT's batches has 512 tokens.
+    # A pair has 4 words a side in the mean, most of which are one piece, and the ends. A side of
+    # JoeyNMT's batches has 512 tokens with padding.
     least, most = {"marian": (16 * 7, 16 * 14), "joeynmt": (256, 2 * 512)}[library]
     assert least < found.tokens_per_second * found.seconds / found.steps <= most
     assert found.chrf > 0
