@@ -73,6 +73,11 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
         (["serve"], "--logdir is missing: the directory that gshard-train wrote"),
         (["parity", "--families=lama"], "--families=lama is unknown. Did you mean 'llama'?"),
         (["parity", "--peers_python=/none"], "has not all of torch and transformers"),
+        (["train", "--libraries=marain"], "--libraries=marain is unknown. Did you mean 'marian'?"),
+        (["train", "--settings=shrt"], "--settings=shrt is unknown. Did you mean 'short'?"),
+        (["train", "--seeds=0"], "--seeds=0: expected positive integers"),
+        (["train", "--peers_python=/none"], "sentencepiece, joeynmt and importlib_metadata"),
+        (["train", "--libraries=joeynmt"], "joeynmt, not all of which are installed"),
         (["decode", "--peers_python=/none"], "--peers_python=/none: this Python has not all of"),
     ],
 )

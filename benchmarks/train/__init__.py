@@ -1,0 +1,1 @@
+"""Training of the quickstart's text, compared with other libraries."""
