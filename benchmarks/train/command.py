@@ -5,11 +5,11 @@
 
 trains on the rows of `translation.quickstart`, ten languages to English, with each of --libraries
 and --settings (benchmarks/train/settings.py) for --minutes. Each library translates the test rows
-with its own beam search, and the translations are scored as gshard-evaluate scores ours. The time
-is that of the steps: reading, vocabularies, compilation and translating do not count.
+with its own beam search, and the translations are scored as gshard-evaluate scores ours. Only
+steps count as time, not reading, vocabularies, compilation or translating.
 
-Our row is that of --logdir, a run or several that differ by their seeds. gshard-train wrote each,
-and gshard-evaluate scored it:
+Our row describes --logdir: a run, or several runs with different seeds. gshard-train writes each,
+and gshard-evaluate scores it:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart
     gshard-evaluate --logdir=runs/quickstart

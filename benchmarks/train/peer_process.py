@@ -15,7 +15,7 @@ import pathlib
 import sys
 import time
 
-# Ids of the vocabulary, which are those of JoeyNMT.
+# Ids of the vocabulary, as JoeyNMT expects them.
 PAD, BOS, EOS = 1, 2, 3
 LABEL_SMOOTHING, MOST_TOKENS = 0.1, 100
 
@@ -82,7 +82,7 @@ def marian(setup, text, clock):
 
 
 def marian_config(setup):
-    """Returns the config of a model with tied embeddings, scaled as those of published models."""
+    """Returns the config of a model with tied and scaled embeddings, as published models have."""
     import transformers
 
     sizes = setup["sizes"]

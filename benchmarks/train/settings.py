@@ -14,7 +14,7 @@ more than ten minutes of a CPU have, so all rise for WARMUP_STEPS here.
 
 All read the pieces of one SentencePiece model of the quickstart's size, which is also in the range
 of https://github.com/mozilla/translations/blob/main/docs/vocab-size.md. Sources have no tag of
-their language: like the quickstart's and those of OPUS-MT's models, which need one for the target.
+their language, neither in the quickstart nor in OPUS-MT's models to English.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = ("published", "short")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a library trains.
+    """The hyperparameters of a library.
 
     Attributes:
       library: one of MODULES.
