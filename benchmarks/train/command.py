@@ -99,7 +99,7 @@ def chosen_settings(values: flags.FlagValues) -> list[settings.Setting]:
       UserError: a name is unknown.
     """
     for flag, known in (("libraries", list(settings.MODULES)), ("settings", settings.NAMES)):
-        for name in values[flag].value:
+        for name in getattr(values, flag):
             names.check(name, known, f"--{flag}={name} is unknown")
     return [
         each

@@ -13,7 +13,7 @@ import rich.console
 from benchmarks.decode.sizes import DenseSizes, dense_sizes
 from lingvo_gshard.api.saved_run import SavedRun
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.data import Row
+from lingvo_gshard.data import Row, TranslationInput
 from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.evaluation import text_scores
@@ -116,17 +116,18 @@ def read_training(logdir: str, train_rows: Sequence[Row], test_rows: int) -> Tra
             f"--logdir={logdir}: the scores of all {test_rows:,} test rows of the quickstart are "
             f"missing: gshard-evaluate --logdir={logdir} makes them"
         )
-    own = run.input.rows("train")
-    if list(own) != list(train_rows):
+    input_ = run.input
+    is_quickstart = isinstance(input_, TranslationInput)
+    if not is_quickstart or list(input_.rows("train")) != list(train_rows):
         raise UserError(
-            f"--logdir={logdir}: the run was trained on {len(own):,} rows, which are not the "
-            f"{len(train_rows):,} rows of the quickstart"
+            f"--logdir={logdir}: the run was not trained on the {len(train_rows):,} rows of the "
+            "quickstart"
         )
     # The first step, which is compiled, has no rate.
     timed = [row for row in rows_of_run(run.logdir.path) if row.get("tokens_per_second")]
     seconds = sum(row["tokens"] / row["tokens_per_second"] for row in timed)
     rate = sum(row["tokens"] for row in timed) / seconds
-    task, table = with_configured_vocabularies(run.params).instantiate(), run.input.table("train")
+    task, table = with_configured_vocabularies(run.params).instantiate(), input_.table("train")
     sizes = dense_sizes(task, facts_of(task, run.params.input))
     return Training(
         library="lingvo_gshard",

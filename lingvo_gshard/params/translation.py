@@ -35,8 +35,8 @@ def quickstart() -> Params:
         gshard-evaluate --logdir=runs/quickstart
         gshard-translate --logdir=runs/quickstart
     """
-    return _experiment(
-        input_=_embedded_corpus(TEN_LANGUAGES, temperature=1.0),
+    return Experiment.params().set(
+        input=_embedded_corpus(TEN_LANGUAGES, temperature=1.0),
         task=_task(model_dim=128, hidden_dim=512, num_heads=4, num_layers=2, num_experts=8),
         step=_step(),
         run=_run(steps=2700),
@@ -100,10 +100,6 @@ def from_files() -> Params:
     for stack in (params.task.encoder, params.task.decoder):
         stack.set(input_dropout_rate=0.1, residual_dropout_rate=0.1)
     return params
-
-
-def _experiment(input_: Params, task: Params, step: Params, run: Params) -> Params:
-    return Experiment.params().set(input=input_, task=task, step=step, run=run)
 
 
 def _embedded_corpus(languages: tuple[str, ...], temperature: float) -> Params:

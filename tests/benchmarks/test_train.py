@@ -130,7 +130,7 @@ def test_our_row_is_read_from_the_records_of_a_run(tmp_path):
         scores = {"rows": rows, "average": {"translated": {"chrf": chrf, "bleu": 11.0}}}
         row = run_records.EvaluationRow(1.0, 4, "test", "trained", f"{rows} rows", {}, scores)
         run_records.append_evaluation(logdir, row)
-    with pytest.raises(UserError, match=r"trained on \d+ rows, which are not the 1 rows"):
+    with pytest.raises(UserError, match="not trained on the 1 rows"):
         measure.read_training(str(logdir), own[:1], 12)
     found = measure.read_training(str(logdir), own, 12)
     assert (found.setting, found.steps) == ("translation.from_files", 4)
