@@ -70,8 +70,8 @@ quickstart: $(INSTALLED)
 	printf '%s\n' \
 	  "No se pudo guardar el archivo." \
 	  "Vous devez saisir un mot de passe." \
-	  "Die Liste der Benutzer ist leer." \
-	  "Seleziona una lingua dal menu." \
+	  "Il file non esiste." \
+	  "O dispositivo não está ligado." \
 	  | $(BIN)/gshard-translate --logdir=$(LOGDIR)
 
 install: $(INSTALLED)
