@@ -42,7 +42,7 @@ class DescribeTest(testing.TestCase, parameterized.TestCase):
 
     def test_a_class_can_be_replaced_and_is_described(self):
         lines = describe(quickstart(), "step.optimizer").splitlines()
-        self.assertEqual(lines[1], "step.optimizer = @lingvo_gshard.training.step.adam.Adam")
+        self.assertEqual(lines[1], "step.optimizer = @lingvo_gshard.wings.optimizers.muon.Muon")
 
     @parameterized.parameters(
         ("clip_norm", ["step.clip_norm"]),
