@@ -26,7 +26,7 @@ def quickstart() -> Params:
     of 4 layers with 8 experts in every other layer, as in GLaM (arXiv 2112.06905), with rotary
     positions, swiglu and RMSNorm.
 
-    Time: 4 minutes on 2 CPU cores. Result with half of these messages: 1.67 bits per byte of test,
+    Time: 4 minutes on 2 CPU cores. Result: with half of these messages 1.67 bits per byte of test,
     perplexity 39 per token of a vocabulary of 2,000 (docs/language_model.md).
 
         gshard-train --experiment=language_model.quickstart --logdir=runs/language_model

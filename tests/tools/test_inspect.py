@@ -61,9 +61,13 @@ def saved(tmp_path_factory):
     return directory
 
 
+# An optimizer with two moments for each weight.
+ADAM = "--gin_param=step.optimizer = @lingvo_gshard.training.step.adam.Adam"
+
+
 def test_every_weight_is_listed_with_its_bytes(capsys, tmp_path):
     path = tmp_path / "split.json"
-    flags = ["--mesh=data=4,model=2", "--strategy=expert_tensor", f"--json={path}"]
+    flags = ["--mesh=data=4,model=2", "--strategy=expert_tensor", f"--json={path}", ADAM]
     code, out, err = run_here(capsys, *flags)
     assert code == 0 and err == ""
     record = json.loads(path.read_text())
@@ -89,7 +93,7 @@ def test_every_weight_is_listed_with_its_bytes(capsys, tmp_path):
 
 
 def test_moments_are_listed_and_json_is_the_only_standard_output(capsys):
-    flags = ["--mesh=data=8", "--strategy=zero1", "--slots", "--json"]
+    flags = ["--mesh=data=8", "--strategy=zero1", "--slots", "--json", ADAM]
     code, out, err = run_here(capsys, *flags)
     record = json.loads(out)
     assert code == 0 and "M over data (8)" in err

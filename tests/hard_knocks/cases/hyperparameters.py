@@ -55,7 +55,7 @@ CASES = (
         "a class without Params",
         _QUICKSTART + "'step.optimizer = @collections.OrderedDict'",
         error="...step.optimizer: expected a configurable class, such as "
-        "@lingvo_gshard.training.step.adam.Adam; got OrderedDict, which has no Params",
+        "@lingvo_gshard.wings.optimizers.muon.Muon; got OrderedDict, which has no Params",
     ),
     Case(
         "a module that is not here",
