@@ -13,6 +13,9 @@ from absl import flags
 
 from lingvo_gshard.core.errors import UserError
 
+# The folder of the source tree.
+_ROOT = str(pathlib.Path(__file__).parents[1])
+
 
 def define_peer_flags(values: flags.FlagValues, libraries: str) -> None:
     """Defines --peers_python and --threads of a comparison with some libraries."""
@@ -84,6 +87,8 @@ class PeerProcess:
         self._name = name
         self._errors = open(setup.parent / "errors.txt", "w+", encoding="utf-8")
         settings = {
+            # Programs import what they share from the source tree.
+            "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": str(threads),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "0",

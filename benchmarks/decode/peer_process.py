@@ -16,6 +16,8 @@ import os
 import sys
 import time
 
+from benchmarks import marian
+
 HUGGING_FACE, CTRANSLATE2_INT8 = "Hugging Face", "CTranslate2 int8"
 CTRANSLATE2 = {"CTranslate2 float32": "float32", CTRANSLATE2_INT8: "int8"}
 
@@ -24,17 +26,9 @@ def make_translation_model(sizes):
     """Returns a MarianMTModel with random weights. The last of its ids is padding."""
     import transformers
 
-    config = transformers.MarianConfig(
+    config = marian.config_of(
+        sizes,
         vocab_size=sizes["vocabulary_size"] + 1,
-        d_model=sizes["model_dim"],
-        encoder_layers=sizes["encoder_layers"],
-        decoder_layers=sizes["decoder_layers"],
-        encoder_attention_heads=sizes["num_heads"],
-        decoder_attention_heads=sizes["num_heads"],
-        encoder_ffn_dim=sizes["encoder_hidden"],
-        decoder_ffn_dim=sizes["decoder_hidden"],
-        max_position_embeddings=sizes["positions"],
-        activation_function="relu",
         eos_token_id=sizes["eos_id"],
         pad_token_id=sizes["vocabulary_size"],
         decoder_start_token_id=sizes["vocabulary_size"],

@@ -15,6 +15,8 @@ import pathlib
 import sys
 import time
 
+from benchmarks import marian as marian_models
+
 # Ids of the vocabulary, as JoeyNMT expects them.
 PAD, BOS, EOS = 1, 2, 3
 LABEL_SMOOTHING, MOST_TOKENS = 0.1, 100
@@ -83,20 +85,9 @@ def marian(setup, text, clock):
 
 def marian_config(setup):
     """Returns the config of a model with tied and scaled embeddings, as published models have."""
-    import transformers
-
     sizes = setup["sizes"]
-    return transformers.MarianConfig(
-        vocab_size=sizes["vocabulary_size"],
-        d_model=sizes["model_dim"],
-        encoder_layers=sizes["encoder_layers"],
-        decoder_layers=sizes["decoder_layers"],
-        encoder_attention_heads=sizes["num_heads"],
-        decoder_attention_heads=sizes["num_heads"],
-        encoder_ffn_dim=sizes["encoder_hidden"],
-        decoder_ffn_dim=sizes["decoder_hidden"],
-        max_position_embeddings=sizes["positions"],
-        activation_function="relu",
+    return marian_models.config_of(
+        sizes,
         dropout=setup["dropout"],
         scale_embedding=True,
         # As wide as Marian's own, by Glorot; the usual 0.02 is for pretraining, and learns slower.
