@@ -34,7 +34,6 @@ EARLIER = {
     "translation.quickstart": [
         "run.steps = 3200",
         "step.optimizer = @lingvo_gshard.training.step.adam.Adam",
-        "step.optimizer.beta2 = 0.98",
         "step.schedule.learning_rate = 0.004",
         *(f"task.{stack}.{of}_dropout_rate = 0.1" for stack in _STACKS for of in _DROPOUTS),
     ]
