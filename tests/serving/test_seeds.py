@@ -17,10 +17,10 @@ from tests.serving.conftest import PATIENT
 pytestmark = pytest.mark.xdist_group("serving")
 
 MESSAGES = [{"role": "user", "content": "w6 w7"}]
-# The more tokens, the less likely are equal texts by chance: each has some nats of entropy.
+# Flat distributions over many tokens: equal texts by chance, and ends at once, are unlikely.
 BODIES = {
-    "/v1/completions": {"prompt": "w6 w7", "max_tokens": 12, "temperature": 1.0},
-    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 12, "temperature": 1.0},
+    "/v1/completions": {"prompt": "w6 w7", "max_tokens": 12, "temperature": 2.0},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 12, "temperature": 2.0},
     "/v1/generate": {"prompt": "w6 w7", "most_tokens": 12, "least_tokens": 12},
 }
 
