@@ -28,11 +28,12 @@ from lingvo_gshard.training import (
     Logdir,
     ObservedRun,
     ObserverFactory,
+    Outcome,
     Trainer,
+    TrainingLoop,
     experiments,
     make_trainer,
 )
-from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.wings.services import divergence, run_records, snapshots, trackers

@@ -35,7 +35,7 @@ class TranslationInput(PairInput, CorpusInput):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        cleaner = stages.STAGES[stages.PAIRS]
+        cleaner = stages.INPUT_STAGES[stages.PAIRS]
         p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaner.params())
         p.define("languages", (), "Source languages to use; empty: all.")
         p.define(

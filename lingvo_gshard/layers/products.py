@@ -21,7 +21,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.product_rules import (
-    RULES,
+    PRODUCT_RULES,
     Product,
     ProductContext,
     ProductRule,
@@ -139,7 +139,7 @@ def factors(
       x: the activations.
     """
     weight = theta[name]
-    for rule in RULES:
+    for rule in PRODUCT_RULES:
         x, weight = rule.factors(Product(equation, theta, (name,), layer), x, weight)
     return x, weight
 
@@ -187,7 +187,7 @@ def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:
     """
     if not isinstance(table, NestedMap):
         return lookup(table, ids)
-    found = (rule.look_up(table, ids) for rule in RULES)
+    found = (rule.look_up(table, ids) for rule in PRODUCT_RULES)
     return next(rows for rows in found if rows is not None)
 
 

@@ -25,8 +25,7 @@ from lingvo_gshard.tools.flags.run import (
     runtime_flags,
     runtime_options,
 )
-from lingvo_gshard.training import Logdir
-from lingvo_gshard.training.run.loop import Outcome
+from lingvo_gshard.training import Logdir, Outcome
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.planning.planned_training import PlannedTraining

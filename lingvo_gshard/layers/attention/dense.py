@@ -9,7 +9,7 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.kernel import (
-    FUSED,
+    FUSED_ATTENTION,
     PLAIN,
     AttentionKernel,
     Softmax,
@@ -79,7 +79,7 @@ class DenseKernel(AttentionKernel):
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""
-        if self._may_fuse() and any(fused.reads_bias_tables() for fused in FUSED):
+        if self._may_fuse() and any(fused.reads_bias_tables() for fused in FUSED_ATTENTION):
             return bias
         return bias.at(distances_LK)
 
@@ -95,7 +95,7 @@ class DenseKernel(AttentionKernel):
         softmax: Softmax = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        for fused in FUSED if self._may_fuse() else ():
+        for fused in FUSED_ATTENTION if self._may_fuse() else ():
             fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:
                 return fused_BNLD

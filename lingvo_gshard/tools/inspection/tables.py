@@ -9,8 +9,7 @@ import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core import kernel_use
-from lingvo_gshard.sharding import HARDWARE, Partitioning
-from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
+from lingvo_gshard.sharding import HARDWARE, Partitioning, Replicated, WeightRow
 from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.tables import make_table, print_rows, print_table, say_hidden
 from lingvo_gshard.tools.console.units import in_bytes

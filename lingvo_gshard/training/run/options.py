@@ -21,7 +21,7 @@ class ServiceOptions:
 
 
 # The options of services, by service.
-SERVICE_OPTIONS: Seam[type[ServiceOptions]] = Seam("run_options")
+SERVICE_OPTIONS: Seam[type[ServiceOptions]] = Seam("service_options")
 
 
 class RunOptions(Configurable):

@@ -8,8 +8,7 @@ from lingvo_gshard.core import Layer, NestedMap, Params, UserError, VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
-from lingvo_gshard.tasks import Task
-from lingvo_gshard.tasks.task import TASK_FEATURES, TaskFeature
+from lingvo_gshard.tasks import TASK_FEATURES, Task, TaskFeature
 from lingvo_gshard.wings.fine_tuning.adapters import CHILD, Adapters, is_factor, merged
 
 

@@ -12,7 +12,7 @@ from lingvo_gshard.core import Params, UserError, letters, processes
 from lingvo_gshard.core.lazy import Device, jax
 from lingvo_gshard.runtime import Array
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
-from lingvo_gshard.training.step.metric_vectors import StepMetrics
+from lingvo_gshard.training import StepMetrics
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
 
 # The metric that is summed over workers. It weights the others, which are averaged.

@@ -20,8 +20,7 @@ import numpy as np
 
 from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
-from lingvo_gshard.training.step.state_part import Update
+from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart, Update
 
 if TYPE_CHECKING:
     import jax

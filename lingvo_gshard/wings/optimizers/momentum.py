@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.training import WeightStep
-from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.step.optimizer import Moments
+from lingvo_gshard.training import MomentOptimizer, Moments, WeightStep
+from lingvo_gshard.training.step.moments import FIRST
 
 
 class Momentum(MomentOptimizer):

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params, TokenShape, UserError, initializers, layer_method
-from lingvo_gshard.core.layer import BIAS
+from lingvo_gshard.core import (
+    BIAS,
+    NestedMap,
+    Params,
+    TokenShape,
+    UserError,
+    initializers,
+    layer_method,
+)
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops

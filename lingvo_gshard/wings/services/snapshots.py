@@ -25,7 +25,9 @@ import numpy as np
 from lingvo_gshard.core import NestedMap, processes
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.training import (
+    IN_RUN_RECORD,
     Arrays,
+    Best,
     Checkpoint,
     Logdir,
     MetricsRow,
@@ -33,8 +35,7 @@ from lingvo_gshard.training import (
     RunRecord,
     StepObserver,
 )
-from lingvo_gshard.training.run.checkpoint.arrays import IN_RUN_RECORD, check_fit
-from lingvo_gshard.training.run.checkpoint.run_item import Best
+from lingvo_gshard.training.run.checkpoint.arrays import check_fit
 from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.wings.services.roll_back import count_roll_backs
 from lingvo_gshard.wings.services.run_lock import ROUND

@@ -15,8 +15,7 @@ from typing import Any
 from lingvo_gshard.core import UserError, context, names
 from lingvo_gshard.core.lazy import Device, tf
 from lingvo_gshard.runtime import Executable, devices_for
-from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning
-from lingvo_gshard.sharding.platforms import interpreted
+from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning, interpreted
 from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.verification.causes import find_first
 from lingvo_gshard.wings.verification.findings import Compared, Verification, compare

@@ -16,8 +16,7 @@ from lingvo_gshard.core import UserError, context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import DistanceBuckets, products
 from lingvo_gshard.runtime import platform_of
-from lingvo_gshard.sharding import hardware_of
-from lingvo_gshard.sharding.platforms import is_interpreted
+from lingvo_gshard.sharding import hardware_of, is_interpreted
 from lingvo_gshard.tools.diagnosis.accelerator import references
 from lingvo_gshard.tools.diagnosis.accelerator.trials import (
     READ,

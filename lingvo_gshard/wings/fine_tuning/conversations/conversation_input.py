@@ -14,6 +14,7 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import (
     CleaningReport,
+    CorpusInput,
     Limit,
     MemoryTable,
     Row,
@@ -24,7 +25,7 @@ from lingvo_gshard.data import (
     mixture_plan,
     packing,
 )
-from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
+from lingvo_gshard.data.corpus_input import TokenizedRows
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.wings.fine_tuning.conversations import encoding
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import (

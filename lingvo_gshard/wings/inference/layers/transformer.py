@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import NestedMap, face, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import MASKED, Reach, TransformerLayer, TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.layers import MASKED, Memory, Reach, TransformerLayer, TransformerStack
 from lingvo_gshard.wings.inference.layers import attention
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, used_slots
 from lingvo_gshard.wings.inference.layers.faces import (

@@ -6,8 +6,7 @@ import dataclasses
 
 from lingvo_gshard.core import NestedMap, Params, known_sizes
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import Exchange, Experts, TokenChoiceRouting
-from lingvo_gshard.layers.moe.dispatches import GatherDispatch
+from lingvo_gshard.layers import Exchange, Experts, GatherDispatch, TokenChoiceRouting
 
 
 class BalancedDispatch(GatherDispatch):

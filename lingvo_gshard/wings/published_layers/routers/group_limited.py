@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import TopKRouter
-from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers import TopKRouter, selection
 
 _EXCLUDED = -float("inf")
 
