@@ -206,6 +206,8 @@ def _train(
     )
     try:
         newest = store.peek()
+        # Refuses batches that are too large for any step, before data is read.
+        experiments.batch_specs(params)
         input_ = params.input.instantiate()
         first = newest or start
         if first:
