@@ -176,7 +176,6 @@ SLOW_PAGES = (
     "trust.md",
     "verification.md",
     "your_own_task.md",
-    "your_own_text.md",
 )
 
 # Pages whose `python` blocks form one script, but for those that are files. A `text` block shows
