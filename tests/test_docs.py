@@ -156,7 +156,6 @@ SLOW_PAGES = (
     "experts.md",
     "export.md",
     "extending.md",
-    "failures.md",
     "fine_tuning.md",
     "language_model.md",
     "local_updates.md",
