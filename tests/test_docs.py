@@ -151,7 +151,6 @@ SLOW_PAGES = (
     "debugging.md",
     "decoding.md",
     "experts.md",
-    "export.md",
     "extending.md",
     "fine_tuning.md",
     "language_model.md",
