@@ -68,7 +68,7 @@ def test_groups_that_do_not_divide_evenly_cost_what_the_page_says(tmp_path):
 
 def memory_rows():
     """Yields axis, strategy, attention and MiB by number of devices of each row of the table."""
-    page = (ROOT / "docs" / "long_inputs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pipelines_and_long_inputs.md").read_text(encoding="utf-8")
     row = r"^\| `(context|model)`(?:, `(\w+)`)? \| ([^|]+) \|((?: [\d.]* ?\|)+)$"
     for axis, strategy, attention, cells in re.findall(row, page, re.MULTILINE):
         sizes = dict(zip((1, 2, 4, 8), map(str.strip, cells.split("|")), strict=False))

@@ -217,7 +217,7 @@ class Run(LoadedRun):
         format: str,
         settings: DecoderSettings | None = None,
     ) -> Export:
-        """Writes the model for programs that do not have this package; see docs/export.md.
+        """Writes the model for programs that do not have this package; see docs/decoding.md.
 
         Args:
           output: the new directory. It is complete or not there at all.

@@ -13,7 +13,7 @@
 
 `TestCase` is a tf.test.TestCase with eight virtual devices, comparisons of trees and of sharded
 arrays, and counts of the collectives in a compiled function. `LayerTest`, `RouterTest` and
-`OptimizerTest` test a class by the same rules as the library's own classes. docs/testing.md shows
+`OptimizerTest` test a class by the same rules as the library's own classes. docs/extending.md shows
 examples. The tests run by pytest, by `python -m unittest` and by Bazel.
 
 Importing this package imports TensorFlow.

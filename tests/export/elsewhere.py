@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "export.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "decoding.md"
 
 # An import of a module that is None fails, wherever sys.path leads. Flag -I takes the current
 # directory and PYTHONPATH out of sys.path.
@@ -13,7 +13,7 @@ _WITHOUT_PACKAGE = "import sys; sys.modules['lingvo_gshard'] = None\n"
 
 
 def program_of_page(name: str) -> str:
-    """Returns the program on docs/export.md whose first line is `# name`."""
+    """Returns the program on docs/decoding.md whose first line is `# name`."""
     text = PAGE.read_text(encoding="utf-8")
     (found,) = re.findall(rf"^```python\n(# {re.escape(name)}\n.*?)^```", text, re.M | re.S)
     return found

@@ -24,7 +24,7 @@ def answer(directory, texts):
 
 
 def run_elsewhere(*pairs):
-    """Returns the answers of the program on docs/export.md to (directory, texts), ..."""
+    """Returns the answers of the program on docs/decoding.md to (directory, texts), ..."""
     program = elsewhere.program_of_page("run_programs.py").replace('"__main__"', "None")
     code = program + _RUNNER + models.ANSWER_ALL + "assert 'tensorflow' not in sys.modules\n"
     return json.loads(elsewhere.run(code, models.requests(*pairs)))

@@ -17,9 +17,7 @@ from lingvo_gshard.training import PRECISIONS, make_trainer
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from tests.test_docs import ROOT, write_files
 
-MODULES = (
-    *("my_router", "my_optimizer", "my_rounding", "my_reader", "my_task", "my_service", "my_chip"),
-)
+MODULES = ("my_router", "my_optimizer", "my_rounding", "my_reader", "my_service", "my_chip")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +25,7 @@ def page(tmp_path_factory):
     """Writes the page's files into a directory that is on the path; returns the directory."""
     folder = tmp_path_factory.mktemp("extending")
     written = write_files((ROOT / "docs" / "extending.md").read_text("utf-8"), folder)
-    assert [path.stem for path in written] == list(MODULES)
+    assert [path.stem for path in written if path.stem.startswith("my_")] == list(MODULES)
     sys.path.append(str(folder))
     known = dict(PRECISIONS.items())
     yield folder
@@ -121,15 +119,6 @@ def test_the_reader_reads_rows_and_names_bad_ones(tmp_path):
     assert [row[:3] for row in rows] == [("gl", "Gardar", "Save")]
     with pytest.raises(ValueError, match=r"train.arrows:2: not `language: source => target`"):
         params.set(on_bad_row="refuse").instantiate().rows("train")
-
-
-def test_the_task_computes_the_loss_of_guessing_before_it_is_trained():
-    trainer = make_trainer(experiment("language_model.quickstart", ["task = @my_task.BigramTask"]))
-    ids = tf.ones([2, 5], tf.int32)
-    batch = {"target_inputs": ids, "target_labels": ids, "target_segments": ids}
-    with context.scope(training=False):
-        loss, _ = trainer.task.loss(trainer.task.init(1), batch)
-    np.testing.assert_allclose(loss, trainer.task.guessing_loss(), rtol=1e-5)
 
 
 def test_a_module_that_is_not_here_is_an_error_that_says_where_it_is_searched():

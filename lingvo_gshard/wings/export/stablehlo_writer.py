@@ -8,7 +8,7 @@
 
 A program takes the weights, in the order of model.json, and int32 ids [rows, length], with the
 `pad` of model.json in padding. It returns int32 ids of the answers, `pad` after their ends, and
-float32 scores [rows]. docs/export.md has a program that runs it.
+float32 scores [rows]. docs/decoding.md has a program that runs it.
 """
 
 from __future__ import annotations
