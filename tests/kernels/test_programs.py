@@ -19,15 +19,16 @@ from lingvo_gshard.runtime import partitioning_log
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.long_inputs.ulysses import UlyssesKernel
 from tests.kernels import compiled_attention, programs
 
 B, N, L, D = 4, 4, 160, 64
 LAYOUTS = ("BNLD", "BNKD", "BNKD", "BL")
 
 
-def attention_step(query, keys, values, segments, softmax=PLAIN):
+def attention_step(query, keys, values, segments, softmax=PLAIN, kernel=DenseKernel):
     """Returns the gradients of a loss of causal attention over packed rows, and the output."""
-    kernel = DenseKernel.params().instantiate()
+    kernel = kernel.params().instantiate()
     mask = kernel.prepare(AttentionMask(segments, is_causal=True))
     bias = softmax.relative_bias
     sources = [query, keys, values, *([] if bias is None else [bias.table_bN])]
@@ -40,6 +41,11 @@ def attention_step(query, keys, values, segments, softmax=PLAIN):
     layouts = [*LAYOUTS[:3], "_N"]
     named = zip(("query", "keys", "values", "table"), gradients, layouts, strict=False)
     return [(name, annotate(x, layout), None) for name, x, layout in named]
+
+
+def ulysses_step(*tensors):
+    """Returns the results of `attention_step` whose devices exchange positions for heads."""
+    return attention_step(*tensors, kernel=UlyssesKernel)
 
 
 def dropping_step(*tensors):
@@ -179,7 +185,19 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
     def test_an_input_that_splits_positions_keeps_the_dense_attention(self):
         made = program("data=2", "L->data", "tpu")
         (use,) = made.kernels
-        self.assertIn("choose RingKernel", use.obstacle)
+        self.assertIn("choose RingKernel or UlyssesKernel", use.obstacle)
+
+    @parameterized.product(
+        layout=[("data=2,context=4", "data_context"), ("context=2,model=2", "context_tensor")],
+        platform=["tpu_interpreted", "cuda_interpreted"],
+    )
+    def test_devices_that_exchange_positions_for_heads_use_the_kernel(self, layout, platform):
+        found = program(*layout, platform, 2, ulysses_step)
+        self.assertEqual(found.kernels, (KernelUse("", "attention"),))
+        values, executable = programs.run(found, values_of(2))
+        expected, _ = programs.run(program(*layout, "", 2), values_of(2))
+        self.assertAllClose(values, expected, rtol=0, atol=5e-6)
+        self.assertIn("all-to-all", {call.kind for call in executable.collectives()})
 
     def test_shardy_on_a_mesh_and_platforms_without_kernels_use_none(self):
         self.assertEqual(program("data=2", "data", "tpu", partitioner="shardy").kernels, ())

@@ -142,7 +142,7 @@ def weights_shape(query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> list[int]:
     return [*known_sizes(query_BNLD.shape)[:3], known_sizes(keys_BNKD.shape)[2]]
 
 
-def repeat_heads(x_BNKD: tf.Tensor, num_heads: int) -> tf.Tensor:
+def repeat_heads(x_BNKD: tf.Tensor, num_heads: int, layout: str = "BNKD") -> tf.Tensor:
     """Returns keys or values with each head repeated so that there are `num_heads` in all."""
     times = num_heads // x_BNKD.shape[1]
     if times == 1:
@@ -155,8 +155,8 @@ def repeat_heads(x_BNKD: tf.Tensor, num_heads: int) -> tf.Tensor:
 
         def gradient(d_BNKD: tf.Tensor) -> tf.Tensor:
             grouped = tf.reshape(d_BNKD, [batch, heads, times, length, head_dim])
-            return annotate(tf.reduce_sum(grouped, 2), "BNKD")
+            return annotate(tf.reduce_sum(grouped, 2), layout)
 
-        return annotate(tf.repeat(x_BNKD, times, axis=1), "BNKD"), gradient
+        return annotate(tf.repeat(x_BNKD, times, axis=1), layout), gradient
 
     return compute(x_BNKD)

@@ -29,6 +29,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
+from lingvo_gshard.wings.long_inputs.ulysses import UlyssesKernel
 from lingvo_gshard.wings.optimizers.lion import Lion
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 from lingvo_gshard.wings.optimizers.muon import Muon
@@ -103,6 +104,7 @@ KERNELS: dict[str, type] = {
     "dense": DenseKernel,
     "blockwise": BlockwiseKernel,
     "ring": RingKernel,
+    "ulysses": UlyssesKernel,
 }
 DROPOUTS: dict[str, Mapping[str, object]] = {
     "": {},
@@ -203,7 +205,8 @@ class Combination:
         dispatches = [x for x in DISPATCHES if not is_pipeline or DISPATCHES[x][0].is_vectorizable]
         dispatch = often("gather" if is_pipeline else "dropless", dispatches, 0.5)
         is_buffered = dispatch in ("gather", "einsum")
-        kernel = "ring" if "context" in strategy and not is_pipeline else "dense"
+        of_positions = rng.choice(["ring", "ulysses"])
+        kernel = of_positions if "context" in strategy and not is_pipeline else "dense"
         # Each device draws its own dropout within dropless experts (docs/moe.md): nothing to equal.
         dropouts = [x for x in DROPOUTS if x != "expert" or is_buffered]
         return cls(

@@ -55,7 +55,7 @@ def attend_fused(
     if splits[0][2] and not obstacle:
         obstacle = _ring_obstacle(call, splits[0][2], query_BNLD, keys_BNKD)
         if balances_ring is None:
-            obstacle = "L is split over devices; choose RingKernel"
+            obstacle = "L is split over devices; choose RingKernel or UlyssesKernel"
         elif not obstacle:
             made = _ring(call, splits[0][2], query_BNLD, balances_ring)
     if not obstacle:
