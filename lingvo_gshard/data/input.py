@@ -11,10 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport

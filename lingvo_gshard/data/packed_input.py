@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import SILENT, Params, Progress
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.progress import SILENT, Progress
 from lingvo_gshard.data.batching.mixture_plan import (
     Bucket,
     Pieces,

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import Params, UserError, names
 from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.batching.table import MemoryTable

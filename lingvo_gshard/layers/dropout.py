@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, context, layer_method, random_numbers
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.token_context import GroupOrder
 

@@ -25,9 +25,7 @@ from lingvo_gshard.layers.products import (
     unrounded,
     whole_rows,
 )
-from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.manual import mesh_in_use
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding import annotate, current_partitioning, mesh_in_use, xla
 
 
 class TokenEmbedding(Layer):

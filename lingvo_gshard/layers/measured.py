@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 
 
 def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:

@@ -12,10 +12,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, NestedMap, context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.sharding.einsum import Rounding
 

@@ -15,11 +15,8 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.product_rules import (
     RULES,
     Product,

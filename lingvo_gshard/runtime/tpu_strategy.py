@@ -12,21 +12,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lingvo_gshard.core import NestedMap, UserError, whole_number
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax, tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding import Partitioning, Split, use_partitioning, xla
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
-from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training.step.gradients import TensorBatch
+from lingvo_gshard.training import TensorBatch, Trainer
 from lingvo_gshard.training.step.metric_vectors import Measurement
-from lingvo_gshard.training.step.trainer import Trainer
 
 WAIT_SECONDS = 300.0
 _CONNECT_SECONDS = 10.0

@@ -6,11 +6,9 @@ import functools
 import logging
 from typing import cast
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, VariableSpec, context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 

@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import context, custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of

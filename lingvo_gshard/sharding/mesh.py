@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, names, whole_number
 
 DEVICE_ORDERS = ("contiguous", "topology")
 

@@ -9,10 +9,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
 from lingvo_gshard.sharding.strategies import Split
 

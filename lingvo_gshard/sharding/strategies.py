@@ -21,8 +21,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec, names
 from lingvo_gshard.sharding.partitioning import matches_path
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import gen_xla_ops, tf, xla_sharding
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core.errors import UserError, explained
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, objects
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

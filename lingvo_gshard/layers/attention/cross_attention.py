@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import Params, custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.kernel import (
     FUSED,
@@ -18,8 +17,7 @@ from lingvo_gshard.layers.attention.kernel import (
 )
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.sharding import einsum
-from lingvo_gshard.sharding.platforms import platform_in_use
+from lingvo_gshard.sharding import einsum, platform_in_use
 
 
 def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:

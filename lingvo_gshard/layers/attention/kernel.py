@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core import Configurable, Params, custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask

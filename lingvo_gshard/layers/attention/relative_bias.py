@@ -13,12 +13,9 @@ import math
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import BIAS, Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method
+from lingvo_gshard.core.layer import BIAS
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.products import lookup
 from lingvo_gshard.sharding import annotate
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import BIAS, layer_method
+from lingvo_gshard.core import NestedMap, Params, UserError, initializers, layer_method
+from lingvo_gshard.core.layer import BIAS
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask

@@ -30,9 +30,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Partitioning, Split, annotate, current_partitioning, xla
+from lingvo_gshard.sharding.partitioning import axes_of
 
 
 class Codec:

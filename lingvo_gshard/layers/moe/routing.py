@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core import known_sizes, random_numbers
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
 

@@ -8,11 +8,8 @@ as in Qwen2-MoE (arXiv 2407.10671, section 2.2.2).
 
 from __future__ import annotations
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import MATRIX, Layer
+from lingvo_gshard.core import MATRIX, Layer, NestedMap, Params, initializers
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import feed_forward
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.sharding import einsum

@@ -6,12 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method, remat_policy
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias, SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention

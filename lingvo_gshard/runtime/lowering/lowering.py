@@ -14,14 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from lingvo_gshard.core import kernel_use
+from lingvo_gshard.core import Layer, UserError, kernel_use, known_sizes
 from lingvo_gshard.core.autodiff import custom_gradient
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.runtime.lowering.folding import (
     make_constants,
     make_iotas,
@@ -43,11 +40,8 @@ from lingvo_gshard.runtime.lowering.variables import (
 )
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
-from lingvo_gshard.sharding import recording, xla
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding import Mesh, Partitioning, Split, recording, use_partitioning, xla
 from lingvo_gshard.sharding.platforms import BODIES, PLATFORMS
-from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
 Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"

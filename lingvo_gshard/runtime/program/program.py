@@ -17,13 +17,10 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import memory_kinds
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import VERSION, UserError, memory_kinds, names
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.core.lazy import ir, jax, jax_export, jnp
 from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.version import VERSION
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh

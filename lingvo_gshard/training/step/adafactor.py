@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import letters
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import Params, VariableSpec, letters
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core import OPTIMIZER_SCOPE, Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.training.step.moments import (
     FIRST,
     SECOND,

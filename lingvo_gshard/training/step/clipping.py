@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 
 
 def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:

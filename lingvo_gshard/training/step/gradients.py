@@ -7,10 +7,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import stop_frozen
+from lingvo_gshard.core import NestedMap, context, stop_frozen
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 

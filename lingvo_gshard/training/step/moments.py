@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
+from lingvo_gshard.core import MATRIX, NestedMap, Params, VariableSpec
+from lingvo_gshard.core.layer import TABLE, is_vector
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step.optimizer import (
     BFLOAT16,

@@ -20,12 +20,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import TABLE, VariableSpec
+from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, names
+from lingvo_gshard.core.layer import TABLE
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.layers.product_rules import ProductContext, ProductRule
 from lingvo_gshard.sharding import annotate_like

@@ -10,10 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core import NestedMap, Params, VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.clipping import Clipping

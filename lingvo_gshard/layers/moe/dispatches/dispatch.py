@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, names
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import measured
 from lingvo_gshard.layers.moe.dispatches.gathered import GatheredBuffers

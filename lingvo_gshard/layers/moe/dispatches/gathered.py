@@ -13,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe.exchange import Compute
 from lingvo_gshard.layers.moe.routing import (
     Assignment,

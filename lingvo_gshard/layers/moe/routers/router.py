@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar, Self
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, check_layer_methods, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context, layer_method
+from lingvo_gshard.core.layer import check_layer_methods
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routing import Routing
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import context, initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.layers.moe.routing import WeightedLoss

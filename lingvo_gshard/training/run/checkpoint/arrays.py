@@ -19,10 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import NestedMap, UserError, processes
 from lingvo_gshard.core.lazy import jax, ocp
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint.orbax_storage import prepare_orbax
 
 MODULUS = 2**64

@@ -14,10 +14,8 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket, scheme_of
+from lingvo_gshard.core import UserError, is_bucket, objects, whole_number
+from lingvo_gshard.core.files.stores import scheme_of
 from lingvo_gshard.core.processes import SharedError
 from lingvo_gshard.core.seams import Seam
 

@@ -16,11 +16,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import stores
+from lingvo_gshard.core import NestedMap, UserError, processes, stores
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import State
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint import run_item

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import regular
+from lingvo_gshard.core import UserError, regular
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.lazy import tf
 
