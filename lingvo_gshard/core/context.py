@@ -297,7 +297,6 @@ def override_extension(
 
     Args:
       kind: The class of the extension.
-      **fields: The fields that change.
     """
     changed: Any = dataclasses.replace(cast(Any, extension(kind)), **fields)
     return override(extensions={**current().extensions, kind: changed})

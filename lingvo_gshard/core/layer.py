@@ -336,7 +336,6 @@ class Layer(Configurable):
         """Reports another tensor to `on_output` of the context, as `<path>/<name>`.
 
         Args:
-          name: Name of the tensor.
           compute: Computes the tensor. It is called only if the context has an `on_output`.
         """
         pass_under_way = context.current()

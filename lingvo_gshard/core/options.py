@@ -32,7 +32,6 @@ class OptionError(UserError):
     """A wrong value of an option.
 
     Attributes:
-      value: the wrong value.
       expected: the values that are accepted, as a sentence without a subject.
     """
 
@@ -49,7 +48,6 @@ class Option:
     Attributes:
       name: the option's name in Python, as a flag, and as a field of a request's body.
       kind: bool, int, float or str: the type of a value, or of the elements of a tuple.
-      is_tuple: whether a value is a tuple.
       default: the value unless another one is given. None also means that there is no value.
       help: the meaning, for users.
       constraint: the accepted numbers, for a value or for each element of a tuple.

@@ -311,7 +311,6 @@ class TextSize:
     """Amount of text in a split after cleaning.
 
     Attributes:
-      documents: number of documents.
       bytes: bytes of their UTF-8 text.
       words: number of words, separated by white space.
     """

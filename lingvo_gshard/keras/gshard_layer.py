@@ -33,9 +33,7 @@ class _Inner:
     """The layer inside, out of sight of Keras, which would track its trees and lists.
 
     Attributes:
-      layer: the layer.
       specs: its weights.
-      takes_mask: whether it takes a mask.
       weights: the Keras variables of `specs`, in order; empty until they are made.
     """
 

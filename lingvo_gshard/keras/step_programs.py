@@ -66,7 +66,6 @@ def lower_step(
       model: the compiled model. Its own `train_step` or `test_step` is traced.
       kind: "train" or "test".
       batch: a batch, or `tf.TensorSpec`s in the structure of a batch.
-      held: the variables of the model.
       layouts: how batches are split, and the mesh.
       partitioner: "gspmd" or "shardy".
       tracing: as in `lower`.

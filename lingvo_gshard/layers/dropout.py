@@ -92,7 +92,6 @@ class Dropout(Layer):
         """Returns x with elements dropped. The shape of x must be static.
 
         Args:
-          x: the elements.
           exempt: bool, broadcastable to x: the elements that stay as they are.
         """
         mask = self.mask()

@@ -122,7 +122,6 @@ def are_few(tokens: int, rows: int) -> bool:
 
     Args:
       tokens: the number of tokens of a device.
-      rows: the number of rows of the table.
     """
     return 2 * tokens <= rows
 

@@ -19,7 +19,6 @@ class CrossEntropy:
       smoothed: training loss, with label smoothing and z-loss.
       exact: negative log likelihood, in nats.
       correct: number of tokens whose label has the largest logit.
-      tokens: number of tokens.
     """
 
     smoothed: tf.Tensor

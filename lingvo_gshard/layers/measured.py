@@ -12,9 +12,6 @@ def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:
     """Returns the weights of a layer for each of several parts of a batch that it computes.
 
     A weight's gradient is the sum over the parts, but a measurement is the largest of the parts'.
-
-    Args:
-      count: number of parts.
     """
     if count == 1 or context.current().beside is None:
         return [theta] * count

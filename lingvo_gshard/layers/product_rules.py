@@ -65,8 +65,6 @@ class ProductRule:
         """Returns the product of activations with a weight.
 
         Args:
-          product: the product.
-          x: the activations.
           weight: the weight, in the type of the weights; or what a rule has in its place.
           multiply: multiplies two factors by the following rules.
         """
@@ -79,7 +77,6 @@ class ProductRule:
         Args:
           product: the product with one weight.
           x: the activations.
-          y: the result.
         """
         del product, x
         return y

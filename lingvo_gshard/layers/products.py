@@ -47,10 +47,7 @@ def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tens
 
     Args:
       layer: the layer that owns the weight.
-      theta: its weights.
-      name: name of the weight.
       equation: see `multiply`.
-      x: the activations.
     """
     y = multiply(equation, x, theta[name], theta, (name,))
     return _with_additions(Product(equation, theta, (name,), layer), x, y)
@@ -73,7 +70,6 @@ def joined_product(
       layer: the layer that owns the weights.
       equations: name of each weight -> the equation of its own product.
       equation: the equation of the product with the joined weight.
-      x: the activations.
       weight: the weights, joined.
       split: splits the product into one for each weight, in order.
     """
@@ -133,7 +129,6 @@ def factors(
       layer: the layer that owns the weight.
       name: name of the weight, a matrix whose first dimension the product sums over.
       equation: see `multiply`. The summed letter is the last of x.
-      x: the activations.
     """
     weight = theta[name]
     for rule in RULES:

@@ -69,7 +69,6 @@ def devices_for(count: int | None, processes: int = 1, asked_by: str = "`mesh`")
 
     Args:
       count: number of devices of all processes together; None for all that exist.
-      processes: number of processes.
       asked_by: the option that needs so many devices, which errors name.
 
     Raises:

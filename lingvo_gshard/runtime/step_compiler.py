@@ -120,7 +120,6 @@ class StepCompiler:
         Args:
           kind: such as "train"; names the program to `last`.
           key: tells apart the programs of one kind, such as by the shapes of their inputs.
-          devices: the devices to compile for.
           inputs: what `compilations` says of the program's inputs; none by default.
           is_reported: whether `pop_messages` describes the program.
         """

@@ -52,7 +52,6 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
 
     Args:
       tensor: A tensor with the layout of the weight.
-      spec: The weight.
       kind: "weights", "moments" (of the optimizer) or "masters"; see `Partitioning.split`.
 
     Raises:

@@ -78,8 +78,6 @@ class Rounding(Protocol):
         """Returns what rounds the second operand, given the letters that a product sums over.
 
         Args:
-          x: The operand.
-          layout: Its letters.
           summed: Letters that the product of the forward pass sums over.
         """
         ...
@@ -105,8 +103,6 @@ class Rounding(Protocol):
           right: Layout of the second factor.
           output: Layout of the result.
           weight: Which of these is the layout of the weight, or of its gradient.
-          first: The first factor.
-          second: The second factor.
         """
         ...
 

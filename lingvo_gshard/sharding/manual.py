@@ -80,7 +80,6 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
     The gradient of the full tensor sums over the devices that have copies of a shard.
 
     Args:
-      tensor: The full tensor.
       split: A layout, or the mesh axes of each dimension.
 
     Raises:

@@ -287,7 +287,6 @@ class Partitioning:
         split it in storage. During the step XLA splits it with padding.
 
         Args:
-          shape: Shape of the array.
           split: The split during the step.
         """
         return tuple(even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True))
@@ -298,7 +297,6 @@ class Partitioning:
         It equals `storage_split` except for dimensions that are padded.
 
         Args:
-          shape: Shape of the array.
           split: The split during the step.
         """
         return tuple(

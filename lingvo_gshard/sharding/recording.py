@@ -25,7 +25,6 @@ class Event:
       operands: The operands. An annotation has one.
       path: Path of the layer that computes it.
       times: How often it runs: the number of iterations in a compiled loop, otherwise 1.
-      is_annotation: Whether this is an annotation.
     """
 
     equation: str

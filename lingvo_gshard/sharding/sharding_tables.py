@@ -22,7 +22,6 @@ class WeightRow:
     """The sharding of one weight or optimizer moment.
 
     Attributes:
-      path: Path of the weight.
       layout: Letters of the weight.
       shape: Shape of the full tensor.
       dtype: Name of the type.
@@ -48,7 +47,6 @@ def weight_rows(
     """Returns one row for each weight or optimizer moment.
 
     Args:
-      specs: The weights or moments.
       partitioning: How they are split.
       kind: "weights" or "moments".
     """
@@ -102,7 +100,6 @@ class Replicated:
     """A weight or moment that every device stores in full.
 
     Attributes:
-      path: Path of the weight.
       shape: Shape of the tensor.
       bytes: Size of the tensor.
       reason: Why it is not split.

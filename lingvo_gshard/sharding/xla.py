@@ -119,7 +119,6 @@ def full_to_shard(
     The gradient of the full tensor sums over the devices that have copies of a shard.
 
     Args:
-      tensor: The full tensor.
       split: The mesh axes of each dimension.
       stacked: Axes along which devices have different slices of a stack, and no copies; see
         `Partitioning.reserved_axes`.

@@ -173,7 +173,6 @@ class LanguageModelTask(TokenTask):
 
         Args:
           theta: the weights.
-          batch: the batch.
           state_BLM: the decoder's output.
         """
         p, segments_BL = self.p, batch["target_segments"]

@@ -65,7 +65,6 @@ class TaskFeature(Configurable):
         """Returns the declarations of a task's weights.
 
         Args:
-          task: the task.
           specs: the declarations without the feature.
         """
         del task
@@ -180,11 +179,7 @@ class Task(Layer):
         return params.instantiate()
 
     def merged(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights of `plain` that compute what these weights do.
-
-        Args:
-          theta: weights of this task.
-        """
+        """Returns the weights of `plain` that compute what these weights do."""
         for feature in self.features.values():
             theta = feature.merged(self, theta)
         return theta
@@ -194,7 +189,6 @@ class Task(Layer):
         """Returns a copy of the task's Params with vocabulary sizes filled in where they are 0.
 
         Args:
-          params: Params of the task.
           sizes: name of a vocabulary -> number of its ids, as the input gives them.
 
         Raises:
@@ -284,7 +278,6 @@ class Task(Layer):
         Args:
           runtime: holds the weights.
           input_: the input, with the vocabularies that the model was trained with.
-          split: name of the split.
           progress: is told each stage, and how much of it is done.
           **options: options that EVALUATION_OPTIONS names.
 

@@ -245,8 +245,6 @@ class TokenTask(Task):
         Args:
           name: the child that embeds the tokens.
           theta: the weights.
-          ids_BL: the tokens.
-          positions_BL: their positions.
           positions: the child that embeds the positions, if there is one.
         """
         x_BLM = tf.cast(getattr(self, name).fprop(theta[name], ids_BL), tf.float32)

@@ -34,8 +34,6 @@ class Case:
     """A layer under test.
 
     Attributes:
-      name: name of the case.
-      params: Params of the layer.
       call: (layer, theta, inputs) -> output, with the inputs of `make_inputs`.
       draws: whether it draws random numbers in training.
       packs: whether the output of a sentence does not depend on the sentences packed with it. False

@@ -18,7 +18,6 @@ def make_trainer(experiment: Params, task: Task | Params | None = None) -> Train
     """Returns the experiment's trainer.
 
     Args:
-      experiment: Params of an experiment.
       task: its task, or the Params of the task. None: with vocabularies of the sizes that the input
         asks for.
     """

@@ -36,9 +36,6 @@ class Reports:
     """The losses, metrics and sums that layers reported in a part of the forward pass.
 
     Attributes:
-      losses: Names of the losses.
-      metrics: Names of the metrics.
-      sums: Names of the sums.
       values: Values and weights of the losses, values and weights of the metrics, then sums. A
         loss that is a sum has the weight 1.
       summed_losses: Names of the losses that are sums; see `context.Context.add_loss`.

@@ -100,7 +100,6 @@ def windows(rows: np.ndarray, lengths: np.ndarray, length: int) -> Pieces:
     """Returns rows cut into windows of `length` target tokens; the last of a row may be shorter.
 
     Args:
-      rows: numbers of the rows.
       lengths: source and target tokens of each row.
       length: target tokens of a window.
     """
@@ -219,7 +218,6 @@ class PlannedBatch:
     """A batch without its tokens.
 
     Attributes:
-      bucket: number of its bucket.
       pieces: its pieces, in the order of the batch's rows.
       rows: the batch's row of each piece, ascending.
     """

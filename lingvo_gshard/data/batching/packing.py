@@ -85,7 +85,6 @@ class _Pool:
 
     Attributes:
       count: number of pieces that are not taken.
-      is_taken: whether each piece is taken.
     """
 
     def __init__(self, numbers: np.ndarray, lengths: np.ndarray, limits: tuple[int, int]):
@@ -182,9 +181,7 @@ class PackedBatch(Batch):
         """Returns a batch with its examples.
 
         Args:
-          arrays: the batch.
           rows: the row of each example, ascending. In a row, segments have the order of examples.
-          examples: the number of each example.
         """
         _, segments = _in_rows(rows)
         batch_rows = len(next(iter(arrays.values())))

@@ -236,7 +236,6 @@ class Assembly:
       table: the rows.
       buckets: rows, source length and target length of the batches of each bucket.
       before: the id before the first token of each target.
-      has_sources: whether batches have a source.
       identity: a digest of data and settings.
       finish: changes the arrays of a batch; None changes nothing.
     """

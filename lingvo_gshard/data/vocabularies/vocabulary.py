@@ -139,7 +139,6 @@ class Vocabulary:
         (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
 
         Args:
-          texts: the lines.
           alpha: at least 0. With "unigram", a larger one prefers likely segmentations more.
           seed: the same lines, alpha and seed give the same ids.
         """

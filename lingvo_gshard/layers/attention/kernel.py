@@ -96,7 +96,6 @@ class AttentionKernel(Configurable):
         """Precomputes what the layers sharing a learned bias have in common.
 
         Args:
-          bias: the learned bias.
           distances_LK: int32, position of each key minus position of each query.
         """
         return bias.at(distances_LK)

@@ -21,7 +21,6 @@ class MultiHeadAttention(Attention):
     Attributes:
       head_dim: size of D of queries and keys.
       value_dim: size of D of values.
-      key_value_heads: number of heads of keys and values.
     """
 
     @classmethod

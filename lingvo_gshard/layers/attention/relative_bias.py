@@ -31,7 +31,6 @@ class DistanceBuckets(msgspec.Struct, frozen=True):
     keys before the query, and half for keys after it.
 
     Attributes:
-      count: number of buckets.
       max_distance: all distances from this one on share the last bucket.
       is_causal: whether queries attend only to earlier keys.
     """
@@ -67,7 +66,6 @@ def check(p: Params, path: str) -> None:
     """Checks the relative-bias options of an attention.
 
     Args:
-      p: Params of the attention.
       path: path of the attention, for error messages.
 
     Raises:
@@ -84,7 +82,6 @@ def check_buckets(
     """Checks the number of buckets and the largest distance.
 
     Args:
-      buckets: number of buckets.
       max_distance: the smallest distance in the last bucket, which all larger ones share.
       is_causal: whether queries attend only to earlier keys.
       buckets_name: path of the number of buckets, for error messages.

@@ -36,7 +36,6 @@ class RotaryScaling(Configurable):
 
         Args:
           rotated: number r of rotated dimensions.
-          base: base of the timescales.
           length_BL: int32, number of tokens of each token's text; only with `needs_lengths`.
         """
         del length_BL
@@ -96,7 +95,6 @@ def check(p: Params, head_dim: int, path: str) -> None:
     """Checks the rotary options of an attention.
 
     Args:
-      p: Params of the attention.
       head_dim: size of D.
       path: path of the attention, for error messages.
 

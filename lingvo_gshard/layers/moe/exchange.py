@@ -283,7 +283,6 @@ class Exchange(Configurable):
         """Returns [G,E,C,M]: the outputs of the experts for the buffers of all groups.
 
         Args:
-          x_GECM: the buffers.
           compute: [E,G,C,M] -> [E,G,C,M], the experts. With chunks it is called once for each and
             must compute each row independently; its random numbers differ between chunks.
           row: letter of the last dimension: M, or U for a row of each part of the experts.

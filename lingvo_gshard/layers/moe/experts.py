@@ -97,7 +97,6 @@ class Experts(Layer):
 
         Args:
           theta: the weights of that expert, without the dimension E; maybe `decoding_weights`.
-          x_CM: the rows.
         """
         with rounded_by_rows():
             return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")

@@ -139,7 +139,6 @@ class MixtureOfExperts(Layer):
 
         Args:
           theta: the weights.
-          x_BLM: the tokens.
           mask_BL: 0 at padding.
         """
         batch, length, _ = known_sizes(x_BLM.shape)

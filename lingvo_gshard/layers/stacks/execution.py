@@ -114,7 +114,6 @@ class Execution(Layer):
         """Checks that a batch can be run.
 
         Args:
-          rows: rows of the batch.
           path: path of the Params of this execution, for error messages.
 
         Raises:

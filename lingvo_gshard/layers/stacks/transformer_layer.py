@@ -33,7 +33,6 @@ class Memory:
     """The memory that a decoder attends to, such as the output of an encoder.
 
     Attributes:
-      output_BKM: the memory.
       segments_BK: int32 segment of each position, 0 in padding.
     """
 

@@ -88,7 +88,6 @@ def lower(
     and take their memory. The path of an input names its variable.
 
     Args:
-      name: name of the program.
       function: takes one tensor per input and returns its outputs. Tensors that it captures become
         constants.
       inputs: the program's inputs. Inputs without a split get the one the function annotates.

@@ -165,7 +165,6 @@ class Executable:
       options: options of XLA's compiler by name, such as "xla_gpu_autotune_level".
 
     Attributes:
-      program: the program.
       options: the options that it was compiled with.
       compiler_output: what the compiler wrote to standard error.
       lowering_seconds: seconds to lower StableHLO for the devices.

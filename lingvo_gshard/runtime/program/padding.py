@@ -42,7 +42,6 @@ def shown(array: Array, shape: Sequence[int], mesh: jax.sharding.Mesh) -> jax.Sh
     """Returns shape, dtype and sharding of a stored array without its padding.
 
     Args:
-      array: the stored array.
       shape: its shape without padding.
       mesh: the devices.
     """
@@ -72,7 +71,6 @@ def put(
     """Returns a value without padding as it is stored; see `Array.put`.
 
     Args:
-      array: the stored array.
       value: the value, of the shape without padding.
       mesh: the devices.
       is_donated: as in `Array.put`.

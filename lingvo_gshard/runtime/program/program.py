@@ -47,7 +47,6 @@ class LayerNames:
     """The layers of a step, to find the layer of each compiled operation.
 
     Attributes:
-      scopes: name scopes of all layers.
       kinds: (name scope, kind of work) of the layers that have a kind; None leaves the kind to each
         operation of the layer.
     """

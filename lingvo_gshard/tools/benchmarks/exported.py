@@ -231,7 +231,6 @@ class ProgramTiming:
     Attributes:
       file: the saved program.
       mesh: axes and sizes.
-      devices: number of devices.
       step_seconds: time of a step, median of all runs.
       fastest_seconds: time of a step in the fastest run.
       slowest_seconds: time of a step in the slowest run.
@@ -246,8 +245,6 @@ class ProgramTiming:
       peak_bytes: peak bytes of one device, from the compiler.
       memory_in_use: the most bytes in use on a device after the first steps, as jax counts them.
         None if jax does not count bytes on this device.
-      first_loss: loss of the first step.
-      last_loss: loss of the last step.
     """
 
     file: str

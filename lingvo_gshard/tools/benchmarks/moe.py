@@ -100,7 +100,6 @@ class Case:
     """A layer to measure.
 
     Attributes:
-      experts: number of experts.
       dispatch: how tokens are moved to experts.
       load: "learned" top-2 gates, "balanced" loads, or "skewed" loads.
       capacity_factor: capacity factor of the router; 0 disables the limit.
@@ -119,7 +118,6 @@ class LayerTiming:
     """A measured layer, forward and backward.
 
     Attributes:
-      experts: number of experts.
       dispatch: how tokens are moved to experts.
       load: how the router distributes tokens.
       capacity_factor: capacity factor of the router.

@@ -225,7 +225,6 @@ def check_collectives(machine: Machine, numbers: int = 0) -> Iterator[Check]:
     time.
 
     Args:
-      machine: the devices.
       numbers: how many float32 numbers a device sends or receives; 0: many.
     """
     devices, count = machine.devices, machine.count

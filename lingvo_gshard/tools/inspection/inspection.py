@@ -86,8 +86,6 @@ class StateSharding:
     """The storage of a trainer's weights and optimizer moments on the devices.
 
     Attributes:
-      weights: a row for each weight.
-      moments: a row for each optimizer moment.
       replicated_weights: weights that every device holds in full although the strategy splits
         one of their dimensions, with the reasons.
       replicated_moments: the same of moments.
@@ -124,7 +122,6 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     """A compiled function of the trainer.
 
     Attributes:
-      function: name of the function.
       compile_seconds: compile time.
       memory_per_device: bytes by class, as Executable.memory returns them.
       collectives: rows by phase, layer and kind.

@@ -49,10 +49,8 @@ class WeightStatistics:
     """Statistics of a weight's elements. Elements that are not finite count in `not_finite` alone.
 
     Attributes:
-      path: path of the weight.
       layout: its letters.
       dtype: the type that it is stored in.
-      mean: mean of the elements.
       deviation: standard deviation of the elements.
       largest: the largest absolute value.
       zeros: share of elements that are 0.

@@ -102,7 +102,6 @@ class WeightStep:
     """One step of one weight: everything that the weight's update depends on.
 
     Attributes:
-      spec: the weight's spec.
       weight: float32.
       gradient: float32, of the weight's shape.
       moments: in their own dtypes.

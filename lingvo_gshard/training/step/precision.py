@@ -84,7 +84,6 @@ class Precision:
 
         Args:
           specs: the weights' tree of VariableSpec.
-          theta: the weights of the state.
           gathers_ahead: whether loops gather the weights that they stack; see `context.Context`.
         """
         if not self.has_master_weights:

@@ -58,8 +58,6 @@ class Ingredients:
 
     Attributes:
       params: the trainer's Params.
-      task: the task.
-      optimizer: the optimizer.
       theta_specs: the weights' tree of VariableSpec.
       precision: types of weights and activations.
     """

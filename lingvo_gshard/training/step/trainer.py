@@ -183,7 +183,6 @@ class Trainer(Configurable):
 
         Args:
           step: number of the step, from 1.
-          metrics: its metrics.
         """
         for part in self.step_parts:
             metrics = part.shown_metrics(step, metrics)

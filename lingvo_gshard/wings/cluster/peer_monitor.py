@@ -58,7 +58,6 @@ class Snapshot(msgspec.Struct, frozen=True, tag="stacks"):
     """The place of a process in its work at one moment.
 
     Attributes:
-      process: number of the process.
       place: the progress of the process's training loop: the step, and the number of the part
         within the step. A process that delays the others has the lowest place.
       doing: the process's work as a verb phrase, such as "waits for the batch of step 7".
@@ -209,7 +208,6 @@ class Departure(msgspec.Struct, frozen=True, tag="left"):
     """The message that a process leaves the others before the program's end.
 
     Attributes:
-      process: number of the process.
       reason: the reason as a verb phrase about the process, such as "is gone".
       exit_code: exit code for the other processes.
       is_sudden: whether the process could not send the message itself.

@@ -62,7 +62,6 @@ class Hello(msgspec.Struct):
     """The message that a process sends to join.
 
     Attributes:
-      process: number of the process.
       options: options that all processes must share, by name; long ones as a hash.
       nonce: a random text, which process 0's reply must sign.
       proof: signature of the challenge and of this message without its proof.

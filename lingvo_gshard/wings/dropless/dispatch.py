@@ -53,7 +53,6 @@ class ExpertRegion:
     """The manual region of one layer.
 
     Attributes:
-      experts: the experts.
       dispatch: the layer's dispatch.
       options: the layer's options of all exchanges.
       group_axes: mesh axes that split the groups.
@@ -144,7 +143,6 @@ class ExpertRegion:
         """Computes one device's tokens: in rounds, or without the rows over the bound.
 
         Args:
-          exchange: the exchange.
           x_TM: as `RowExchange.compute` takes it, as are the next three.
           expert_kT: as there.
           gate_kT: as there.

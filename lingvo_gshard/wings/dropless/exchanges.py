@@ -85,7 +85,6 @@ class RowExchange:
     """Computes the tokens of one device on the devices of their experts, in a manual region.
 
     Attributes:
-      experts: the experts.
       axes: mesh axes that split the experts. Devices along them are a group.
       num_experts: the number of experts on all devices, padding included.
       bound: as in DroplessDispatch.
@@ -316,7 +315,6 @@ def _send(x: tf.Tensor, there: Move, back: Move, codec: Codec, returning: Codec)
     """Returns rows [R,M] after a move, and brings their gradients back.
 
     Args:
-      x: the rows.
       there: moves arrays [R,...].
       back: the reverse.
       codec: the format of the rows.

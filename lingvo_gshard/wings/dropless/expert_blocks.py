@@ -128,8 +128,6 @@ class ExpertBlocks:
       network: (one expert's weights, [C,M]) -> [C,M]. It computes each row independently. After its
         last product it may only add to the result.
       theta: the weights of all experts; their first dimension is E.
-      rows: the rows of each expert.
-      sizes: the sizes of the blocks.
       even_rows: rows of all experts under balanced loads, for planning.
       context: the context of the pass.
     """

@@ -40,7 +40,6 @@ class Rounds:
     """The rounds of one device's tokens, in a manual region.
 
     Attributes:
-      exchange: the exchange of each round.
       group_axes: mesh axes that split the groups.
       theta: the weights of the device's experts.
       context: the context of the pass.

@@ -66,7 +66,6 @@ def compute_sorted(
     does.
 
     Args:
-      experts: the experts.
       theta: their weights, without an `obstacle`.
       x_rM: the rows of all experts, one expert after another.
       load_E: int32, the number of rows of each expert.
@@ -117,7 +116,6 @@ class SortedGroups:
         In a remat unit, a result may be a saved one instead (see core/autodiff/remat_policy.py).
 
         Args:
-          x_rM: the rows.
           weights: weights [E,M,H] of the experts.
           is_output: whether the results are the experts' output, and not hidden.
         """
@@ -138,7 +136,6 @@ class SortedGroups:
         Args:
           hidden: the arrays [r,H] that the activation takes.
           w_out_EHM: the weights of the experts.
-          activation: the activation.
         """
         weights = tf.cast(w_out_EHM, hidden[0].dtype)
         known = _restored(_OUTPUT)

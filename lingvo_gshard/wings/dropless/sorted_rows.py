@@ -50,10 +50,8 @@ class SortedRows:
         """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
         Args:
-          x_TM: the tokens.
           gate_kT: float32, the gate of each choice. None: gates are 1, and the output of a token
             with a choice that has no expert is undefined.
-          experts: the experts.
           theta: the weights of the experts of `load_E`.
           even_rows: the number of rows with an expert under balanced loads; 0: all rows.
           bound: the number of sorted rows that are computed; 0: all rows. Later ones count as 0.

@@ -45,7 +45,6 @@ class LanguageScores:
     """Scores of one source language, with two baselines.
 
     Attributes:
-      rows: number of rows.
       unique_references: number of distinct references.
       translated: scores of the translations.
       copied: scores of the sources, taken as translations.
@@ -178,7 +177,6 @@ class SourceScores:
       cross_entropy: nats per token, ends of documents counted as tokens.
       perplexity: per token.
       accuracy: share of tokens that the model finds most likely.
-      tokens: number of tokens.
     """
 
     cross_entropy: float
@@ -196,9 +194,6 @@ class TextScores(Evaluation):
       perplexity: per token.
       accuracy: share of tokens that the model finds most likely.
       tokens: number of tokens, ends of documents included.
-      documents: number of documents.
-      words: number of words.
-      bytes: number of bytes.
       sources: source -> scores of its texts; empty if they are not scored by source.
     """
 
@@ -288,7 +283,6 @@ def measure(
     Args:
       runtime: holds the weights.
       input_: packs the texts.
-      split: what to score.
       progress: is told how far scoring is.
       by_source: whether to score the texts of each source, too.
 
@@ -334,7 +328,6 @@ def _add(
     """Adds the metrics of batches. Returns how many tokens count in the loss, and were read.
 
     Args:
-      found: what to add to.
       runtime: holds the weights.
       progress: is told how many tokens were read.
       before: tokens read before.

@@ -23,7 +23,6 @@ class Translations(Protocol):
     """Translations of some sentences.
 
     Attributes:
-      texts: the translation of each sentence.
       cut: indices of the sentences that were too long and lost their end.
     """
 
@@ -185,7 +184,6 @@ def measure(
     Args:
       runtime: holds the weights.
       input_: packs the rows for the likelihood.
-      split: name of the split.
       progress: is told each stage, and how much of it is done.
       languages: source languages to score; empty: all.
       max_rows_per_language: scores a fixed random choice of this many rows; None: all.

@@ -181,7 +181,6 @@ def preference_loss(
       model: log-probabilities of the model that learns.
       reference: log-probabilities of the reference.
       pairs_Bj: int32, 1 where a row has a pair.
-      params: Params of `Preferences`.
     """
     beta, smoothing = params.beta, params.label_smoothing
     with tf.name_scope(f"{LOSS_SCOPE}/"):

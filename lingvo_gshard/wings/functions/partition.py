@@ -53,7 +53,6 @@ class Partitioned:
         Args:
           partitioning: the mesh, and what is split over its axes.
           devices: as many as the mesh has places.
-          layouts: the layouts of the arguments.
           donate: positions of the arguments whose memory the results may reuse.
           partitioner: "gspmd" or "shardy".
           tracing: as in `lower`.

@@ -132,7 +132,6 @@ class _Reader:
         """Reads a file.
 
         Args:
-          name: Name of the file.
           including: Path of the file that includes it; empty if an option names it.
           source: The option or include statement, for messages.
         """

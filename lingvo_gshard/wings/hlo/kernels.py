@@ -60,7 +60,6 @@ class KernelCall:
       target: the target of XLA's custom call.
       config: its configuration.
       operation: the name of the operation; may be empty.
-      operands: shapes of the operands.
       values: the operands' values where they are known.
     """
 
@@ -176,7 +175,6 @@ def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> 
 
     Args:
       found: the name, the products, and the FLOPs that the kernel declares.
-      call: the call of the kernel.
     """
     name, products, declared = found
     if products is None or not products.is_exact or not products.is_whole:

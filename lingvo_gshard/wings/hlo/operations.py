@@ -56,7 +56,6 @@ class HostTransfer:
 
     Attributes:
       bytes: size of what one execution moves.
-      to_host: whether it moves from the device to the host.
     """
 
     bytes: int

@@ -32,7 +32,6 @@ def facts_of(
     """Returns what the host knows of a model.
 
     Args:
-      task: the model.
       input_params: the Params of the model's input.
       length: number of positions of a language model's text; None takes the length of an input row.
       text_ids: the ids around a text; None takes the ids of vocabularies that were trained here.
@@ -69,7 +68,6 @@ def make_engine(
     """Returns an engine of a model in memory. Programs are compiled when first needed.
 
     Args:
-      task: the model.
       theta: its weights, NumPy arrays or jax.Arrays.
       facts: what the host knows of it.
       partitioning: the mesh and what is split over it; None for the first device of jax.

@@ -19,7 +19,6 @@ class Translation:
     """One translation of a sentence.
 
     Attributes:
-      text: the translation.
       score: ranks translations; see `wings/inference/decoding/beam.py`.
       pieces: the text of each token, `▁` for a space.
       log_probabilities: the log-probability of each token, and of the end if the model ended the

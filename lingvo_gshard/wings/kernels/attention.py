@@ -38,8 +38,6 @@ def obstacle(
       platform: one of `platforms.PLATFORMS`.
       call: the static arguments.
       query_BNLD: queries.
-      keys_BNKD: keys.
-      values_BNKD: values.
     """
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
@@ -83,8 +81,6 @@ def attend(
     Args:
       call: the static arguments.
       query_BNLD: queries, already scaled.
-      keys_BNKD: keys.
-      values_BNKD: values.
       integers: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them,
         then the uint32 arrays of `DropoutOperands`, if the call drops weights.
       learned: float32 biases [N,buckets] of the logits and logits [N] of sinks, those that the call

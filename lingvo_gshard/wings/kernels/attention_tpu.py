@@ -58,7 +58,6 @@ def computed_share(
       call: the static arguments.
       query: shape [B,N,L,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
-      is_gradient: whether it computes gradients.
       width: bytes of an element.
     """
     queries, count = _whole_blocks(query[2]), _whole_blocks(keys[2])

@@ -147,7 +147,6 @@ class _Tiles:
       keys: number of keys, without padding.
       block_q: queries of a tile.
       block_k: keys of a tile.
-      warps: warps of a tile.
       interpret: whether to compute on CPUs, step by step.
     """
 

@@ -56,7 +56,6 @@ def attend(
     Args:
       call: the static arguments.
       query_BND: queries, already scaled.
-      keys_BNKD: keys.
       values_BNKD: values; not read if the keys are the values.
       newest: int32 scalar, the slot of the new tokens.
       reach_B: int32, less than K; -1 for rows that see no slot.

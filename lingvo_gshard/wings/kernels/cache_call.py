@@ -29,7 +29,6 @@ class CacheCall(msgspec.Struct, frozen=True):
         """Returns the largest number of blocks that a row sees.
 
         Args:
-          slots: number of slots.
           block: slots of a block.
         """
         total = -(-slots // block)
@@ -43,7 +42,6 @@ class CacheCall(msgspec.Struct, frozen=True):
         """Returns the mean share of the slots of a full row that blocks cover.
 
         Args:
-          slots: number of slots.
           block: slots of a block.
         """
         if not self.window:

@@ -70,7 +70,6 @@ def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
       platform: one of `platforms.PLATFORMS`.
       rows: number of rows that there is room for.
       usual_rows: as in `products`.
-      groups: number of groups.
     """
     return _module(platform).padded_rows(GroupedCall(usual_rows), rows, groups)
 
@@ -162,7 +161,6 @@ def activated_product(
       hidden: the arrays [R,H] that the activation takes, with the rows of one group after another.
       weights_EHM: the weights of each group, in the type of the rows.
       sizes_E: int32, the number of rows of each group; together at most R.
-      activation: the activation.
       usual_rows: as in `products`.
       known_RM: the result, if it was saved and needs no computation.
       rounding: as in `products`, if `can_activate`.

@@ -79,7 +79,6 @@ def gradient(
       call: the static arguments, with an activation.
       sizes_E: int32, the number of rows of each group.
       d_rows_RH: the gradient of the activated rows.
-      *hidden_RH: the hidden arrays.
       interpret: whether to compute on CPUs, step by step.
     """
     result = jax.ShapeDtypeStruct(d_rows_RH.shape, d_rows_RH.dtype)
@@ -117,7 +116,6 @@ class _Tiles:
     """The tiles of the rows that one program computes.
 
     Attributes:
-      rows: the rows.
       size: columns of a tile.
       columns: columns of the arrays.
     """
@@ -213,7 +211,6 @@ def _scale_bits(largest_bits: Any, dtype: str) -> Any:
 
     Args:
       largest_bits: int32, the bits of the magnitudes.
-      dtype: the type.
     """
     exponent = jnp.finfo(dtype).maxexp - 1
     bits = largest_bits + (_ONE - 1 - _MANTISSA_OF_LARGEST)

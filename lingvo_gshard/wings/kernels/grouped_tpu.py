@@ -146,7 +146,6 @@ def activated(
 
     Args:
       call: the static arguments, with an activation.
-      weights_EHM: the weights of each group.
       sizes_E: int32, the number of rows of each group.
       *hidden_RH: the arrays that the activation takes, one group after another.
       interpret: whether to compute on CPUs, step by step.
@@ -173,7 +172,6 @@ def activated_gradient(
 
     Args:
       call: the static arguments, with an activation; transposed.
-      d_products_RM: the gradient of the products.
       weights_EHM: the weights of each group.
       sizes_E: int32, the number of rows of each group.
       *hidden_RH: as in `activated`.
@@ -204,7 +202,6 @@ def weight_gradient(
     Args:
       call: the static arguments.
       rows_RM: the rows of all groups, one group after another.
-      d_products_RH: the gradient of the products.
       sizes_E: int32, the number of rows of each group.
       interpret: whether to compute on CPUs, step by step.
     """

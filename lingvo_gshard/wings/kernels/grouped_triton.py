@@ -140,7 +140,6 @@ class _Tiles:
     """The sizes of the tiles of a product, all of them powers of two.
 
     Attributes:
-      rows: rows of a tile.
       inner: elements that one step of the product sums over.
       outer: columns of a tile of the product.
       warps: warps of a program.

@@ -33,7 +33,6 @@ def load_rows(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = 
       ref: the array [rows,D], or [heads,rows,D].
       dim: size of D without padding.
       first: the first row; None for all rows.
-      size: number of rows.
       head: the head, if the array has several.
     """
     index = () if first is None else (pallas.ds(first, size), slice(None))
@@ -96,7 +95,6 @@ def load_tile(ref: Any, lead: tuple, rows: Range, columns: Range) -> Any:
     """Returns a tile of an array, with zeros beyond the ends of its ranges.
 
     Args:
-      ref: the array.
       lead: an index of each dimension before the last two.
       rows: the range of the last but one dimension.
       columns: the range of the last dimension.

@@ -66,7 +66,6 @@ def hashed(values: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     """Returns uint32 numbers, each a hash of a uint32 number, as `random_numbers.hashed` does.
 
     Args:
-      values: the numbers.
       first: one half of the key.
       second: the other half.
     """

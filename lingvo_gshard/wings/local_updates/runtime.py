@@ -56,7 +56,6 @@ def outer_step_program(
 
     Args:
       trainer: defines the outer step.
-      count: number of workers.
       everywhere: the partitioning over the devices of all workers.
       partitioner: "gspmd" or "shardy".
     """

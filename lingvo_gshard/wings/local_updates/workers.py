@@ -75,7 +75,6 @@ class Workers:
     """The workers of a mesh with an axis `worker`.
 
     Attributes:
-      count: number of workers.
       partitioning: the partitioning over one worker's mesh.
       together: the mesh of all devices, with the axis `worker` first.
       everywhere: the partitioning over `together`. Rows are split over workers, weights are not.

@@ -117,7 +117,6 @@ def add_keys(
     Args:
       sums: sums over the keys so far.
       logits: float32 logits of the block.
-      values: values of the block.
       equation: einsum equation from weights and values to the layout of queries, such as
         "BNLK,BNKD->BNLD".
       dropout: factors of the weights, in the type of the values.
@@ -148,7 +147,6 @@ def gradients(
       statistics: statistics of the softmax over all keys.
       logits: float32 logits of the block, with all biases.
       capped: logits of the block before any bias.
-      d_weights: gradients of the weights.
       cap: see `soft_cap`.
       dropout: factors of the weights, in the type of `d_weights`.
     """

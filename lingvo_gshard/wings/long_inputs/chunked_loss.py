@@ -141,7 +141,6 @@ class _Chunks:
       layout: letters of the weight.
       sizes: sizes of B, L, M and V.
       parts: parts of B, L and V.
-      count: number of chunks.
       size: positions of a chunk in each part of B and L.
       scope: name scope of the softmax, with a slash at its end.
     """

@@ -82,7 +82,6 @@ def accumulate(
       batch: feature name -> tensor; part i takes every count-th row, from row i on.
       key: int32 [2], seeds the random numbers.
       specs: the weights' tree of VariableSpec; gradients are sharded like the weights.
-      count: number of parts.
       reduce_dtype: the type that the sums over parts are rounded to before devices add them up.
 
     Raises:
@@ -115,7 +114,6 @@ def sum_over_parts(
       batch: as in `accumulate`.
       key: int32 [2], seeds the random numbers. Part i draws the random numbers that part i draws in
         `accumulate`.
-      count: number of parts.
     """
     if count == 1:
         return dict(compute(batch, key))

@@ -236,7 +236,6 @@ def _update_layer(
       offloaded: the step of the stack.
       layer: index of the layer.
       stacks: the stack of weights, and the stacks of moments by name.
-      update_weight: updates the weight of a layer.
     """
     step, spec = offloaded.step, offloaded.step.spec
     weights, moments = stacks

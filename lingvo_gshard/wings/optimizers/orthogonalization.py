@@ -48,7 +48,6 @@ class Matrices:
     Letters of the layout that are in neither side count matrices.
 
     Attributes:
-      spec: the weight.
       inputs: the letters that products of activations with the weight sum over.
       outputs: the letters of the other side.
     """
@@ -81,7 +80,6 @@ def matrices_of(spec: VariableSpec, per_head: bool = False) -> Matrices | None:
     dimensions has no matrices.
 
     Args:
-      spec: the weight.
       per_head: whether each head of queries, keys and values has a matrix of its own.
     """
     own = spec.layout.lstrip(letters.WEIGHT_BATCH)

@@ -60,7 +60,6 @@ class UpdateRatios(StepPart):
         """Returns the metrics `<layer>/update_ratio`, which are 0 in steps that are not logged.
 
         Args:
-          update: the update of the step.
           state: the state after the step.
         """
         if type(self._optimizer).change is Optimizer.change:

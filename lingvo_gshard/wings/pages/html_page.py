@@ -25,7 +25,6 @@ def make(
     """Returns a page that draws data by scripts.
 
     Args:
-      title: title of the page.
       styles: the style sheets.
       scripts: the scripts, which share one scope. A script uses only earlier scripts.
       data: what the element with the id "data" holds as JSON.
@@ -106,8 +105,6 @@ def describe(mesh: str, devices: int, tensors: Sequence[ShardedTensor]) -> dict[
 
     Args:
       mesh: axes and sizes, such as `data=4,model=2`; "" for one axis of all devices.
-      devices: number of devices.
-      tensors: the tensors.
 
     Returns:
       "axes": (name, size) of each mesh axis.

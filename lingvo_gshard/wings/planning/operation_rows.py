@@ -86,9 +86,7 @@ def flop_counts(
     """Returns the arithmetic of one device in one step.
 
     Args:
-      timed: the operations of the step.
       useful_flops: useful operations of all devices; None if the program is not a training step.
-      devices: number of devices.
       stated_flops: operations of all devices that a program of unknown use states, if known.
     """
     counts = collections.Counter()
@@ -217,7 +215,6 @@ def kind_rows(
     """Returns a row for each kind of work that the step has, in the order of `kinds.KINDS`.
 
     Args:
-      timed: the operations of the step.
       layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
     """
     groups: dict[str, list[TimedOperation]] = collections.defaultdict(list)

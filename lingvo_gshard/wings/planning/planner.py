@@ -136,7 +136,6 @@ def plan_step(
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy.
       topology: the machine.
-      name: name of the plan.
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.

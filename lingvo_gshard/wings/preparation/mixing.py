@@ -109,7 +109,6 @@ class Shares(Configurable):
         """Returns the share of each group at a step; the shares have a sum of 1.
 
         Args:
-          step: number of the step.
           groups: the groups that `used` returns.
         """
         weights = np.array([self._weight(group) for group in groups])

@@ -88,7 +88,6 @@ def prepare(
     Args:
       output: directory to write, local or in a bucket (gs://, s3://).
       sources: what to read; text is parsed as in `Source.parse`.
-      options: how to prepare.
       progress: is told how far preparation is.
 
     Raises:

@@ -203,7 +203,6 @@ def profile_steps(
     """Returns a function that makes the profiler of a run, as `train` takes it.
 
     Args:
-      steps: the steps to profile.
       on_profile: is called in the main process, when the steps have been profiled.
       plan: a plan of the run's step to compare with; None compares with nothing.
       plan_path: the plan's file, which errors name.

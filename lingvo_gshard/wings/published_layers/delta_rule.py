@@ -41,7 +41,6 @@ class Inputs:
       query_BLND: normalized and scaled queries.
       key_BLND: normalized keys.
       log_decay_BLNr: logarithms of the decays, at most 0.
-      strength_BLNr: strengths of the writes.
     """
 
     query_BLND: tf.Tensor

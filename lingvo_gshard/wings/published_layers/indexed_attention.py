@@ -120,7 +120,6 @@ class IndexedAttention(LatentAttention):
           x_BLM: the tokens that attend.
           low_BLq: latent vectors of their queries.
           positions: positions of these tokens.
-          index_BKD: keys of the indexer.
           bias_BLK: float32 bias of the logits, as without an indexer.
         """
         p = self.p

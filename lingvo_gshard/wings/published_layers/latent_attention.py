@@ -312,9 +312,7 @@ def restrict_slots(
     """Returns the slots that each new token attends to.
 
     Args:
-      x_BLM: the new tokens.
       low_BLq: what their queries are computed from.
-      positions: their positions.
       visible: the slots that they see.
       slots: blocks of what `index_keys` returned for the token of each slot.
     """

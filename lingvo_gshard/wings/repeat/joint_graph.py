@@ -108,7 +108,6 @@ class JointGraph:
         """Runs the forward pass in the current graph.
 
         Args:
-          forward_inputs: Values of the forward inputs.
           shared: Values of the shared inputs.
 
         Returns:

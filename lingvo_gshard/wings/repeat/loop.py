@@ -168,7 +168,6 @@ class _Weights:
         """Returns the weights of iteration r.
 
         Args:
-          r: the iteration.
           gathered: `ahead(r)`.
         """
         known = dict(zip(self._ahead, gathered, strict=True))

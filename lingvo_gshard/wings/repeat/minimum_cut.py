@@ -76,7 +76,6 @@ def _source_side(edges: list[tuple[int, int, float]], nodes: int) -> np.ndarray:
 
     Args:
       edges: (tail, head, capacity) triples.
-      nodes: The number of nodes.
     """
     tails, heads, costs = (np.array(column) for column in zip(*edges, strict=True))
     finite = costs[np.isfinite(costs)]

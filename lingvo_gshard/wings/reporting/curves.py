@@ -147,7 +147,6 @@ class History(msgspec.Struct, frozen=True):
     Attributes:
       first_step: the first step with a row.
       last_step: the last step with a row.
-      rows: number of rows.
       curves: metrics of the whole model.
       layers: metrics of single layers, thinned more.
       dev: metrics of the whole model on the dev split.

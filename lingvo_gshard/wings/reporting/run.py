@@ -49,7 +49,6 @@ class RouterPicture(msgspec.Struct, frozen=True):
     Attributes:
       layer: path of the layer.
       router: name of the router's class.
-      experts: number of experts.
       experts_in_row: number of experts that one row of `load` stands for; 1 unless there are many.
       steps: the watched steps. If a column stands for several steps, the last of these.
       load: for each expert, the expert's share of the choices over an even share, at each of the
@@ -221,7 +220,6 @@ class RunReport(msgspec.Struct, frozen=True):
     Attributes:
       logdir: the run's directory, as it was given.
       label: a short name that no other run of the report has.
-      experiment: name of the experiment.
       steps: `run.steps`, the step to end with; None if params.txt does not say.
       params: path -> value of every hyperparameter, as text.
       history: its metrics.

@@ -53,7 +53,6 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
       bodies: the platforms that have a body of their own, with kernels. All others run the portable
         one. UNSET if there are none.
       digest: `Program.digest`.
-      format: format of the file.
       stamp: hash of the file's content except for the stamp.
     """
 

@@ -273,9 +273,7 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch | TensorBatch, ste
     a NaN or infinity of finite values.
 
     Args:
-      trainer: the trainer of the step.
       theta: the weights before the step.
-      batch: the batch of the step.
       step: number of the step, from 1.
 
     Returns:

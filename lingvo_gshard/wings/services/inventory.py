@@ -25,7 +25,6 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
     Attributes:
       step: number of steps taken.
-      files: number of its files.
       bytes: their size.
       is_best: whether it is the best by `run.keep_best`.
       versions: package -> version, of the packages that wrote it.
@@ -108,7 +107,6 @@ def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
     Args:
       source: a directory of checkpoints.
       target: another one.
-      step: the checkpoint.
 
     Returns:
       The bytes that were copied.

@@ -196,7 +196,6 @@ class RollBacks:
 
         Args:
           step: the step that asks for it.
-          row: its metrics.
           checkpoints: the steps that have a complete checkpoint, ascending.
 
         Returns:

@@ -50,7 +50,6 @@ class _Piece(msgspec.Struct):
 
     Attributes:
       part: part of the state, such as "theta".
-      path: path of the array.
       dtype: its type.
       shape: shape of the whole array.
       start: the first index of the piece along each dimension.

@@ -40,7 +40,6 @@ class _Kept:
 
     Attributes:
       operands: for each operand its whole dimensions; the rest is open.
-      result: the whole dimensions of the result.
       rows: for each operand, a dimension to split over all devices; all others are whole.
     """
 

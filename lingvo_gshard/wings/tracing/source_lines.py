@@ -65,11 +65,7 @@ _CALLS = re.compile(r"^.*\b(?:(?:Stateful)?PartitionedCall(?:_\d+)?|call\.\d+)/"
 
 
 class GraphLines:
-    """The operations of a traced function, and the lines that made them.
-
-    Args:
-      graphs: the function's graph, and the graphs of its loop bodies.
-    """
+    """The operations of a traced function, and the lines that made them."""
 
     def __init__(self, graphs: Iterable[tf.Graph]):
         self._operations: dict[str, tf.Operation] = {}

@@ -373,7 +373,6 @@ class Finding(msgspec.Struct, frozen=True):
       kind: one of KINDS.
       name: the tensor.
       layer: path of the layer that computes it; empty at the root.
-      difference: how it differs.
       likely: the likely cause, in a sentence; empty if nothing points to one.
       annotation: the nearest annotation or manual region.
       collectives: the collectives of the layer in the tensor's phase.

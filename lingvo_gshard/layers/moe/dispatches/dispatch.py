@@ -58,7 +58,6 @@ class Dispatch(Configurable):
 
         Args:
           routing: the experts of each token and their gates.
-          x_GSM: the tokens.
           exchange: moves rows between the devices of the groups and the devices of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
@@ -83,7 +82,6 @@ class Buffers:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs.
 
         Args:
-          y_GECM: the experts' outputs.
           row: letter of the last dimension, M or U.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no combine")

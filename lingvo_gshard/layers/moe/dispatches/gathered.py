@@ -98,7 +98,6 @@ class GatheredBuffers:
         """Returns the outputs of the experts for the buffers of all parts [dG,E/d,C,M].
 
         Args:
-          x_GECM: the buffers.
           compute: [E,G,C,M] -> [E,G,C,M], the experts.
           row: letter of the last dimension, as in `Exchange.run`.
         """

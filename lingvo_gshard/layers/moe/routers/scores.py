@@ -60,7 +60,6 @@ class LinearScores(Part):
         """Returns {"z_loss": loss}, or an empty dict if its weight is 0.
 
         Args:
-          logits_GSE: the logits.
           mask_GS: float32, 0 at padding.
         """
         if not self.p.z_loss_weight:

@@ -92,7 +92,6 @@ class Wanted:
     """Describes the fill of a card.
 
     Attributes:
-      experiment: name of the experiment.
       settings: its settings, as --gin_param takes them.
       grown: the setting to choose, such as "task.decoder.num_layers".
       topology: the card.

@@ -17,7 +17,6 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of a folder's step.
 
     Attributes:
-      experiment: the experiment.
       settings: its settings, as --gin_param takes them.
       grown: the setting that was chosen last, such as "task.decoder.num_layers".
       value: its value.

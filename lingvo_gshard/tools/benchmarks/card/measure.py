@@ -184,7 +184,6 @@ class CardRow(msgspec.Struct, frozen=True, kw_only=True):
       planned_seconds_bound: a lower bound by the plan.
       planned_peak: peak bytes by the plan.
       memory_by_plan: measured bytes by planned ones; None if jax does not count bytes here.
-      seconds_by_plan: measured seconds by planned ones.
       comparison: predicted and measured seconds by kind of work and by layer.
       kind_gaps: time beyond the plan by kind of work, largest first.
       layer_gaps: the largest gaps of layers and phases.

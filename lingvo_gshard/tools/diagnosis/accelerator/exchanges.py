@@ -108,7 +108,6 @@ class _ExchangedExperts:
     """Experts that are split over all devices, which have a group of tokens each.
 
     Attributes:
-      machine: the devices.
       dtype: type of the tokens and the weights.
       tokens: tokens of a group.
       model_dim: their dimension.

@@ -150,7 +150,6 @@ class Outcome:
         """Returns the time as a rate.
 
         Args:
-          unit: the unit of the rate.
           point: as in `Timing`.
         """
         calls = [(op.collective, op.times) for op in self.operations if op.collective]
@@ -198,7 +197,6 @@ def planned_collective(kind: str, size: int, machine: Machine) -> float | None:
     Args:
       kind: HLO's opcode.
       size: bytes of one device's operand or result, whichever is larger.
-      machine: the devices.
     """
     if machine.topology is None:
         return None
@@ -221,8 +219,6 @@ def judged(
     """Returns the check of a trial. Results that differ too much are a failure.
 
     Args:
-      name: name of the check.
-      outcome: the trial.
       dtype: the type of its numbers.
       machine: the devices.
       timing: what is known of its time.

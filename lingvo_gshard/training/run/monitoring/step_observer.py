@@ -215,7 +215,6 @@ class StepObserver:
 
         Args:
           step: the step. The runtime has the state after it.
-          row: its metrics.
         """
 
     def on_divergence(self, step: int, row: MetricsRow, batch: Batch) -> None:
@@ -223,8 +222,6 @@ class StepObserver:
 
         Args:
           step: the step. The runtime has the state before it.
-          row: its metrics.
-          batch: its batch.
 
         Raises:
           TrainingFailedError: tells the cause. The run fails without it as well.

@@ -24,7 +24,6 @@ def model_facts(task: TokenTask, length: int, bos_id: int, end_ids: Sequence[int
     A task with a DECODING registers a function, unless its base class has one.
 
     Args:
-      task: the model.
       length: positions of a row in training.
       bos_id: id before the first token.
       end_ids: ids that end a text.

@@ -84,7 +84,6 @@ def run_experts(
 
     Args:
       weights: the weights of each expert, or one stack of the weights of all experts.
-      x_TM: the tokens.
       expert_kT: int32, the expert of each choice; the number of experts where there is none.
       gate_kT: float32, the gate of each choice; 0 where there is none.
       even_experts: the experts that balanced routing spreads the choices over, if other devices

@@ -54,7 +54,6 @@ def extend(
     Args:
       layer: the self-attention of a Transformer layer.
       theta: `decoding_weights` of the layer.
-      x_BLM: the new tokens.
       view: their positions and the slots that they write to.
       visible: the slots that they see with the layer's reach.
       cache: the arrays of `cache_shapes`, each a list of blocks of slots, and the arrays of

@@ -104,8 +104,6 @@ def compile_for(
     states.
 
     Args:
-      program: the program to compile.
-      topology: the topology to compile it for.
       progress: is told each stage as it begins.
       options: compiler options, added to the topology's own.
 

@@ -74,7 +74,6 @@ class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
           generates_code: whether to generate the device's code in any case. Else it is generated
             only if the program nearly fills the memory, and given up after half a minute.
           on_code: called before code is generated.
-          options: options of the compiler.
 
         Raises:
           jax.errors.JaxRuntimeError: the compiler refused the program, or its process ended.

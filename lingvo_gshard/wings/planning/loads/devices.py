@@ -53,7 +53,6 @@ class ExpertDevices:
 
         Args:
           partitioning: mesh and strategy.
-          path: path of the layer.
           num_experts: size of E.
           is_dropless: whether it has a DroplessDispatch, whose devices have all experts along axes
             that do not split groups.

@@ -137,7 +137,6 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
 
     Args:
       plan: the plan of the step, for even loads.
-      layers: its layers with experts.
       loads: the loads of the same layers.
       replicas: further copies of experts that the placement has in each layer.
     """

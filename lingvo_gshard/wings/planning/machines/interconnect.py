@@ -142,7 +142,6 @@ def groups(
     The members of a group are listed slice by slice.
 
     Args:
-      mesh: the mesh.
       axes: names of the axes; () for groups that follow no axes. Such groups are assumed to consist
         of neighbors, or of counterparts in several slices.
       size: number of devices of a group.

@@ -374,7 +374,6 @@ def reading(path: str | pathlib.Path, otherwise: str) -> Iterator[None]:
     """Reports what is wrong with a file of gshard-plan that a `with` block reads and decodes.
 
     Args:
-      path: the file.
       otherwise: says that JSON of other types is not what was expected, such as "not a plan".
 
     Raises:

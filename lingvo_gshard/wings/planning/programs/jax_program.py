@@ -34,7 +34,6 @@ def argument_paths(
     locations were stripped, the paths are those in the tree of arguments.
 
     Args:
-      exported: the program.
       kept: indices among all arguments of those that the program uses.
       locations: the location of each of these arguments in the module.
     """
@@ -88,7 +87,6 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
 
     Args:
       shardings: the shardings of the program's arrays.
-      devices: the number of devices.
       given: the mesh that the user says it is, if any.
 
     Raises:
@@ -163,7 +161,6 @@ def to_program(
     """Returns an exported jax function as a Program of the arguments that it uses.
 
     Args:
-      exported: the function.
       where: the file or the function, for messages.
       platform: the platform to compile for: "tpu", "cuda" or "cpu". If the function was not
         exported for this platform, the first platform of the export is taken.

@@ -136,7 +136,6 @@ class TracedStep:
       flows: tensors that layers pass to each other.
       moments: optimizer moments of each weight, by the weight's path.
       inputs: bytes of a batch.
-      micro_batches: number of micro-batches of a step.
       precision: as `Candidate.precision`.
     """
 
@@ -361,11 +360,8 @@ def candidate(
     """Returns the candidate that shards each group by its chosen option.
 
     Args:
-      groups: the groups of layers.
-      chosen: the option of each group.
       mesh: mesh with placeholder names; the candidate's axes are named for their use.
       saving: what the step saves, and where.
-      step: the traced step.
     """
     paths = [_layer(spec) for spec in step.weights]
     names = _axis_names(mesh, chosen)

@@ -131,7 +131,6 @@ class Candidate(Record, frozen=True):
         """Returns a copy of an experiment's Params with all choices of the candidate.
 
         Args:
-          experiment: the experiment.
           paths: the hyperparameters that the candidate sets.
         """
         changed = experiment.copy()

@@ -89,7 +89,6 @@ def candidate_compiler(
     """Returns a function that compiles a candidate's training step for a topology.
 
     Args:
-      experiment: the experiment.
       paths: the hyperparameters that a candidate's choices set.
       batch: shape and dtype of each array of a batch.
       topology: the machine.
@@ -200,7 +199,6 @@ def search_experiment(
       experiment: Params; their own mesh, strategy, rematerialization policies, place of the
         moments and number of micro-batches are ignored.
       topology: the machine.
-      options: options of the search.
       progress: is told each event of the search, and each stage of a compilation.
       partitioner: "gspmd" or "shardy"; None: the experiment's.
       compile_options: changes to the compiler's options, as `plan_step` takes them; (): the

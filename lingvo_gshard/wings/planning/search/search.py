@@ -114,8 +114,6 @@ def search(
     """Returns the fastest ways to run a traced step that fit in memory.
 
     Args:
-      step: the traced step.
-      devices: number of devices.
       rates: speed of the devices.
       compile_candidate: compiles the best candidates to decide among them. None decides by the cost
         model alone.

@@ -104,7 +104,6 @@ def trace(
     """Returns a trainer's loss of one micro-batch, traced without a mesh.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       micro_batches: number of micro-batches, which divides the rows of the batch.
       precision: the trainer's, if it is a choice of the search.

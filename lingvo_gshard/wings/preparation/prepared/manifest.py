@@ -104,9 +104,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       split: the split, such as "train".
       language: language of the rows; NO_LANGUAGE if unknown.
-      source: name of the source.
       file: path within the directory.
-      rows: number of records.
       bytes: size of the file.
       sha256: digest of the file.
       lengths: path of the lengths within the directory.

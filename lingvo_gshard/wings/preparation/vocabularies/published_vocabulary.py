@@ -318,7 +318,6 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
     """Returns the object in a JSON file; empty if there is no such file.
 
     Args:
-      path: the file.
       keeps_nulls: whether keys whose value is null are in the result.
 
     Raises:

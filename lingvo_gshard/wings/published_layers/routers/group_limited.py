@@ -104,7 +104,6 @@ def limit(
 
     Args:
       scores_GSE: the score of each expert for each token.
-      expert_groups: number of groups of experts.
       groups_per_token: number of groups that a token's experts may come from.
       scores_per_group: the score of a group is the sum of this many of its largest expert scores.
     """

@@ -94,7 +94,6 @@ def prices(scores_GSE: tf.Tensor, mask_GS: tf.Tensor, iterations: int) -> tf.Ten
     Args:
       scores_GSE: float32, the score of each expert for each token.
       mask_GS: float32, 0 at padding.
-      iterations: the number of iterations.
     """
     experts = scores_GSE.shape[-1]
     real_GSE = mask_GS[..., None] > 0

@@ -56,7 +56,6 @@ def records_of(
     """Returns a record for each layer, without `dead_since`.
 
     Args:
-      step: number of the step.
       sums: what `RoutingSums` returned.
       layers: the layers by path.
       kinds: the kinds of the tokens that were counted; None if they were unknown.

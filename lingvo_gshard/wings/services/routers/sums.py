@@ -26,12 +26,7 @@ _MOST_COUNTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class WatchedKinds:
-    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class.
-
-    Attributes:
-      languages: number of languages.
-      classes: number of classes of tokens.
-    """
+    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class."""
 
     languages: int
     classes: int
@@ -69,7 +64,6 @@ def watched_sums(
       routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
       kinds_GS: int32, the kind of each token; None if it is unknown.
-      kinds: the numbers of the kinds.
       groups: the groups that were routed.
     """
     tokens = tf.reduce_sum(mask_GS)
