@@ -25,7 +25,6 @@ class Initializer:
         """Returns the initial weight.
 
         Args:
-          dtype: Type of the weight.
           key: int32 [2] key of the random numbers.
         """
         if self.kind == "constant":

@@ -300,7 +300,6 @@ class Layer(Configurable):
         """Returns Params adapted to a Transformer stack. The default returns them unchanged.
 
         Args:
-          params: Params of this class.
           is_causal: Whether a position of the stack must not depend on later ones.
           has_token_ids: Whether callers of the stack set `token_context.tokens`.
         """
@@ -312,9 +311,6 @@ class Layer(Configurable):
         """Returns the option that prevents computing several stages as one operation, or "".
 
         `Pipeline` computes all of its stages as one operation (`wings/pipeline/vectorize.py`).
-
-        Args:
-          params: Params of this class.
         """
         del params
         return ""

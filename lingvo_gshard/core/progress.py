@@ -31,7 +31,6 @@ class Progress(Protocol):
         """Tells how far the stage is.
 
         Args:
-          done: number of units done.
           share: share of the stage's work that is done, 0 to 1. None means `done` of the
             total, if that is known.
         """
@@ -99,10 +98,8 @@ class Stage:
     """A stage that has begun: the amount done, its rate, and the time left.
 
     Attributes:
-      name: the work.
       unit: what is counted; "" if nothing is.
       total: number of units in all; None if unknown.
-      done: number of units done.
       share: share of the work that is done, 0 to 1; None if unknown.
     """
 

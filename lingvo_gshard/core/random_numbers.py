@@ -95,7 +95,6 @@ def hashed_words(
     """Returns uint32 numbers, each a hash of its index and the key.
 
     Args:
-      shape: Shape of the result.
       key: int32 [2] key.
       order: Integer indices along one dimension; 0, 1, 2, ... by default.
       dimension: The dimension that `order` belongs to.

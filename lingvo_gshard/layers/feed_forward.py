@@ -147,7 +147,6 @@ class FeedForward(Layer):
 
         Args:
           theta: weights of this layer.
-          x_BLM: input.
           mask_BL: 0 in padding. It is ignored: padding is computed like any token.
         """
         del mask_BL

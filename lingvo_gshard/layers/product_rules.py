@@ -76,7 +76,6 @@ class ProductRule:
 
         Args:
           product: the product with one weight.
-          x: the activations.
         """
         del product, x
         return y

@@ -92,7 +92,6 @@ def multiply(
     Args:
       equation: the contracted letters are the last of x and the first or the last of the weight;
         the other ones make the result, in order.
-      x: activations.
       weight: a weight, or what a rule has in its place.
       names: the names of the weights that `weight` is made of; none for a tied or frozen weight.
     """
@@ -156,7 +155,6 @@ def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedM
 
     Args:
       table: the table, or what a rule has in its place.
-      layout: its letters.
     """
     if isinstance(table, NestedMap):
         return table

@@ -89,8 +89,6 @@ def chosen(
       platform: jax's name of the devices' platform, such as "tpu", "cuda" or "cpu".
       device_kind: jax's name of the devices, such as "TPU v5 lite".
       given: `CompileOptions.compile_options`.
-      environment: the environment variables.
-      traits: the step's.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.

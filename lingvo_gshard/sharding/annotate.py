@@ -64,7 +64,6 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
     """Annotates a tree of weights, gradients or optimizer moments.
 
     Args:
-      theta: The tree of tensors.
       specs: The weights, as `layer.variable_specs()` returns them.
       kind: As in `annotate_like`.
 

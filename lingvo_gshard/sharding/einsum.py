@@ -183,8 +183,6 @@ def _product(
       left: Layout of `x`.
       right: Layout of `y`.
       output: Layout of the result.
-      x: The first operand.
-      y: The second operand.
       known: The result, if it was saved and needs no computation.
       rounding: See `einsum`.
     """
@@ -339,7 +337,6 @@ def _as_matrices(x: tf.Tensor, batch: int, contracted: int) -> tf.Tensor:
     """Reshapes to [*batch, contracted, rest]: merges the contracted and the remaining dimensions.
 
     Args:
-      x: The operand.
       batch: Number of leading batch dimensions.
       contracted: Number of contracted dimensions after them.
     """

@@ -26,7 +26,6 @@ def by_letter(
     Args:
       wanted: For each letter, the axes that its rule has. Letters that the layout lacks claim
         theirs, too.
-      layout: Letters of the tensor.
       reserved_axes: Axes that no letter may claim.
     """
     split: dict[str, tuple[str, ...]] = {}
@@ -55,7 +54,6 @@ def by_size(
 
     Args:
       layout: Letters of the tensor.
-      shape: Sizes of the dimensions.
       wanted: As in `by_letter`.
       spare: Axes that may split any dimension, except of stacked layers.
       unsplit: Letters that may not be split.
@@ -131,7 +129,6 @@ class Partitioning:
     """A mesh, a strategy on it, and other strategies for some layers.
 
     Attributes:
-      mesh: The devices.
       strategy: Which mesh axes split each letter.
       overrides: (pattern, strategy) pairs, for layers with rules of their own. A pattern is the
         path of a layer or weight, such as `task.encoder.layers[1].feed_forward`, with the wildcards
@@ -199,7 +196,6 @@ class Partitioning:
         whose dimensions divide evenly claim before the others; see claims.py.
 
         Args:
-          layout: Letters of the tensor.
           kind: "activations", "weights", "moments" (of the optimizer) or "masters" (see
             `MASTERS`).
           path: Path of the layer or weight, which determines the overrides that apply.
@@ -396,9 +392,6 @@ def axes_of(layout: str) -> Split:
 
     The layer that is computing determines which overrides apply. Axes of one device are left out.
 
-    Args:
-      layout: Letters of the activation.
-
     Returns:
       For each letter the axes, major first. All are empty if nothing is partitioned or TensorFlow
       executes eagerly.
@@ -413,10 +406,6 @@ def axes_of(layout: str) -> Split:
 
 
 def parts_of(layout: str) -> tuple[int, ...]:
-    """Returns the number of parts that each dimension of an activation is split into.
-
-    Args:
-      layout: Letters of the activation.
-    """
+    """Returns the number of parts that each dimension of an activation is split into."""
     partitioning = current_partitioning()
     return tuple(partitioning.parts(a) if partitioning else 1 for a in axes_of(layout))

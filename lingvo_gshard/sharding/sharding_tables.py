@@ -22,9 +22,7 @@ class WeightRow:
     """The sharding of one weight or optimizer moment.
 
     Attributes:
-      layout: Letters of the weight.
       shape: Shape of the full tensor.
-      dtype: Name of the type.
       split: The split as text, such as "E over data (8), H over model (2)", or "replicated".
       bytes: Size of the full tensor.
       bytes_per_device: Size of the shard on one device.
@@ -100,7 +98,6 @@ class Replicated:
     """A weight or moment that every device stores in full.
 
     Attributes:
-      shape: Shape of the tensor.
       bytes: Size of the tensor.
       reason: Why it is not split.
     """

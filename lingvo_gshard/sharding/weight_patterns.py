@@ -68,7 +68,6 @@ def nearest(pattern: str, paths: Sequence[str]) -> str:
 
     Args:
       pattern: a pattern that matches none of the paths.
-      paths: paths of weights.
     """
     name = pattern.removeprefix("task.").strip("*.")
     count = name.count(".") + 1

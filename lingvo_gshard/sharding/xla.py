@@ -227,7 +227,6 @@ def tiles_of(serialized: bytes, rank: int) -> tuple[int, ...] | None:
 
     Args:
       serialized: A serialized xla.OpSharding, as an annotation or an HLO instruction has it.
-      rank: Rank of the tensor.
 
     Returns:
       The parts; None if one device holds the tensor, or devices differ in a manual region.

@@ -172,7 +172,6 @@ class LanguageModelTask(TokenTask):
         arXiv 2412.19437, equations 24 and 25.
 
         Args:
-          theta: the weights.
           state_BLM: the decoder's output.
         """
         p, segments_BL = self.p, batch["target_segments"]

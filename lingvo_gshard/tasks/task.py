@@ -213,7 +213,6 @@ class Task(Layer):
         """Returns the training loss of a batch and its metrics.
 
         Args:
-          theta: weights of the task.
           batch: name -> array, as the input makes them.
 
         Returns:

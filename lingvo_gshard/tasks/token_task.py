@@ -41,7 +41,6 @@ def token_loss(
     losses that layers reported to the context.
 
     Args:
-      logits_BLV: logits of each position.
       labels_BL: int32 ids to predict.
       segments_BL: int32 segments, 0 in padding.
       label_smoothing: probability spread evenly over the vocabulary.
@@ -244,7 +243,6 @@ class TokenTask(Task):
 
         Args:
           name: the child that embeds the tokens.
-          theta: the weights.
           positions: the child that embeds the positions, if there is one.
         """
         x_BLM = tf.cast(getattr(self, name).fprop(theta[name], ids_BL), tf.float32)
@@ -277,7 +275,6 @@ class TokenTask(Task):
         """Returns sums of losses. If V is large, only a chunk of the logits exists at a time.
 
         Args:
-          theta: the weights.
           x_BLM: the decoder's output.
           labels_BL: int32 ids to predict.
           segments_BL: int32 segments, 0 in padding.

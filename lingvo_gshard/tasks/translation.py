@@ -139,7 +139,6 @@ class TranslationTask(TokenTask):
         """Returns the encoder's output, which the decoder attends to.
 
         Args:
-          theta: the weights.
           ids_BK: the tokens of the sources.
           segments_BK: the sentence of each token; 0 in padding.
           positions_BK: the position of each token in its sentence.

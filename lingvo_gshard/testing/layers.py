@@ -227,7 +227,6 @@ class LayerTest(TestCase):
         """Returns output, losses, metrics and gradients of one pass.
 
         Args:
-          training: whether the pass trains.
           runner: "eager", "function" or "jit".
           seed: of the random numbers.
         """

@@ -143,7 +143,6 @@ class RematUnit:
         """Recomputes the function and returns the gradients of its arguments.
 
         Args:
-          tensors: The function's arguments.
           saved: Results of the products that `forward` saved.
           upstream: Gradients of the output and of the reports' values.
           iteration: Position in a compiled loop over layers, if the unit is its body.

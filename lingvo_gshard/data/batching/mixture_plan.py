@@ -148,7 +148,6 @@ class Mixture:
 
         Args:
           shares: the share of each group in block 0, 1 and so on. Later blocks have the last ones.
-          seed: seed of all orders.
         """
         self.groups, self._block_rows, self._seed = groups, block_rows, seed
         phases = 2 * permutation(len(self.groups), seed, 1) + 1

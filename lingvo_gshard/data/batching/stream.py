@@ -233,7 +233,6 @@ class Assembly:
     """Makes batches.
 
     Attributes:
-      table: the rows.
       buckets: rows, source length and target length of the batches of each bucket.
       before: the id before the first token of each target.
       identity: a digest of data and settings.

@@ -74,7 +74,6 @@ class Vocabulary:
 
     Attributes:
       suffix: ends the names of its files.
-      pad_id: id in padding.
       bos_id: id before a text.
       eos_id: id after a text.
       unk_id: id of pieces without an id of their own.

@@ -108,7 +108,6 @@ class Attention(Layer):
         """Returns the layer's output [B,L,M] for the weighted values of all heads.
 
         Args:
-          theta: weights of this layer.
           mixed_BLND: the weighted values.
           gate_BLND: logits of what the values are multiplied with; None for all of each value.
         """

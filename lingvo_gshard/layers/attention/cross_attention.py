@@ -30,7 +30,6 @@ class CrossAttention(MultiHeadAttention):
         Args:
           theta: weights of this layer.
           x_BLM: input rows.
-          memory_BKM: the memory of each row.
           mask: `self.mask` of the segments of x and of the memory.
         """
         query_BLND = self.project_query(theta, x_BLM)

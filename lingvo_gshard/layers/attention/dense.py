@@ -29,8 +29,6 @@ def soft_cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.
     """Returns the gradient of the argument of `soft_cap`.
 
     Args:
-      d_capped: gradient of its result.
-      capped: its result.
       cap: the cap; 0 for none.
     """
     return d_capped * tf.cast(1.0 - tf.square(capped / cap), d_capped.dtype) if cap else d_capped

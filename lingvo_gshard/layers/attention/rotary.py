@@ -196,7 +196,6 @@ def rotate(
 
     Args:
       x_BLND: queries or keys.
-      positions: positions of the tokens.
       fraction: share of D that is rotated.
       base: base of the wavelengths.
       scaling: changes wavelengths and lengths; None for none.
@@ -218,7 +217,6 @@ def sine_and_cosine(
       dtype: type of the results.
       rotated: number r of rotated dimensions.
       base: base of the wavelengths.
-      positions: positions of the tokens.
       scaling: changes wavelengths and lengths.
     """
     timescales = scaling.timescales(rotated, base, positions.length_BL)

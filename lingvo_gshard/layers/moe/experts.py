@@ -79,7 +79,6 @@ class Experts(Layer):
         """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in x's dtype.
 
         Args:
-          theta: the weights.
           x_EGCM: the rows; or [E,G,C,U], a row for each of `parts`. The result is then [E,G,C,U]:
             outputs of the parts, whose sum is the experts' output.
         """
@@ -114,7 +113,6 @@ class Experts(Layer):
         """Returns the hidden activations.
 
         Args:
-          theta: the weights.
           project: returns the product of the input with the weight of a name.
         """
 
@@ -129,7 +127,6 @@ class Experts(Layer):
         """Returns the hidden activations, with dropout.
 
         Args:
-          theta: the weights.
           hidden: returns the product of the input with the weight of a name, and its bias.
         """
         factor = hidden("factor") if self.activation.is_gated else None

@@ -198,7 +198,6 @@ def warn_of_experts(num_experts: int, path: str) -> None:
 
     Args:
       num_experts: Size of E.
-      path: Path of the layer.
     """
     current = current_partitioning()
     if current is None:

@@ -99,11 +99,7 @@ class MixtureOfExperts(Layer):
 
     @classmethod
     def has_capacity_factor(cls, params: Params) -> bool:
-        """Returns whether the router's capacity_factor limits the experts' buffers.
-
-        Args:
-          params: the layer's Params.
-        """
+        """Returns whether the router's capacity_factor limits the experts' buffers."""
         return "capacity_factor" in params.router and not params.dispatch.cls.is_dropless
 
     def _params_of(self, name: str) -> Params:
@@ -138,7 +134,6 @@ class MixtureOfExperts(Layer):
         """Returns [B,L,M]. The routed experts give zero for tokens that no expert keeps.
 
         Args:
-          theta: the weights.
           mask_BL: 0 at padding.
         """
         batch, length, _ = known_sizes(x_BLM.shape)

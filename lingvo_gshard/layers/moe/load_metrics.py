@@ -23,7 +23,6 @@ def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -
 
     Args:
       layer: the mixture of experts.
-      routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
       groups: the groups that were routed.
     """
@@ -64,7 +63,6 @@ def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Metric]:
     dead_experts          number of experts that keep no token
 
     Args:
-      routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
     """
     load_E = routing.load()
@@ -89,7 +87,6 @@ def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Calla
     slots     scalar: capacity slots
 
     Args:
-      routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
     """
     slots = float(mask_GS.shape[0] * routing.num_experts * routing.capacity)

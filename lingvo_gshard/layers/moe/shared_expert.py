@@ -18,11 +18,7 @@ _SUM, _LEARNED, _GATED = _COMBINATIONS = ("sum", "learned", "gated")
 
 
 def define(p: Params) -> None:
-    """Defines the hyperparameters of the shared expert.
-
-    Args:
-      p: Params of the mixture of experts.
-    """
+    """Defines the hyperparameters of the shared expert."""
     p.define(
         "shared_hidden_dim",
         0,
@@ -58,8 +54,6 @@ def combine(
     """Returns the combined output of the routed experts and the shared expert.
 
     Args:
-      layer: the mixture of experts.
-      x_BLM: the tokens.
       mask_BL: 0 at padding.
       y_BLM: the output of the routed experts.
     """

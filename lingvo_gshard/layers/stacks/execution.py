@@ -31,9 +31,6 @@ class Execution(Layer):
         """Returns whether an execution splits the tensors that layers share by rows.
 
         All of them must then have the rows of the batch.
-
-        Args:
-          params: Params of this class.
         """
         return params.interleaved > 1
 
@@ -64,7 +61,6 @@ class Execution(Layer):
 
         Args:
           params: Params of this class, as the user set them.
-          layers: Params of all layers, in order.
           period: layer i + period has the Params of layer i.
           path: path of `params`, for error messages.
 
@@ -91,7 +87,6 @@ class Execution(Layer):
         """Returns [B,L,M]: x through all layers, each called as `layer.fprop(theta, x, *shared)`.
 
         Args:
-          theta: weights of all layers.
           x_BLM: input of the first layer.
           *shared: nests of tensors that every layer reads.
         """

@@ -214,7 +214,6 @@ class TransformerStack(Layer):
         """Returns the normalized output [B,L,M]. A position depends only on its own segment.
 
         Args:
-          theta: weights of the stack.
           x_BLM: packed rows.
           segments_BL: int32 segment of each position, 0 in padding.
           memory: the memory that a decoder attends to.

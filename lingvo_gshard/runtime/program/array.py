@@ -77,7 +77,6 @@ class Array:
 
         Args:
           value: returned itself if it is a jax.Array with this layout.
-          mesh: the devices.
           is_donated: whether the result will be donated to a call; then it shares no memory with
             `value` unless it is `value`.
 

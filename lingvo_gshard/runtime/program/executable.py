@@ -160,7 +160,6 @@ class Executable:
     """A compiled program, called with flat jax.Arrays.
 
     Args:
-      program: the program to compile.
       devices: the devices of the program's mesh, in its order.
       options: options of XLA's compiler by name, such as "xla_gpu_autotune_level".
 

@@ -43,7 +43,6 @@ def shown(array: Array, shape: Sequence[int], mesh: jax.sharding.Mesh) -> jax.Sh
 
     Args:
       shape: its shape without padding.
-      mesh: the devices.
     """
     if tuple(shape) == array.shape:
         return array.sharded_struct(mesh)
@@ -72,7 +71,6 @@ def put(
 
     Args:
       value: the value, of the shape without padding.
-      mesh: the devices.
       is_donated: as in `Array.put`.
 
     Raises:

@@ -192,7 +192,6 @@ class Program:
         """Reads a saved program.
 
         Args:
-          path: the file.
           mesh: the mesh that the program must have been made for; None accepts any.
 
         Raises:

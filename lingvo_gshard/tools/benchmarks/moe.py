@@ -120,7 +120,6 @@ class LayerTiming:
     Attributes:
       dispatch: how tokens are moved to experts.
       load: how the router distributes tokens.
-      capacity_factor: capacity factor of the router.
       milliseconds: median time.
       dense_milliseconds: median time of the dense layer.
       ratio_to_dense: median of the time relative to the dense layer.

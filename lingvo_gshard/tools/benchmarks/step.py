@@ -138,7 +138,6 @@ class StepTiming:
     """A measured step.
 
     Attributes:
-      name: name of the model.
       flops: useful floating-point operations of a step.
       seconds: best time of a step.
       gemm_rate: rate of the reference product, in FLOP/s.

@@ -40,8 +40,6 @@ def in_turns(
 
     Args:
       clocks: each runs something and returns its seconds.
-      progress: is told each turn.
-      what: what is measured.
 
     Returns:
       The seconds, [clocks, repeats].

@@ -18,7 +18,6 @@ class Flag:
       name: its name without dashes.
       help: what it means, as sentences.
       has_value: whether `=VALUE` follows.
-      values: values to offer.
       is_file: whether the value may be the name of a file.
     """
 

@@ -75,8 +75,6 @@ def say_hidden(
     """Prints how many rows a shortened table leaves out.
 
     Args:
-      console: where to print.
-      hidden: the rows that are left out.
       size: the size of a row; with it, the sum of the sizes is printed, too.
       in_words: writes that sum.
       where: what has all rows.

@@ -72,7 +72,6 @@ def read_options(values: flags.FlagValues, cls: type[_Options], **fields: Any) -
 
     Args:
       values: the command's flags.
-      cls: the class of options.
       **fields: values of other fields, or of options in place of their flags.
 
     Raises:

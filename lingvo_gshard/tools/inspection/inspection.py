@@ -88,7 +88,6 @@ class StateSharding:
     Attributes:
       replicated_weights: weights that every device holds in full although the strategy splits
         one of their dimensions, with the reasons.
-      replicated_moments: the same of moments.
     """
 
     weights: list[WeightRow]
@@ -122,7 +121,6 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     """A compiled function of the trainer.
 
     Attributes:
-      compile_seconds: compile time.
       memory_per_device: bytes by class, as Executable.memory returns them.
       collectives: rows by phase, layer and kind.
       full_replications: tensors that the partitioner replicates in full to reshard them.

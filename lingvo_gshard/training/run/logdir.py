@@ -214,7 +214,6 @@ class Logdir:
         (`write_params`).
 
         Args:
-          params: the run's Params.
           say: shows a line to the user.
 
         Raises:

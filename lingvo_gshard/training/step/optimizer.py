@@ -225,9 +225,6 @@ class Optimizer(Configurable):
         Everything returned must go through `step.commit`. Compute the weight from the committed
         moments where these are float32: XLA then updates both in place, and copies the moments
         otherwise.
-
-        Args:
-          step: the weight, its gradient and its moments.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
@@ -270,8 +267,6 @@ class Optimizer(Configurable):
 
         Args:
           specs: the tree of VariableSpec of theta and gradients.
-          theta: the weights.
-          gradients: the weights' gradients.
           moments: a tree like `moment_specs(specs)`.
           step: an int32 scalar that counts from 0.
           learning_rate: a float32 scalar.

@@ -57,7 +57,6 @@ class Ingredients:
     """Holds what the parts of a trainer are made of.
 
     Attributes:
-      params: the trainer's Params.
       theta_specs: the weights' tree of VariableSpec.
       precision: types of weights and activations.
     """
@@ -76,10 +75,8 @@ class Update:
     Attributes:
       state: the state before the step.
       clipped: the gradients and how they are clipped.
-      seen: facts on the step.
       verdicts: what the parts of the state say of it, by name.
       updates: the number of earlier updates of the weights, an int32 scalar.
-      learning_rate: the step's learning rate.
       is_skipped: a bool scalar, whether the step leaves the weights as they are.
       stopped: a bool scalar, whether the training has ended.
     """
@@ -116,7 +113,6 @@ class StepPart:
         """Returns the Precision of a trainer, by default the chosen one.
 
         Args:
-          p: the trainer's Params.
           chosen: the Precision that `step.precision` names.
         """
         return chosen
@@ -126,7 +122,6 @@ class StepPart:
         """Checks that devices compute a step in its precision.
 
         Args:
-          precision: the Precision of the trainer.
           platform: jax's name of their platform.
           name: jax's name of such devices. They need not be in this machine.
           capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
@@ -142,7 +137,6 @@ class StepPart:
         """Returns sentences on what devices compute in another way than the Params say.
 
         Args:
-          precision: the Precision of the trainer.
           platform: jax's name of the devices' platform.
           has_kernels: whether the step uses the platform's kernels.
         """
@@ -162,7 +156,6 @@ class StepPart:
 
         Args:
           part: the part of the state, such as "moments".
-          spec: the array's spec.
         """
         return False
 

@@ -80,7 +80,6 @@ class Trainer(Configurable):
         """Makes the trainer of a task.
 
         Args:
-          params: the trainer's Params.
           task: a task with the dtypes of `precision`, or the Params of a task. The trainer
             instantiates Params with these dtypes.
           steps: number of steps of the run, `run.steps`. A learning rate may decay until then.
@@ -212,7 +211,6 @@ class Trainer(Configurable):
         What the backward pass measures for a part of the state is an entry of the gradients.
 
         Args:
-          state: the state before the step.
           batch: feature name -> tensor.
           on_result: called with each layer's results, as in `context.Context`.
         """
@@ -233,7 +231,6 @@ class Trainer(Configurable):
 
         Args:
           state: the state before the step.
-          loss: the training loss.
           metrics: name -> (value, weight).
           gradients: the gradients, from `step_gradients`.
         """
@@ -302,7 +299,6 @@ class Trainer(Configurable):
 
         Args:
           part: the part of the state, such as "moments".
-          spec: the array's spec.
         """
         return any(each.is_on_host(part, spec) for each in self.step_parts)
 

@@ -71,7 +71,6 @@ def pack(secret: str, kind: str, name: str, content: bytes) -> bytes:
       secret: the job's secret.
       kind: SIGN or RECORD.
       name: what tells the message from others of its kind.
-      content: the message.
     """
     envelope = Envelope(secret, kind, name)
     envelope.add(content)

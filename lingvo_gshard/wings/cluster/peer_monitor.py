@@ -88,8 +88,6 @@ class RollCall:
         """Prepares to ask and to answer.
 
         Args:
-          index: number of this process.
-          count: number of processes.
           send: sends a message to other processes.
           end_all: ends all processes; called in process 0.
           directory: returns the run's directory; None if there is none.
@@ -236,7 +234,6 @@ class PeerMonitor:
         """Starts watching.
 
         Args:
-          index: number of this process.
           connections: process -> connection; process 0 has one to each other process, the others
             have one to process 0.
           on_departure: called in the thread with the first departure. True means that this process

@@ -50,7 +50,6 @@ class Challenge(msgspec.Struct):
     """The first message of process 0 to a new connection.
 
     Attributes:
-      protocol: version of this protocol.
       nonce: a random text, which the answer must sign.
     """
 

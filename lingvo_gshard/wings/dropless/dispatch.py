@@ -53,7 +53,6 @@ class ExpertRegion:
     """The manual region of one layer.
 
     Attributes:
-      dispatch: the layer's dispatch.
       options: the layer's options of all exchanges.
       group_axes: mesh axes that split the groups.
     """
@@ -79,10 +78,8 @@ class ExpertRegion:
         Groups and experts that do not divide evenly over the devices are padded.
 
         Args:
-          x_GSM: the tokens.
           expert_kGS: int32, the expert of each choice; num_experts or more where there is none.
           gate_kGS: float32, the gate of each choice.
-          theta: the experts' weights.
 
         Returns:
           [G,S,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.

@@ -129,7 +129,6 @@ class ExpertBlocks:
         last product it may only add to the result.
       theta: the weights of all experts; their first dimension is E.
       even_rows: rows of all experts under balanced loads, for planning.
-      context: the context of the pass.
     """
 
     network: Network

@@ -42,7 +42,6 @@ class Rounds:
     Attributes:
       group_axes: mesh axes that split the groups.
       theta: the weights of the device's experts.
-      context: the context of the pass.
     """
 
     exchange: RowExchange

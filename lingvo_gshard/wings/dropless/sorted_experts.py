@@ -26,7 +26,6 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
       platform: one of `platforms.PLATFORMS`.
       rows: the number of rows of all experts.
       dtype: type of the rows.
-      theta: the weights of the experts.
     """
     if found := products.obstacle(theta):
         return found
@@ -46,7 +45,6 @@ def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
     Args:
       rows: the number of rows of all experts.
       dtype: type of the rows.
-      theta: the weights of the experts.
     """
     platform = platform_in_use()
     if not platform:
@@ -135,7 +133,6 @@ class SortedGroups:
 
         Args:
           hidden: the arrays [r,H] that the activation takes.
-          w_out_EHM: the weights of the experts.
         """
         weights = tf.cast(w_out_EHM, hidden[0].dtype)
         known = _restored(_OUTPUT)

@@ -88,10 +88,6 @@ def score_languages(
 
     Args:
       languages: source language of each row.
-      sources: source of each row.
-      references: reference of each row.
-      translations: translation of each row.
-      with_shuffled: whether to score shuffled sources.
     """
     partners = shuffled_partners(languages)
     scores = {}

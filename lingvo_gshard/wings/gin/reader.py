@@ -245,7 +245,6 @@ def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
     default Params of the class or, if the exemplar is a function or class, the object itself.
 
     Args:
-      value: A value from gin.
       exemplar: A value of the expected type, or None to accept any type.
       nullable: Whether None is accepted.
 

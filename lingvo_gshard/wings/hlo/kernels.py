@@ -38,7 +38,6 @@ class KernelWork:
     """The products of one call of a kernel on one device.
 
     Attributes:
-      name: the kernel's name.
       flops: FLOPs of its products; None if they are unknown.
       dtype: HLO's type of the factors of its largest product; "" without products.
       attention: the attention that it computes, if it is one.
@@ -58,7 +57,6 @@ class KernelCall:
 
     Attributes:
       target: the target of XLA's custom call.
-      config: its configuration.
       operation: the name of the operation; may be empty.
       values: the operands' values where they are known.
     """

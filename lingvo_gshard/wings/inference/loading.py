@@ -32,7 +32,6 @@ def facts_of(
     """Returns what the host knows of a model.
 
     Args:
-      input_params: the Params of the model's input.
       length: number of positions of a language model's text; None takes the length of an input row.
       text_ids: the ids around a text; None takes the ids of vocabularies that were trained here.
 
@@ -72,7 +71,6 @@ def make_engine(
       facts: what the host knows of it.
       partitioning: the mesh and what is split over it; None for the first device of jax.
       devices: the devices of the mesh, in its order.
-      options: how to use the machine.
       precision: how weights are stored and multiplied; one of
         wings/inference/decoding/precision.py.
 

@@ -37,7 +37,6 @@ def obstacle(
     Args:
       platform: one of `platforms.PLATFORMS`.
       call: the static arguments.
-      query_BNLD: queries.
     """
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
@@ -140,9 +139,7 @@ def gradients(
     Args:
       call: the static arguments.
       operands: the operands of `attend_with_sums`.
-      mixed_BNLD: the output.
       log_sums_BNL: float32, the log of the softmax' sums.
-      d_mixed_BNLD: the gradient of the output.
     """
     d_operands = [*operands[:3], *operands[len(operands) - call.learned :]]
     return BACKWARD.mark(

@@ -28,7 +28,6 @@ def obstacle(
     Args:
       platform: one of `platforms.PLATFORMS`.
       call: the static arguments.
-      query_BND: queries.
       keys_BNKD: keys of one device.
       values_BNKD: values of one device.
     """

@@ -26,11 +26,7 @@ class CacheCall(msgspec.Struct, frozen=True):
     window: int = 0
 
     def most_blocks(self, slots: int, block: int) -> int:
-        """Returns the largest number of blocks that a row sees.
-
-        Args:
-          block: slots of a block.
-        """
+        """Returns the largest number of blocks that a row sees."""
         total = -(-slots // block)
         if not self.window:
             return total

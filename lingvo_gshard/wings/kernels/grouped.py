@@ -54,8 +54,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      rows: number of rows of all groups.
-      weights_EMH: the weights of each group.
       dtype: type of the rows.
       is_rounded: whether factors are rounded to 8 bits.
     """
@@ -223,7 +221,6 @@ class _Groups:
         Args:
           arrays: the rows, or the arrays [R,H] that the activation takes.
           activation: the activation, or None.
-          is_gradient: whether the rows are the gradient of a product.
         """
         rounding = self.rounding
         if rounding and not _rounds_rows(platform_in_use(), rounding):

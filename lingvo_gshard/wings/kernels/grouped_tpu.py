@@ -172,7 +172,6 @@ def activated_gradient(
 
     Args:
       call: the static arguments, with an activation; transposed.
-      weights_EHM: the weights of each group.
       sizes_E: int32, the number of rows of each group.
       *hidden_RH: as in `activated`.
       interpret: whether to compute on CPUs, step by step.

@@ -66,7 +66,6 @@ class Range:
     """Consecutive indices of one dimension.
 
     Attributes:
-      indices: the indices, int32.
       is_inside: whether each index is before the end of the dimension, or of a group.
     """
 

@@ -28,7 +28,6 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
     Without local updates, `worker` is an ordinary axis if the strategy uses it.
 
     Args:
-      trainer: the trainer's Params.
       partitioning: the mesh and the strategy; None without a mesh.
       rows: rows of a batch; None if unknown.
 
@@ -80,7 +79,6 @@ class Workers:
       everywhere: the partitioning over `together`. Rows are split over workers, weights are not.
       devices: the devices of each worker.
       mesh: the jax mesh of all devices.
-      meshes: the jax mesh of each worker.
     """
 
     def __init__(self, partitioning: Partitioning, devices: Sequence[Device]):

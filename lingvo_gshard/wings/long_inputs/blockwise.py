@@ -42,12 +42,7 @@ class RunningSums(NamedTuple):
         return tf.cast(self.mixed / self.total, dtype)
 
     def statistics(self, d_mixed: tf.Tensor, mixed: tf.Tensor) -> SoftmaxStatistics:
-        """Returns the statistics that the gradient needs.
-
-        Args:
-          d_mixed: gradient of the result.
-          mixed: the result.
-        """
+        """Returns the statistics that the gradient needs."""
         product = tf.cast(d_mixed, tf.float32) * tf.cast(mixed, tf.float32)
         weighted_gradient = tf.reduce_sum(product, -1, keepdims=True)
         return SoftmaxStatistics(self.largest, 1.0 / self.total, weighted_gradient)
@@ -235,7 +230,6 @@ def split_dropout(
     """Returns the dropout, with a function's argument as its key, and the sinks.
 
     Args:
-      softmax: the options.
       tensors: the arguments that stand for `dropout_and_sinks`.
     """
     if softmax.dropout is None:
@@ -256,7 +250,6 @@ class _Blocks:
       query_BNLD: scaled queries.
       keys_BNKD: keys, padded to whole blocks.
       values_BNKD: values, padded likewise.
-      segments_BL: segments of the queries.
       segments_BK: segments of the keys, `BLOCK_PADDING` in padding.
     """
 

@@ -91,7 +91,6 @@ def chunked_cross_entropy(
     weight and the bias.
 
     Args:
-      x_BLM: activations.
       weight: the softmax's weight.
       layout: letters of the weight, "MV" or "VM".
       objective: labels, and how the loss is computed.

@@ -52,7 +52,6 @@ class RingPass:
     """One call of ring attention. In step t, part l attends to the keys of part l - t.
 
     Attributes:
-      mask: the keys that each query attends to.
       cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       block_size: keys of a part that are attended to at a time; 0 means all of them.

@@ -248,7 +248,6 @@ class CompareAndSwapFile:
         read the file to find out.
 
         Args:
-          content: the new content.
           expected: the generation that `read` or `write` returned.
 
         Returns:

@@ -103,7 +103,6 @@ def orthogonalize(
     Args:
       x: float32, in the layout of a weight, and split like its moments.
       matrices: the matrices of the weight.
-      steps: number of iterations.
       epsilon: added to the norm of a matrix.
       dtype: type of the products, "float32" or "bfloat16".
     """

@@ -25,7 +25,6 @@ def make(
     """Returns a page that draws data by scripts.
 
     Args:
-      styles: the style sheets.
       scripts: the scripts, which share one scope. A script uses only earlier scripts.
       data: what the element with the id "data" holds as JSON.
     """

@@ -134,7 +134,6 @@ def collective_rows(
     The rows with the most exposed time come first.
 
     Args:
-      timed: the operations of the step.
       lines: the lines of code that made the operations; None if they are unknown.
     """
     groups: dict[_Collectives, list[TimedOperation]] = collections.defaultdict(list)

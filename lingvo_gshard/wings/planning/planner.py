@@ -135,7 +135,6 @@ def plan_step(
     Args:
       batch: shape and dtype of each array of a batch.
       partitioning: mesh and strategy.
-      topology: the machine.
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
@@ -181,7 +180,6 @@ def plan_program(
 
     Args:
       partitioning: what split the program; None if the program brings its own shardings.
-      topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.

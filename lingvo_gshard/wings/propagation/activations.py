@@ -64,7 +64,6 @@ def activations(
 
     Args:
       module: the program before it is partitioned, with shardings.
-      inputs: the program's inputs.
       traced: the operations of the function.
     """
     is_weight = [_is_sharded(array.path) for array in inputs]

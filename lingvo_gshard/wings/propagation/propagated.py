@@ -154,10 +154,6 @@ class Traced:
     Args:
       recorded: the annotations and graphs that were recorded when the function was traced.
       paths: paths of the task's layers. Tensors are listed in the order of these paths.
-      mesh: the mesh of the annotations.
-
-    Attributes:
-      lines: the lines that made the operations.
     """
 
     def __init__(self, recorded: recording.Recorded, paths: Iterable[str], mesh: Mesh):
@@ -187,7 +183,6 @@ class Traced:
         """Returns the annotation of this name; None if the operation is another one.
 
         Args:
-          name: the operation's name.
           division: the sharding of its result in the program.
         """
         operation = self.lines.operation(name)
@@ -253,7 +248,6 @@ def reshardings(
     """Returns the collectives of a step that only move data, with their causes; largest first.
 
     Args:
-      calls: the collectives of the compiled step.
       module: the program before it was partitioned, with shardings.
       traced: the operations of the function.
     """

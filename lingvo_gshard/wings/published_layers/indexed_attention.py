@@ -119,7 +119,6 @@ class IndexedAttention(LatentAttention):
         Args:
           x_BLM: the tokens that attend.
           low_BLq: latent vectors of their queries.
-          positions: positions of these tokens.
           bias_BLK: float32 bias of the logits, as without an indexer.
         """
         p = self.p

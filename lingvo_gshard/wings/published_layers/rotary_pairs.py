@@ -32,7 +32,6 @@ def rotate(
 
     Args:
       x_BLND: queries or keys.
-      positions: positions of the tokens.
       fraction: share of D that is rotated.
       p: Params with `rotary_base` and `rotary_pairs`.
       scaling: changes wavelengths and lengths.

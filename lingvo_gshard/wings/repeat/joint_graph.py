@@ -30,7 +30,6 @@ class JointGraph:
     Attributes:
       forward_inputs: Inputs that are available in the forward pass only, such as activations.
       shared_inputs: Inputs that are available in both passes, such as weights.
-      outputs: The function's outputs.
       output_gradients: Placeholders for the gradients of the outputs.
       gradients: Gradients of the forward inputs, then of the shared inputs. None for an input that
         no output depends on.
@@ -107,9 +106,6 @@ class JointGraph:
     def forward(self, forward_inputs: Tensors, shared: Tensors) -> tuple[list[tf.Tensor], Tensors]:
         """Runs the forward pass in the current graph.
 
-        Args:
-          shared: Values of the shared inputs.
-
         Returns:
           The outputs, and the tensors to save.
         """
@@ -123,7 +119,6 @@ class JointGraph:
         Operations of the forward pass that it repeats are named `rematerialized/...`.
 
         Args:
-          shared: Values of the shared inputs.
           saved: Values of the saved tensors, as `forward` returned them.
 
         Returns:

@@ -68,7 +68,6 @@ class _TracedBody:
     """The traced graph of one iteration of the body.
 
     Attributes:
-      joint: graph of the iteration and its gradient.
       reports: names of the losses and metrics that the body reported.
       saved_layouts: letters of each saved tensor; None where they are unknown.
       saved_shards: whether each saved tensor is a shard, computed inside a manual region.
@@ -193,7 +192,6 @@ class Loop:
     """Runs a body `repetition.times` times.
 
     Attributes:
-      body: the body and its remat policy.
       repetition: names of the layers in each iteration.
       layout: letters of x.
       weight_specs: specs of the weights of one iteration.

@@ -42,7 +42,6 @@ class Recompilation(msgspec.Struct, frozen=True):
 
     Attributes:
       step: the step that waited for the compilation.
-      seconds: seconds that the compilation took.
       changes: differences between the inputs of this program and of the previous program, in words.
     """
 
@@ -98,7 +97,6 @@ class Curve(msgspec.Struct, frozen=True):
     """One metric over the intervals of a `Curves`; None where the interval has no value.
 
     Attributes:
-      mean: mean of the interval's values.
       low: the smallest of them; empty if each interval is one step.
       high: the largest of them; empty if each interval is one step.
     """

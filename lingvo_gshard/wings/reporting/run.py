@@ -47,7 +47,6 @@ class RouterPicture(msgspec.Struct, frozen=True):
     """The picture of one layer's router over the watched steps.
 
     Attributes:
-      layer: path of the layer.
       router: name of the router's class.
       experts_in_row: number of experts that one row of `load` stands for; 1 unless there are many.
       steps: the watched steps. If a column stands for several steps, the last of these.
@@ -222,9 +221,7 @@ class RunReport(msgspec.Struct, frozen=True):
       label: a short name that no other run of the report has.
       steps: `run.steps`, the step to end with; None if params.txt does not say.
       params: path -> value of every hyperparameter, as text.
-      history: its metrics.
       launches: how it was started and resumed; empty if that was not recorded.
-      programs: the programs that it compiled.
       recompilations: training steps that were compiled in the middle of the run.
       roll_backs: where it went back to a checkpoint because spikes persisted.
       evaluations: what gshard-evaluate said of it.
@@ -256,7 +253,6 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
 
     Args:
       logdir: the run's directory.
-      label: a short name of the run.
       points: number of points of a curve of the whole model, at most.
       layer_points: number of points of all curves of layers together.
 

@@ -90,9 +90,6 @@ def write(
     """Writes a record and exported functions as one zip.
 
     Args:
-      path: the file.
-      record: describes the program.
-      exported: the portable function.
       bodies: platform -> the function with the platform's kernels.
     """
     if bodies:

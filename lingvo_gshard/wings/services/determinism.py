@@ -44,12 +44,7 @@ Digests: TypeAlias = "dict[str, dict[str, int]]"
 
 @dataclasses.dataclass(frozen=True)
 class ShardDifference:
-    """A tensor that is not on a device what it should be.
-
-    Attributes:
-      path: path of the tensor in the state.
-      device: the device, in words.
-    """
+    """A tensor that is not on a device what it should be."""
 
     path: str
     device: str

@@ -216,7 +216,6 @@ def advice(params: Params, row: MetricsRow) -> str:
 
     Args:
       params: the trainer's Params.
-      row: metrics of the step.
     """
     p, rate = params, row["learning_rate"]
     usual = _USUAL_RATE_OF_GRADIENTS if p.optimizer.cls is Momentum else _USUAL_RATE

@@ -125,7 +125,6 @@ class RollBack(msgspec.Struct, frozen=True):
       last_step: the last step before them that the run keeps.
       checkpoint: the newest checkpoint up to that step.
       first_batch: the first batch that is skipped, counted from 1.
-      last_batch: the last batch that is skipped.
       metrics: loss, gradient norm and their deviations in `step`.
     """
 

@@ -37,8 +37,6 @@ class Holder(msgspec.Struct, frozen=True):
     """The content of a lock file.
 
     Attributes:
-      host: name of the machine.
-      pid: number of the process.
       started: when the process took the lock, in words.
       ticks: when the process started, in clock ticks since the machine did; 0 if unknown. It tells
         the process from a later one with the same number.

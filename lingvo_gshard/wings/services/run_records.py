@@ -203,9 +203,6 @@ class TensorSharding(msgspec.Struct, frozen=True):
 
     Attributes:
       kind: "weights" or "moments".
-      layout: letters of the tensor.
-      shape: shape of the whole tensor.
-      dtype: name of its type.
       split: the split as text, such as "E over data (8)", or "replicated".
       bytes: size of the whole tensor.
       bytes_per_device: size of one device's part.

@@ -50,7 +50,6 @@ class _Piece(msgspec.Struct):
 
     Attributes:
       part: part of the state, such as "theta".
-      dtype: its type.
       shape: shape of the whole array.
       start: the first index of the piece along each dimension.
       size: shape of the piece.
@@ -73,7 +72,6 @@ class _Header(msgspec.Struct):
       run: what tells the run from others in the same place.
       record: the record that a checkpoint would have, without digests.
       params_text: the run's Params.
-      pieces: the arrays.
       checksum: CRC-32 of the bytes after the header.
     """
 
@@ -112,7 +110,6 @@ class SnapshotStore:
         Args:
           step: number of steps taken.
           state: parts of NumPy arrays or jax.Arrays, which may change after the call.
-          position: the input's position.
           params_text: the run's Params as text.
           best: the best evaluation so far.
         """

@@ -72,7 +72,6 @@ class Annotation(msgspec.Struct, frozen=True):
 
     Attributes:
       kind: "annotation", or the start or end of a manual region.
-      shape: shape of the annotated tensor.
       split: mesh axes of each dimension; None if mesh axes cannot express it.
       scope: name scope of the operation, which starts with its layer.
       source: file and line of the code that annotates.

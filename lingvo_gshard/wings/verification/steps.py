@@ -35,7 +35,6 @@ class ObservedStep:
     """All that one training step, or one function, computed.
 
     Attributes:
-      executable: the compiled step.
       outputs: results of layers in their order, each whole or, inside of loops, as a digest.
       metrics: the loss and the metrics by name.
       gradients: path of a weight -> the traced tensor and its value.

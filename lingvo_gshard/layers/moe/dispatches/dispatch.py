@@ -73,7 +73,6 @@ class Buffers:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero.
 
         Args:
-          x_GSM: the tokens.
           row: letter of the last dimension, M or U.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no dispatch")

@@ -46,11 +46,7 @@ class Part:
         return self.router.path
 
     def define(self, p: Params) -> None:
-        """Defines the part's hyperparameters.
-
-        Args:
-          p: the router's Params.
-        """
+        """Defines the part's hyperparameters."""
 
     def create(self) -> None:
         """Checks the hyperparameters and creates the router's weights that the part needs."""
@@ -113,7 +109,6 @@ class Router(Layer):
         if the number is fixed.
       is_learned: whether the routing depends on learned weights. Experts of other routers cannot be
         pruned by their load.
-      needs_token_ids: whether `fprop` needs the ids of the tokens.
       sees_later_tokens: whether a token's routing depends on the tokens after it. A causal decoder
         would then be trained with information that it does not have when it generates text. The
         hyperparameter `allow_causal` accepts this.
@@ -171,11 +166,7 @@ class Router(Layer):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns how many experts compute a token; the mean if tokens differ.
-
-        Args:
-          params: the router's Params.
-        """
+        """Returns how many experts compute a token; the mean if tokens differ."""
         if not cls.experts_per_token_option:
             raise NotImplementedError(f"{cls.__name__} defines no experts_per_token")
         return params.get(cls.experts_per_token_option)

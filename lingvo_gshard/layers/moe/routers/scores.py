@@ -47,7 +47,6 @@ class LinearScores(Part):
 
         Args:
           theta: the router's weights.
-          x_GSM: the tokens.
         """
         x_float = tf.cast(x_GSM, tf.float32)
         if self.p.jitter and context.current().training:

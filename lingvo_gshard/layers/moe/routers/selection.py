@@ -25,7 +25,6 @@ def top_1(
     """Returns the expert with the largest score. Ties go to the first expert.
 
     Args:
-      scores_GSE: the score of each expert for each token.
       excluded_GSE: larger than 0 at experts that must not be selected.
 
     Returns:

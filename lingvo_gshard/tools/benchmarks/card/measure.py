@@ -180,7 +180,6 @@ class CardRow(msgspec.Struct, frozen=True, kw_only=True):
       card: how the step was chosen.
       measured: the step time, the rate and the memory, as `gshard-bench exported` measures them.
       goal: the MFU that the step should reach.
-      planned_seconds: seconds of a step by the plan.
       planned_seconds_bound: a lower bound by the plan.
       planned_peak: peak bytes by the plan.
       memory_by_plan: measured bytes by planned ones; None if jax does not count bytes here.

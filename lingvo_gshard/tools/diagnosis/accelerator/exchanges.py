@@ -110,8 +110,6 @@ class _ExchangedExperts:
     Attributes:
       dtype: type of the tokens and the weights.
       tokens: tokens of a group.
-      model_dim: their dimension.
-      hidden_dim: the experts' hidden dimension.
       is_timed: whether only the time of the forward pass is of interest.
     """
 

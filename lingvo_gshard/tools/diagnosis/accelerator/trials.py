@@ -108,7 +108,6 @@ class Trial:
 
     Attributes:
       function: a function of TensorFlow that returns a list of tensors.
-      arguments: its arrays.
       expected: computes the results in another way; a NaN stands for any number. None: only the
         time is of interest.
       mesh: axes and sizes.
@@ -219,8 +218,6 @@ def judged(
     """Returns the check of a trial. Results that differ too much are a failure.
 
     Args:
-      dtype: the type of its numbers.
-      machine: the devices.
       timing: what is known of its time.
     """
     most = _TOLERANCES[dtype] if machine.is_virtual else _ON_ACCELERATORS

@@ -53,7 +53,6 @@ def digest_of_part(
 
     Args:
       part: elements of the array with these first indices.
-      index: the indices.
       shape: shape of the array.
       start: the first of the part along the dimension after the indices.
     """

@@ -75,11 +75,7 @@ class DiskStorage:
             shutil.rmtree(doomed)
 
     def options(self, policy: NewestAndBest) -> dict[str, Any]:
-        """Returns arguments of CheckpointManagerOptions.
-
-        Args:
-          policy: which checkpoints are kept.
-        """
+        """Returns arguments of CheckpointManagerOptions."""
         return {"preservation_policy": policy, "cleanup_tmp_directories": True}
 
     def run_save(

@@ -22,7 +22,6 @@ def restored_state(
 
     Args:
       trainer: the trainer whose state it becomes.
-      checkpoint: the checkpoint, with the arrays of each part of the state.
       abstract_state: the state of a runtime, which may have more parts than the trainer's.
 
     Raises:

@@ -60,13 +60,11 @@ class ObservedRun:
       partitioning: the mesh and strategy; None on one device.
       input_: the batches.
       logdir: the run's directory.
-      store: the run's checkpoints.
       stop: tells when a signal asks the run to end early.
       first_step: number of the first step of this call, from 1; larger in a run that resumes.
       console: where to print; silent in all processes but the main one.
       step: number of steps started.
       saved_step: the step of the newest checkpoint.
-      batches: the training batches.
       writer: writes curves and pictures for TensorBoard, in the main process.
       row: the metrics of the last step that was finished.
       best: the best evaluation so far, if the run keeps it.

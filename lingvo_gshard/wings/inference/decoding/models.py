@@ -111,7 +111,6 @@ def extend_texts(
     """Computes new tokens of each row.
 
     Args:
-      task: the model.
       theta: `decoding_weights` of the model.
       ids_BL: int32 ids of the new tokens.
       mask_BL: int32, 0 for tokens that are padding; these use no expert.
@@ -143,7 +142,6 @@ def encode_memory(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor) ->
     """Encodes source sentences, one per row.
 
     Args:
-      task: the model.
       theta: `decoding_weights` of the model.
       ids_BK: int32 ids, NO_TOKEN in padding.
 
@@ -171,7 +169,6 @@ def expert_gates(
     """Returns the gates of the experts that compute each token, as in decoding.
 
     Args:
-      task: the model.
       weights: `decoding_weights` of the model.
       ids_BL: int32 tokens of each text, starting with the token before all texts; NO_TOKEN in the
         padding after the text.

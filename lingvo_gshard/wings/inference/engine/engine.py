@@ -278,7 +278,6 @@ class Engine:
           facts: what the host knows of the model.
           executables: the model's programs.
           weights: the decoding weights, outputs of the PREPARE program.
-          options: how to use the machine.
         """
         self.facts, self.executables = facts, executables
         self.weights, self._options = list(weights), options or EngineOptions()

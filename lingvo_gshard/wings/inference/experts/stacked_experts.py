@@ -42,7 +42,6 @@ def run(
     Args:
       network: one expert.
       weights: the weights of all experts, which have E first.
-      x_TM: the tokens.
       expert_kT: int32, the expert of each choice; E or more where there is none.
       even_experts: the experts that balanced routing spreads the choices over, for planning and
         the size of blocks; 0 for E.

@@ -53,7 +53,6 @@ def extend_layer(
 
     Args:
       theta: `decoding_weights` of the layer.
-      shared: what all layers share.
       cache: keys and values of the self-attention; None if the slots are the new tokens.
       memory: keys and values of the memory, if the layer has cross-attention.
 

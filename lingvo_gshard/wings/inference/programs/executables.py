@@ -215,7 +215,6 @@ class Executables:
         """Prepares to compile.
 
         Args:
-          source: gives the programs.
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
           parts: parts of a batch that devices decode side by side; see `maker.row_parts`.

@@ -210,7 +210,6 @@ def find_entry(directory: str, owner: object, content: object) -> CacheEntry:
     """Returns the entry of a model, which may not exist yet.
 
     Args:
-      directory: the cache.
       owner: JSON values that name the run and how it is decoded. An owner has one entry.
       content: JSON values that all of the entry depends on.
     """

@@ -42,7 +42,6 @@ def key_of(
     """Returns the key of a compilation, 64 hexadecimal digits.
 
     Args:
-      program: the program to compile.
       topology: the topology to compile for. The key has the topology's name, which determines
         shape and chips.
       generates_code: whether code is generated in any case.

@@ -353,7 +353,6 @@ def plan_file(
 
     Args:
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-      topology: the machine.
       facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
       progress: is told each stage as it begins.
@@ -380,7 +379,6 @@ def plan_function(
     Args:
       function: a jax function, jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
-      topology: the machine.
       facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
 

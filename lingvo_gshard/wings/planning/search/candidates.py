@@ -24,7 +24,6 @@ class Tensor:
     """A tensor's shape and letters.
 
     Attributes:
-      layout: one letter for each dimension.
       unsplit: letters that are never sharded.
       is_virtual: whether only a kernel has it, a block at a time, so that it takes no memory.
     """
@@ -61,7 +60,6 @@ class Einsum:
       times: executions in a step.
       weights: paths of the weights that an operand is made of.
       unit: the rematerialization unit; empty outside of all units.
-      begins_unit: whether this is the first einsum of its unit.
       saved: tensors that the backward pass reads, if no earlier einsum saves them.
       is_tied: whether an einsum, too, uses the table of a lookup as a weight.
       share: the share of its products that are computed; kernels of attention skip hidden keys.
@@ -162,7 +160,6 @@ class LayerGroup:
       einsums: einsums and lookups of the layers.
       flows: tensors that the layers pass to each other.
       moments: optimizer moments of each weight.
-      paths: paths of the layers that have weights.
     """
 
     name: str

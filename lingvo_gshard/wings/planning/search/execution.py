@@ -20,8 +20,6 @@ def as_executed(
     """Returns einsums and flows as a platform's programs execute them.
 
     Args:
-      einsums: einsums as traced.
-      flows: flows as traced.
       task: the task that was traced, with a BalancedDispatch for each dropless one.
       platform: one of `platforms.PLATFORMS`, whose kernels attend; "" for none.
     """

@@ -91,7 +91,6 @@ def candidate_compiler(
     Args:
       paths: the hyperparameters that a candidate's choices set.
       batch: shape and dtype of each array of a batch.
-      topology: the machine.
       plans: collects the plan of each compiled candidate.
       progress: is told each stage as it begins.
     """
@@ -155,7 +154,6 @@ class ExperimentSearch:
     """The result of a search for an experiment.
 
     Attributes:
-      experiment: the experiment, before the search.
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
       paths: the hyperparameters that a candidate's choices set.
@@ -198,7 +196,6 @@ def search_experiment(
     Args:
       experiment: Params; their own mesh, strategy, rematerialization policies, place of the
         moments and number of micro-batches are ignored.
-      topology: the machine.
       progress: is told each event of the search, and each stage of a compilation.
       partitioner: "gspmd" or "shardy"; None: the experiment's.
       compile_options: changes to the compiler's options, as `plan_step` takes them; (): the

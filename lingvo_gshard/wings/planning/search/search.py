@@ -50,7 +50,6 @@ def mesh_shapes(
     Args:
       devices: number of devices, the product of every shape.
       torus: shape of the interconnect. Axes then align with its dimensions.
-      most_axes: maximum number of axes.
     """
     shapes: list[tuple[int, ...]] = []
     for axes in range(1, most_axes + 1):

@@ -65,7 +65,6 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         """Makes the folder in a directory of prepared data, and opens the shard.
 
         Args:
-          language: language of the rows.
           number: number of the shard, from 0, among `count` of this split, language and source.
           rows_per_group: rows that are read together, PAIRS_PER_GROUP or TEXTS_PER_GROUP.
 

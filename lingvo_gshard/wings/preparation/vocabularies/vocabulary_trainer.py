@@ -126,7 +126,6 @@ class VocabularyTrainer(Configurable):
         The same rows and Params give the same vocabularies.
 
         Args:
-          rows: training rows.
           temperature: of the sampling of languages.
 
         Raises:

@@ -57,7 +57,6 @@ def records_of(
 
     Args:
       sums: what `RoutingSums` returned.
-      layers: the layers by path.
       kinds: the kinds of the tokens that were counted; None if they were unknown.
     """
     by_layer: dict[str, dict[str, np.ndarray]] = {path: {} for path in layers}
@@ -150,7 +149,6 @@ def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[Wa
     """Returns the numbers of kinds, and all arrays that `RoutingSums` reads.
 
     Args:
-      batch: the batch of the step.
       kinds: the kinds of its tokens; None if they are unknown.
       step: number of the step, from 1.
     """
@@ -166,7 +164,6 @@ class RoutingSums:
     It has the weights before the step, the step's random numbers and the capacity of training.
 
     Attributes:
-      trainer: defines the step.
       kinds: the numbers of kinds that `watched_batch` returned.
     """
 
@@ -193,7 +190,6 @@ def sums_of_step(
     """Returns what layers report as sums in the forward pass of a step, over its micro-batches.
 
     Args:
-      trainer: defines the step.
       theta: the weights before the step.
       batch: the arrays that `watched_batch` returned.
       watch: fields of the `TokenContext` that watch the routers.
@@ -222,8 +218,6 @@ def watch_routers(
 
     Args:
       runtime: has the weights before the step.
-      trainer: defines the step.
-      batch: the step's batch.
       kinds: the kinds of its tokens; None if they are unknown.
       step: number of the step, from 1.
     """

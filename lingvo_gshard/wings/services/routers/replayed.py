@@ -74,7 +74,6 @@ class RecordedChoices:
     """The forward pass of a step that records the choices of its routers; see `RoutingSums`.
 
     Attributes:
-      trainer: defines the step.
       rows: size of B.
     """
 

@@ -61,7 +61,6 @@ def watched_sums(
     by_class       [classes, E]: choices by the class of the token, if it is known
 
     Args:
-      routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
       kinds_GS: int32, the kind of each token; None if it is unknown.
       groups: the groups that were routed.

@@ -291,7 +291,6 @@ def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetP
 
     Args:
       options: money, time and assumptions.
-      machines: the machines to choose from.
 
     Raises:
       UserError: an option is not in its range, or no machine can train the smallest model; names
