@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core import NestedMap, UserError, VariableSpec, names
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec, explained, names
 from lingvo_gshard.sharding.partitioning import matches_path
 
 
@@ -52,10 +52,8 @@ def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise UserError(f"{where}: {pattern!r}; a pattern of paths such as '*.bias' expected")
-        try:
+        with explained(where, ValueError):
             found = [spec for spec in weights if matches(pattern, spec)]
-        except ValueError as error:
-            raise UserError(f"{where}: {error}") from None
         if not found:
             paths = [spec.path for spec in weights]
             raise UserError(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Progress, UserError
+from lingvo_gshard.core import SILENT, Progress, UserError, explained
 from lingvo_gshard.core.lazy import Device, jax, jnp
 from lingvo_gshard.runtime import Array, Program, platform_of, using_partitioner
 from lingvo_gshard.runtime.program.program import memory_bytes
@@ -211,10 +211,8 @@ def _maker(
 def _batch_value(path: str, array: Array, vocabularies: dict[str, int]) -> np.ndarray:
     """Returns a synthetic array of the batch; raises ValueError naming the file."""
     name = array.path
-    try:
+    with explained(path, ValueError):
         return synthetic.make_array(name, array.shape, array.dtype, vocabularies.get(name))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 REPEATS = 10

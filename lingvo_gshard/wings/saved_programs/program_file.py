@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, objects, whole_number, write_atomically
+from lingvo_gshard.core import UserError, atomic, explained, objects, whole_number, write_atomically
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import Array, LayerNames
 from lingvo_gshard.runtime.program.program import Work, encoded_bodies
@@ -112,7 +112,8 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
         changed, or was written with a newer jax.
     """
     content = io.BytesIO(objects.read_bytes(path))
-    try:
+    # zipfile raises many types on a damaged file.
+    with explained(f"{path} is not a saved program", Exception):
         with zipfile.ZipFile(content) as file:
             _check_sizes(file, len(content.getvalue()))
             text, exported = file.read(_RECORD), file.read(_EXPORTED)
@@ -121,8 +122,6 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
                 record = atomic.decode(text, ProgramRecord)
                 own = () if record.bodies is msgspec.UNSET else record.bodies
                 bodies = {platform: file.read(_entry(platform)) for platform in own}
-    except Exception as error:  # zipfile raises many types on a damaged file.
-        raise UserError(f"{path} is not a saved program: {error}") from None
     if found not in FORMATS:
         raise UserError(
             f"{path} has format {found}, but this version reads formats up to {FORMATS[-1]}"

@@ -12,7 +12,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.core import Params, Progress, UserError
+from lingvo_gshard.core import Params, Progress, UserError, explained
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
@@ -58,12 +58,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         values.experiment, values.gin_param, values.grow, topology, memory, values.share
     )
     with stages_with_lines(topology.compiler_choice) as shown:
-        try:
+        with explained(f"--folder={values.folder} cannot be written", OSError):
             record, plan = fill(wanted, values.folder, shown)
-        except OSError as error:
-            raise UserError(
-                f"--folder={values.folder} cannot be written: {error.strerror}"
-            ) from None
     _print_filled(values.folder, record, plan, console)
     return common.write(values, [record], topology.chip.name)
 
@@ -177,10 +173,8 @@ def _planned(
 def _first_value(wanted: Wanted) -> int:
     """Returns the experiment's own value of the setting to choose."""
     params = wanted.params()
-    try:
+    with explained(f"--grow={wanted.grown}", AttributeError, ValueError):
         value = params.get(wanted.grown)
-    except (AttributeError, ValueError) as error:
-        raise UserError(f"--grow={wanted.grown}: {error}") from None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(
             f"--grow={wanted.grown} is {value!r} in {wanted.experiment}; expected a positive "

@@ -7,7 +7,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, objects
 from lingvo_gshard.wings.planning.plan.plan import Plan, load
 
 STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
@@ -57,8 +57,6 @@ def read(folder: str) -> CardFolder:
         raise UserError(
             f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
         )
-    try:
+    with explained(f"{path / CARD} was not written by gshard-bench fill", msgspec.DecodeError):
         card = atomic.decode(objects.read_bytes(path / CARD), CardRecord)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
     return CardFolder(str(path / STEP), load(str(path / PLAN)), card)
