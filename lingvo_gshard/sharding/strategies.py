@@ -83,8 +83,7 @@ class Strategy:
         Raises:
           UserError: There is no such kind.
         """
-        if kind not in KINDS:
-            raise UserError(f"Unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}")
+        names.check(kind, KINDS, f"Unknown kind of tensor {kind!r}")
         return getattr(self, kind)
 
     @property
@@ -194,10 +193,8 @@ def _from_table(name: str, text: str, mesh: Mesh, given: str) -> Strategy:
     for section in text.split("|"):
         kind, colon, rules = section.partition(":")
         kind, rules = (kind.strip(), rules) if colon else ("", section)
-        if colon and kind not in KINDS:
-            raise UserError(
-                f"{given}: unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}"
-            )
+        if colon:
+            names.check(kind, KINDS, f"{given}: unknown kind of tensor {kind!r}")
         if kind in sections:
             raise UserError(f"{given}: two sections for {kind or 'all kinds'}")
         sections[kind] = _parse_rules(rules, mesh, given)

@@ -31,8 +31,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     source_run.check_output(values.output)
     if not 0 < values.keep <= 1:
         raise UserError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
-    if values.by not in pruning.CRITERIA:
-        raise UserError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
+    names.check(values.by, pruning.CRITERIA, f"--by={values.by} is unknown")
     with source_run.opened(values, console) as run:
         run.check_decoder(Translator)
         params = run.params.copy()

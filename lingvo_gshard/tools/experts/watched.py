@@ -34,8 +34,8 @@ define_flags = maker(
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
-    if values.by is not None and values.by not in KINDS:
-        raise UserError(f"--by={values.by} is unknown. {names.nearest(values.by, KINDS)}")
+    if values.by is not None:
+        names.check(values.by, KINDS, f"--by={values.by} is unknown")
     records = _chosen(values)
     step = records[-1].step
     shown = [record for record in records if record.step == step]

@@ -174,6 +174,5 @@ def precision_names() -> list[str]:
 
 def get(name: str) -> Precision:
     """Returns the precision of a name. Raises ValueError with the nearest name if unknown."""
-    if name not in PRECISIONS:
-        raise UserError(f"{_PARAM} is {name!r}. {names.nearest(name, precision_names())}")
+    names.check(name, precision_names(), f"{_PARAM} is {name!r}")
     return PRECISIONS[name]
