@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
@@ -89,10 +88,10 @@ def main(argv: list[str]) -> int:
         evaluation, facts = evaluate(values, run, console, stack)
         stages.close()
         where = f" of {values.split}" if facts else ""
-        output.say(console, f"{run.params.name}, step {run.step:,}: {evaluation.size}{where}")
+        console.say(f"{run.params.name}, step {run.step:,}: {evaluation.size}{where}")
         tables.print_table(console, tables.rich_table(evaluation.table()))
         for line in evaluation.notes():
-            output.say(console, line)
+            console.say(line)
         if run.backend.is_main:
             record = {"logdir": values.logdir, "experiment": run.params.name, "step": run.step}
             output.write_json(values.json, record | facts | evaluation.to_record())
@@ -102,7 +101,7 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate_split(
-    values: flags.FlagValues, run: Run, console: rich.console.Console, stack: contextlib.ExitStack
+    values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Returns the scores of a run on a split, and further facts of the record.
 
@@ -122,7 +121,7 @@ def _evaluate_split(
 
 
 def _evaluate_on_tasks(
-    values: flags.FlagValues, run: Run, console: rich.console.Console, stack: contextlib.ExitStack
+    values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Returns the scores of a run on tasks.
 

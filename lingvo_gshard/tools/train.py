@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
@@ -54,7 +52,7 @@ def check_flags() -> Flags:
     )
 
 
-def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
+def replay_step(values: flags.FlagValues, console: output.Console) -> int:
     """Computes --replay_step again. Returns 0 if it is equal to what was recorded, else 2."""
     if not values.logdir:
         raise UserError("--logdir is missing: the directory of the run to replay")
@@ -108,13 +106,13 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json)
     if values.list:
         for name, purpose in experiments().items():
-            output.say(console, f"{name}\n    {purpose}")
+            console.say(f"{name}\n    {purpose}")
         output.write_json(values.json, experiments())
         return 0
     if values.replay_step is not None:
         return replay_step(values, console)
     planned = planned_training(values)
-    params = _params(values, planned, functools.partial(output.say, console))
+    params = _params(values, planned, console.say)
     if values.params is not None:
         print(describe(params, values.params), end="")
         return 0
@@ -135,9 +133,7 @@ def main(argv: list[str]) -> int:
             warn(f"{NAME}: error: {error}")
         return 1
     except KeyboardInterrupt:
-        output.say(
-            console, f"Stopped without saving. Continue from the last checkpoint:\n  {command}"
-        )
+        console.say(f"Stopped without saving. Continue from the last checkpoint:\n  {command}")
         return EXIT_CODES["Ctrl-C"]
     _print_outcome(console, outcome, params, Logdir(values.logdir), command)
     if processes.is_main():
@@ -189,24 +185,21 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
 
 
 def _print_outcome(
-    console: rich.console.Console, outcome: Outcome, params: Params, logdir: Logdir, command: str
+    console: output.Console, outcome: Outcome, params: Params, logdir: Logdir, command: str
 ) -> None:
     step = f"{outcome.step:,}"
     if outcome.signal == signals.CLOSED_OUTPUT:
-        console = rich.console.Console(stderr=True)
+        console = output.Console(stderr=True)
     if outcome.finished and not outcome.metrics:
         steps = f"{params.run.steps:,}"
-        output.say(
-            console,
+        console.say(
             f"Nothing to do: the run in {logdir.place} has {step} steps already, and run.steps "
-            f"is {steps}. To train longer, give a larger --steps.",
+            f"is {steps}. To train longer, give a larger --steps."
         )
     elif outcome.finished:
-        output.say(console, f"Trained {step} steps; the run is in {logdir.place}")
-        output.say(console, "To train longer, give a larger --steps.")
+        console.say(f"Trained {step} steps; the run is in {logdir.place}")
+        console.say("To train longer, give a larger --steps.")
     elif outcome.metrics:
-        output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
+        console.say(f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:
-        output.say(
-            console, f"{outcome.signal}: stopped before the first step. Run again:\n  {command}"
-        )
+        console.say(f"{outcome.signal}: stopped before the first step. Run again:\n  {command}")

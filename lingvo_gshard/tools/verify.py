@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import msgspec
 
 from lingvo_gshard.api.partitioning import verify
@@ -35,7 +33,7 @@ def main(argv: list[str]) -> int:
     values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
-    say = functools.partial(output.say, console)
+    say = console.say
     params = requested_params(values, planned_training(values), say)
     with stages_on_terminal() as stages:
         found = verify(params, progress=stages, **given_options(values, VerifyOptions))

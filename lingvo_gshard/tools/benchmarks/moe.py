@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import (
@@ -30,7 +29,6 @@ from lingvo_gshard.tools.benchmarks.step import products
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, integer, maker
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
@@ -52,7 +50,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     experts = common.numbers("experts", values.experts)
     sizes = Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
@@ -75,7 +73,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         )
         for row in rows
     ]
-    print_rows(console, ("experts, dispatch, load",), headings, cells, caption)
+    console.print_rows(("experts, dispatch, load",), headings, cells, caption)
     return common.write(values, rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
@@ -21,7 +20,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, file: str) -> int:
+def run(values: flags.FlagValues, console: output.Console, file: str) -> int:
     """Measures, prints what was found, writes the row, and returns the exit code."""
     with transient_stages(console, "starting") as progress:
         row = exported.measure(file, values.init_state, values.repeats, values.gemm_size, progress)

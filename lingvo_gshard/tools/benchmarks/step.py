@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import (
@@ -30,7 +29,6 @@ from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import print_rows
 from lingvo_gshard.tools.flags.definitions import Flags, integer, maker, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training import Trainer, experiments, make_trainer
@@ -68,7 +66,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     experiment = registry.get(values.experiment)
     shape = whole_rows(values)
@@ -94,7 +92,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         for row in rows
     ]
     caption = "ratio: to the rate of a matrix product"
-    print_rows(console, ("training step",), headings, cells, caption)
+    console.print_rows(("training step",), headings, cells, caption)
     return common.write(values, rows)
 
 
@@ -305,7 +303,7 @@ _STEPS = StepRange(1, 3)
 
 
 def profile_case(
-    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: rich.console.Console
+    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: output.Console
 ) -> None:
     """Takes some steps of a measured model, writes their profile and prints it.
 

@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError
@@ -38,7 +37,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+def run(values: flags.FlagValues, console: output.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     del console
     command, options = read_command(values, words)

@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
@@ -17,7 +16,6 @@ from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
 from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.output import say
 from lingvo_gshard.tools.console.stages import stages_with_lines
 from lingvo_gshard.tools.flags.definitions import decimal, maker, repeated, string
 from lingvo_gshard.training import experiments
@@ -42,7 +40,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Chooses and exports a step, prints it, writes the row, and returns the exit code."""
     for name in ("folder", "topology"):
         if not values[name].value:
@@ -64,23 +62,19 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     return common.write(values, [record], topology.chip.name)
 
 
-def _print_filled(
-    folder: str, record: CardRecord, plan: Plan, console: rich.console.Console
-) -> None:
+def _print_filled(folder: str, record: CardRecord, plan: Plan, console: output.Console) -> None:
     peak, share = plan.bytes_per_device.peak, plan.bytes_per_device.peak / record.memory
-    say(
-        console,
+    console.say(
         f"{record.grown} = {record.value:,} fills {plan.chip}: planned peak "
         f"{units.in_bytes(peak)} of {units.in_bytes(record.memory)} ({share:.0%}), "
-        f"{units.in_large(plan.parameters.total)} parameters.",
+        f"{units.in_large(plan.parameters.total)} parameters."
     )
-    say(
-        console,
+    console.say(
         f"Planned: {units.in_seconds(plan.seconds_per_step)} for a step of "
         f"{units.in_count(plan.tokens_per_step)} tokens, MFU {units.in_share(plan.mfu)} of the "
-        "published rate.",
+        "published rate."
     )
-    say(console, f"Copy {folder} to the machine with the card and run gshard-bench card {folder}")
+    console.say(f"Copy {folder} to the machine with the card and run gshard-bench card {folder}")
 
 
 @dataclasses.dataclass(frozen=True)
