@@ -38,10 +38,8 @@ class VariableSpec:
 
     Attributes:
       path: Path of the weight, such as "encoder.layers[0].w".
-      layout: One letter for each dimension.
       shape: Shape of the weight.
       dtype: Name of the type.
-      initializer: Distribution of the initial values.
       unsplit: Letters of the layout that no strategy splits.
       slices: For a stack of the weights of several layers, the paths of these weights in row-major
         order of the stacked dimensions.
@@ -210,7 +208,6 @@ class Layer(Configurable):
           name: Name of the weight.
           layout: One letter for each dimension, see core/letters.py.
           sizes: The size of each letter.
-          initializer: Distribution of the initial values.
           unsplit: Letters of the layout that no strategy may split.
           update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
             weight is float32, since its updates may be small.

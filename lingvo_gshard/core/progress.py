@@ -81,12 +81,7 @@ class PartProgress(SilentProgress):
     """The progress of a part of a stage: adds the units that were done before the part."""
 
     def __init__(self, whole: Progress, before: int):
-        """Makes the progress of a part.
-
-        Args:
-          whole: is told about the whole stage.
-          before: number of units done before the part.
-        """
+        """Makes the progress of a part."""
         self._whole, self._before = whole, before
 
     def update(self, done: int, share: float | None = None) -> None:

@@ -79,7 +79,6 @@ class Input(Configurable, abc.ABC):
     input reads no data; the first call that needs data reads it.
 
     Attributes:
-      progress: is told how far reading and the other stages are; by default nobody is.
       own_rows: returns which rows of a training batch with given specs this process needs, bool
         [B]; None if it needs all. An input may leave the tokens of other rows out.
     """

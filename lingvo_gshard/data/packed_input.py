@@ -387,7 +387,6 @@ class TextInput(PackedInput):
 
         Args:
           rows: texts without sources.
-          progress: is told how far encoding is.
         """
         texts = encode([row.target for row in rows], self.vocabulary, progress)
         no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
@@ -424,7 +423,6 @@ def encode(
     Args:
       texts: lines or documents.
       vocabulary: encodes them.
-      progress: is told how far encoding is.
       first: ids that each text begins with.
       encode_batch: encodes in place of `vocabulary.encode_batch`.
     """

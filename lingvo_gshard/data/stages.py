@@ -35,7 +35,6 @@ class VocabularyMaker(Protocol):
 
     Attributes:
       unicode_form: Unicode's normal form of the rows.
-      progress: is told when training starts.
       notes: lines about vocabularies that are not as the Params ask for.
     """
 

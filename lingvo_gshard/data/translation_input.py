@@ -86,7 +86,6 @@ class TranslationInput(PairInput, CorpusInput):
         """Returns the tokens of all sources and of all targets, with the ids around each text.
 
         Args:
-          rows: the sentence pairs.
           segmentation: its number. 0 is the likeliest one; every other number is the seed of a
             random one.
         """

@@ -66,12 +66,7 @@ class Saver:
     """Saves the state of steps while they run, and restores it before the first one."""
 
     def __init__(self, options: Checkpoints, steps: MeshSteps):
-        """Opens the folder.
-
-        Args:
-          options: where and how often to save.
-          steps: hold the state.
-        """
+        """Opens the folder."""
         self._options, self._steps = options, steps
         self._epoch, self._saved = 0, -1
         self._resumed = Resumed()

@@ -52,7 +52,6 @@ def plan(
       batch_axes: as for `fit`.
       partitioner: "gspmd" or "shardy".
       step_tokens: tokens of a batch, for the speed in tokens.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: as `fit` and `lingvo_gshard.plan` raise it.

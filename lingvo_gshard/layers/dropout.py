@@ -45,7 +45,6 @@ class DropoutMask:
 
         Args:
           index: uint32, sums of `index_terms`.
-          dtype: type of the result.
         """
         return self._factors(self._keeps(random_numbers.hashed(index, self.key)), dtype)
 

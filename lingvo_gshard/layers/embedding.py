@@ -281,7 +281,6 @@ def sinusoids(
 
     Args:
       length: number of positions.
-      model_dim: size of M.
       first: number of the first position.
       reaches_base: whether the last timescale is 10000.
     """

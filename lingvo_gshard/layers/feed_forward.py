@@ -146,7 +146,6 @@ class FeedForward(Layer):
         """Returns [B,L,M] in the type of x.
 
         Args:
-          theta: weights of this layer.
           mask_BL: 0 in padding. It is ignored: padding is computed like any token.
         """
         del mask_BL

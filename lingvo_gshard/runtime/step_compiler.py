@@ -22,11 +22,7 @@ from lingvo_gshard.training.step.trainer import Trainer
 
 
 def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
-    """Returns what the compiler options of a training step depend on.
-
-    Args:
-      partitioning: how its weights are split.
-    """
+    """Returns what the compiler options of a training step depend on."""
     is_ahead = trainer.gradients.gathers_ahead and any(
         may_be_ahead(spec) and partitioning.is_gathered(spec)
         for spec in trainer.theta_specs.flatten()

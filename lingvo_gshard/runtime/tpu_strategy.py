@@ -44,7 +44,6 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         """Makes a runtime without a state.
 
         Args:
-          trainer: defines the state and the steps.
           strategy: a strategy of one replica, such as `connect` returns.
           partitioning: the mesh over the cores and what is split over its axes.
           max_replicated_megabytes: as in SpmdOptions.

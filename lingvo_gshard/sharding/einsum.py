@@ -99,9 +99,6 @@ class Rounding(Protocol):
         """Returns the product of two factors by a kernel; None if `einsum` computes it.
 
         Args:
-          left: Layout of the first factor.
-          right: Layout of the second factor.
-          output: Layout of the result.
           weight: Which of these is the layout of the weight, or of its gradient.
         """
         ...
@@ -182,7 +179,6 @@ def _product(
     Args:
       left: Layout of `x`.
       right: Layout of `y`.
-      output: Layout of the result.
       known: The result, if it was saved and needs no computation.
       rounding: See `einsum`.
     """
@@ -234,8 +230,6 @@ def summed_letters(left: str, right: str, output: str) -> str:
 
     Args:
       left: Layout of the first operand.
-      right: Layout of the second operand.
-      output: Layout of the result.
     """
     return "".join(letter for letter in left if letter in right and letter not in output)
 

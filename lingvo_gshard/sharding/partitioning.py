@@ -53,7 +53,6 @@ def by_size(
     although its last parts are then smaller: XLA pads them during the step.
 
     Args:
-      layout: Letters of the tensor.
       wanted: As in `by_letter`.
       spare: Axes that may split any dimension, except of stacked layers.
       unsplit: Letters that may not be split.
@@ -129,7 +128,6 @@ class Partitioning:
     """A mesh, a strategy on it, and other strategies for some layers.
 
     Attributes:
-      strategy: Which mesh axes split each letter.
       overrides: (pattern, strategy) pairs, for layers with rules of their own. A pattern is the
         path of a layer or weight, such as `task.encoder.layers[1].feed_forward`, with the wildcards
         "*" and "?". It includes everything below that path. If several patterns with a rule for a

@@ -23,7 +23,6 @@ class Event:
     Attributes:
       equation: Layouts of the operands, "->", and the layout of the result.
       operands: The operands. An annotation has one.
-      path: Path of the layer that computes it.
       times: How often it runs: the number of iterations in a compiled loop, otherwise 1.
     """
 

@@ -45,7 +45,6 @@ def weight_rows(
     """Returns one row for each weight or optimizer moment.
 
     Args:
-      partitioning: How they are split.
       kind: "weights" or "moments".
     """
     flat = specs.flatten() if isinstance(specs, NestedMap) else specs
@@ -98,7 +97,6 @@ class Replicated:
     """A weight or moment that every device stores in full.
 
     Attributes:
-      bytes: Size of the tensor.
       reason: Why it is not split.
     """
 

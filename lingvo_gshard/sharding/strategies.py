@@ -63,7 +63,6 @@ class Strategy:
     """The mesh axes that split each letter.
 
     Attributes:
-      name: Text of the strategy, for messages.
       activations: Axes by letter, for activations.
       weights: Axes by letter, for weights and their gradients.
       moments: Axes by letter, for optimizer moments.
@@ -112,7 +111,6 @@ def get(text: str, mesh: Mesh, where: str = "strategy") -> Strategy:
 
     Args:
       text: Base strategies or a table, as described at the top of this module.
-      mesh: The mesh whose axes the strategy uses.
       where: Option or Params path that gives the text, for messages.
 
     Raises:

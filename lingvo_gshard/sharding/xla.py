@@ -80,9 +80,6 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
     A dimension over several axes is split along the first, then each shard along the next. Devices
     along axes that the split does not name hold copies. In eager mode this is the identity.
 
-    Args:
-      split: The mesh axes of each dimension.
-
     Raises:
       ValueError: The ranks differ, or an axis is unknown or repeated.
     """
@@ -119,7 +116,6 @@ def full_to_shard(
     The gradient of the full tensor sums over the devices that have copies of a shard.
 
     Args:
-      split: The mesh axes of each dimension.
       stacked: Axes along which devices have different slices of a stack, and no copies; see
         `Partitioning.reserved_axes`.
     """
@@ -149,7 +145,6 @@ def shard_to_full(
 
     Args:
       part: This device's shard.
-      split: The mesh axes of each dimension.
       shape: Shape of the full tensor.
       stacked: As in `full_to_shard`.
     """

@@ -275,7 +275,6 @@ class Task(Layer):
         The default averages the metrics of `loss`.
 
         Args:
-          runtime: holds the weights.
           input_: the input, with the vocabularies that the model was trained with.
           progress: is told each stage, and how much of it is done.
           **options: options that EVALUATION_OPTIONS names.

@@ -121,7 +121,6 @@ class RematUnit:
         """Runs the function.
 
         Args:
-          tensors: The function's arguments.
           iteration: Position in a compiled loop over layers, if the unit is its body.
 
         Returns:
@@ -172,10 +171,7 @@ def rematerialized(
     """Returns function(*activations, *weights), recomputed in the backward pass.
 
     Args:
-      function: Maps tensors to one tensor.
       policy: Remat policy that selects the products to save, see remat_policy.py.
-      activations: Leading arguments of the function.
-      weights: The other arguments.
     """
     unit = RematUnit(function, policy)
     reports: list[Reports] = []

@@ -102,8 +102,6 @@ def dataset(
     """Returns the endless training batches.
 
     Args:
-      planner: plans them.
-      assembly: reads and makes them.
       own_rows: which rows of a batch this process needs; None for all.
       prefetched: batches made in advance by a thread; 0 for none, and no thread.
     """

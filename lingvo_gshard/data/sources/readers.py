@@ -49,7 +49,6 @@ class Reader(Configurable, abc.ABC):
         on_bad_row="skip", marked as unusable by their format, or removed because they leak
         between splits.
       examples: reason -> a message about the first row left out for it, with its file and line.
-      progress: is told how far reading is.
       first_line: number of the first line of what is read of a file; 1 for whole files.
       skip_setting: how a user asks for bad rows to be skipped, for messages.
     """

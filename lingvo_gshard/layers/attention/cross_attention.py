@@ -28,8 +28,6 @@ class CrossAttention(MultiHeadAttention):
         """Returns [B,L,M]: each position of x attends to the memory that the mask allows.
 
         Args:
-          theta: weights of this layer.
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x and of the memory.
         """
         query_BLND = self.project_query(theta, x_BLM)

@@ -117,7 +117,6 @@ class AttentionKernel(Configurable):
           query_BNLD: queries, already scaled.
           keys_BNKD: keys, with letters `keys_layout`.
           values_BNKD: values, with letters `keys_layout`. Values may have another D than keys.
-          mask: the keys that each query attends to.
           softmax: the options of the softmax. A relative bias needs `supports_relative_bias`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")

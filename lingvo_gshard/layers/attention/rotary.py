@@ -214,7 +214,6 @@ def sine_and_cosine(
     """Returns sine and cosine of all angles, times the scaling's magnitude, [B,L,1,r/2].
 
     Args:
-      dtype: type of the results.
       rotated: number r of rotated dimensions.
       base: base of the wavelengths.
       scaling: changes wavelengths and lengths.

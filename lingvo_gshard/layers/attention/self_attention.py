@@ -71,8 +71,6 @@ class SelfAttention(MultiHeadAttention):
         """Returns [B,L,M]: each position attends to the positions that the mask allows.
 
         Args:
-          theta: weights of this layer.
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
         query_BLND, key_BLND, value_BLND, gate_BLND = self.project_row(

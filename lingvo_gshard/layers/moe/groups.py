@@ -26,7 +26,6 @@ class Groups:
     """Split of the tokens [B,L] of a batch into groups. The last group is padded.
 
     Attributes:
-      rows: size of B.
       length: size of L.
       size: size of S.
       pieces: number of pieces of each row. Groups are numbered piece by piece: the groups of all
@@ -194,11 +193,7 @@ def warn_of_groups(groups: Groups, path: str) -> None:
 
 
 def warn_of_experts(num_experts: int, path: str) -> None:
-    """Warns if devices compute experts that do not exist, and names a mesh without them.
-
-    Args:
-      num_experts: Size of E.
-    """
+    """Warns if devices compute experts that do not exist, and names a mesh without them."""
     current = current_partitioning()
     if current is None:
         return

@@ -22,9 +22,7 @@ def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -
     """Reports losses, metrics and observations of a routing under the path of its layer.
 
     Args:
-      layer: the mixture of experts.
       mask_GS: float32, 0 at padding.
-      groups: the groups that were routed.
     """
     tokens = tf.reduce_sum(mask_GS)
     for name, loss in routing.losses.items():

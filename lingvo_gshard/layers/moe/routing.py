@@ -49,7 +49,6 @@ class Routing:
     """The experts of each token and their weights: the base class of both kinds of routing.
 
     Attributes:
-      num_experts: size of E.
       capacity: size of C, the capacity slots that an expert has for each group.
       losses: auxiliary losses by name.
       metrics: float32 scalars by name.
@@ -215,7 +214,6 @@ def expert_capacity(
     Args:
       tokens: size of S, the tokens of a group. It limits C, since an expert computes a token at
         most once.
-      num_experts: size of E.
       factor: the average number of slots per token.
       multiple: C is rounded up to a multiple of this number.
       at_least: lower bound of C, before rounding up.
@@ -238,8 +236,6 @@ def assign(
 
     Args:
       choices: the first choice of every token, then the second, and so on.
-      num_experts: size of E.
-      capacity: size of C.
       priority: the tokens that come first in a choice. 'position': earlier tokens. 'gate': tokens
         with a larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
       order: 'choice' assigns all first choices, then all second choices, and so on. A second choice
@@ -279,7 +275,6 @@ def count_rows(expert: tf.Tensor, num_experts: int) -> tf.Tensor:
 
     Args:
       expert: int32, the expert of each row, in any shape; num_experts or more where there is none.
-      num_experts: size of E.
     """
     chosen = tf.one_hot(expert, num_experts)
     # XLA sums float32 faster than int32.
@@ -293,7 +288,6 @@ def sort_rows(expert_r: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tens
 
     Args:
       expert_r: int32, the expert of each row; num_experts or more where there is none.
-      num_experts: size of E.
     """
     (rows,) = expert_r.shape
     index_r = tf.range(rows)

@@ -54,8 +54,6 @@ def add_reports(
     """Adds the reports on all parts to a context, joined as they declare.
 
     Args:
-      target: the context that receives them.
-      reports: names of the losses, metrics and sums.
       values: ordered as in `Reports`, each with a dimension of the parts.
       axis: this dimension.
     """
@@ -85,7 +83,6 @@ def run_interleaved(
 
     Args:
       layers: the layers with their weights.
-      x_BLM: input of the first layer.
       shared: nests of tensors with B rows that every layer reads.
       parts: number of parts, which divides B. Part i has the rows i, i + parts, and so on, so that
         each device contributes equally to every part.

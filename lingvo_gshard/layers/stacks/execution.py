@@ -84,12 +84,7 @@ class Execution(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called as `layer.fprop(theta, x, *shared)`.
-
-        Args:
-          x_BLM: input of the first layer.
-          *shared: nests of tensors that every layer reads.
-        """
+        """Returns [B,L,M]: x through all layers, each called as `layer.fprop(theta, x, *shared)`."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
     @layer_method
@@ -128,8 +123,6 @@ class Execution(Layer):
 
         Args:
           layers: the layers with their weights.
-          x_BLM: input of the first layer.
-          *shared: nests of tensors that every layer reads.
         """
         if self.p.interleaved > 1 and context.current().training:
             return run_interleaved(layers, x_BLM, shared, self.p.interleaved)

@@ -214,9 +214,7 @@ class TransformerStack(Layer):
         """Returns the normalized output [B,L,M]. A position depends only on its own segment.
 
         Args:
-          x_BLM: packed rows.
           segments_BL: int32 segment of each position, 0 in padding.
-          memory: the memory that a decoder attends to.
         """
         shared = [self._masks(theta, segments_BL)]
         if self.p.is_decoder:

@@ -128,7 +128,6 @@ class TransformerLayer(Layer):
         """Returns [B,L,M].
 
         Args:
-          x_BLM: packed rows.
           masks: `self_attention.mask` of the segments of x, for each reach among the layers that
             share them.
           memory_BKM: the memory of each row, if the layer has cross-attention.

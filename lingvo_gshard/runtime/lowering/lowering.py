@@ -94,7 +94,6 @@ def lower(
       partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
       partitioner: "gspmd" or "shardy".
-      tracing: the context to trace the function in.
       variables: all variables that the function may use.
 
     Raises:

@@ -73,7 +73,6 @@ def train_program(
     state is donated.
 
     Args:
-      trainer: defines the state and the step.
       partitioning: the mesh and what is split over its axes.
       partitioner: "gspmd" or "shardy".
       batch: the shape and dtype of each feature.
@@ -135,7 +134,6 @@ def measuring_program(
     Inputs: the weights, batch. Outputs: the function's results by name, whole on each device.
 
     Args:
-      trainer: defines the state.
       partitioning: the mesh and what is split over its axes.
       partitioner: "gspmd" or "shardy".
       batch: the shape and dtype of each array.

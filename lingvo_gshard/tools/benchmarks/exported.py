@@ -228,7 +228,6 @@ class ProgramTiming:
 
     Attributes:
       file: the saved program.
-      mesh: axes and sizes.
       step_seconds: time of a step, median of all runs.
       fastest_seconds: time of a step in the fastest run.
       slowest_seconds: time of a step in the slowest run.
@@ -239,7 +238,6 @@ class ProgramTiming:
       gemm_size: rows and columns of its matrices.
       gemm_rate: its rate on all devices together, in FLOP/s.
       mfu: flops / step_seconds / gemm_rate.
-      compile_seconds: time of the compilation.
       peak_bytes: peak bytes of one device, from the compiler.
       memory_in_use: the most bytes in use on a device after the first steps, as jax counts them.
         None if jax does not count bytes on this device.

@@ -116,10 +116,7 @@ class LayerTiming:
     """A measured layer, forward and backward.
 
     Attributes:
-      dispatch: how tokens are moved to experts.
-      load: how the router distributes tokens.
       milliseconds: median time.
-      dense_milliseconds: median time of the dense layer.
       ratio_to_dense: median of the time relative to the dense layer.
       routing_share: share of the time that is not spent in the experts' matrix products.
       gemm_rate: rate of square matrix products, in FLOP/s.

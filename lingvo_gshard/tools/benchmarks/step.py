@@ -279,7 +279,6 @@ def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
     """Returns a function that computes compiled float32 products, and its operations.
 
     Args:
-      size: rows and columns of the matrices.
       flops: the products have about so many operations together, and are at least one.
     """
     x = tf.random.stateless_normal((size, size), (1, 2))

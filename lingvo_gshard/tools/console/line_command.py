@@ -125,7 +125,6 @@ def answer_lines(
         before the batch.
       skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.
       name: what the lines come from, for errors.
-      progress: shows that a batch is being answered.
 
     Raises:
       UserError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.

@@ -82,7 +82,6 @@ class Console(rich.console.Console):
         Args:
           hidden: the rows that are left out.
           size: the size of a row; with it, the sum of the sizes is printed, too.
-          in_words: writes that sum.
           where: what has all rows.
         """
         if hidden:
@@ -155,7 +154,6 @@ def check_writable(values: flags.FlagValues, *names: str) -> None:
     A missing directory is refused and not created, since it is most often a typing error.
 
     Args:
-      values: the command's flags.
       names: the flags that name files to write, such as "json". Each is a path, `STANDARD_OUTPUT`
         or None.
     """

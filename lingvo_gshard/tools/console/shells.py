@@ -16,7 +16,6 @@ class Flag:
 
     Attributes:
       name: its name without dashes.
-      help: what it means, as sentences.
       has_value: whether `=VALUE` follows.
       is_file: whether the value may be the name of a file.
     """

@@ -48,7 +48,6 @@ class WeightStatistics:
     """Statistics of a weight's elements. Elements that are not finite count in `not_finite` alone.
 
     Attributes:
-      dtype: the type that it is stored in.
       largest: the largest absolute value.
       zeros: share of elements that are 0.
       not_finite: number of elements that are NaN or infinite.

@@ -213,9 +213,6 @@ class Logdir:
         writes params.txt here. A run that resumes writes params.txt when it goes on
         (`write_params`).
 
-        Args:
-          say: shows a line to the user.
-
         Raises:
           UserError: the directory cannot be written, another run uses the directory, the processes
             see different directories, or the directory belongs to another run (`check`). All
@@ -236,9 +233,6 @@ class Logdir:
     @contextlib.contextmanager
     def locked(self, say: Say = _warn) -> Iterator[None]:
         """Locks the directory until the context ends, for work on it that is no training.
-
-        Args:
-          say: shows a line to the user.
 
         Raises:
           UserError: the directory cannot be written, or a run uses it.

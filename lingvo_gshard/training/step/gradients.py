@@ -99,9 +99,6 @@ class Gradients:
         """Takes what all steps have in common.
 
         Args:
-          task: defines the loss.
-          precision: types of weights and activations.
-          theta_specs: the weights' tree of VariableSpec.
           frozen: paths of the weights that are not trained.
           measured: what steps measure beside the weights, if there is anything.
           accumulate: computes a batch in parts; None computes it at once.

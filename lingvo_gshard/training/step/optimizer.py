@@ -174,9 +174,6 @@ class Optimizer(Configurable):
     def check(self, specs: NestedMap) -> None:
         """Checks the Params against the weights of a model.
 
-        Args:
-          specs: the weights' tree of VariableSpec.
-
         Raises:
           UserError: a pattern matches no weight, or all weights are frozen.
         """
@@ -189,11 +186,7 @@ class Optimizer(Configurable):
         return not spec.update_rule and self.learning_rate_factor(spec) > 0.0
 
     def frozen(self, specs: NestedMap) -> frozenset[str]:
-        """Returns the paths of the weights that never change, and so need no gradient.
-
-        Args:
-          specs: the weights' tree of VariableSpec.
-        """
+        """Returns the paths of the weights that never change, and so need no gradient."""
         return frozenset(
             spec.path
             for spec in specs.flatten()

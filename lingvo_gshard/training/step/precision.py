@@ -83,7 +83,6 @@ class Precision:
         master weight itself.
 
         Args:
-          specs: the weights' tree of VariableSpec.
           gathers_ahead: whether loops gather the weights that they stack; see `context.Context`.
         """
         if not self.has_master_weights:

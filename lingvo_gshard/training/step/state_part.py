@@ -54,12 +54,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Ingredients:
-    """Holds what the parts of a trainer are made of.
-
-    Attributes:
-      theta_specs: the weights' tree of VariableSpec.
-      precision: types of weights and activations.
-    """
+    """Holds what the parts of a trainer are made of."""
 
     params: Params
     task: Task

@@ -88,7 +88,6 @@ class RollCall:
         """Prepares to ask and to answer.
 
         Args:
-          send: sends a message to other processes.
           end_all: ends all processes; called in process 0.
           directory: returns the run's directory; None if there is none.
         """

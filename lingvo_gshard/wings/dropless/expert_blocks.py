@@ -66,7 +66,6 @@ class BlockSizes:
 
         Args:
           rows: the total number of rows of all experts.
-          num_experts: size of E.
         """
         even_load = min(-(-rows // num_experts), LARGEST_BLOCK)
         step = _round_up(-(-even_load // STEPS), SMALLEST_STEP)

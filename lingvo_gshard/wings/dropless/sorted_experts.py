@@ -25,7 +25,6 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     Args:
       platform: one of `platforms.PLATFORMS`.
       rows: the number of rows of all experts.
-      dtype: type of the rows.
     """
     if found := products.obstacle(theta):
         return found
@@ -44,7 +43,6 @@ def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
 
     Args:
       rows: the number of rows of all experts.
-      dtype: type of the rows.
     """
     platform = platform_in_use()
     if not platform:

@@ -27,7 +27,6 @@ class SortedRows:
         Args:
           expert_kT: int32, the expert of each choice of each token; num_experts or more where there
             is none.
-          num_experts: size of E.
         """
         expert_r = tf.reshape(expert_kT, [-1])
         self._is_sorted = is_sorted

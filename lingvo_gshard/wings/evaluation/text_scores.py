@@ -84,11 +84,7 @@ def score_languages(
     translations: Sequence[str],
     with_shuffled: bool = True,
 ) -> dict[str, LanguageScores]:
-    """Returns the scores of each language, in the order of first occurrence.
-
-    Args:
-      languages: source language of each row.
-    """
+    """Returns the scores of each language, in the order of first occurrence."""
     partners = shuffled_partners(languages)
     scores = {}
     for language, rows in _rows_by_language(languages).items():
@@ -277,9 +273,7 @@ def measure(
     """Returns the scores of a split, packed and cut into windows as in training.
 
     Args:
-      runtime: holds the weights.
       input_: packs the texts.
-      progress: is told how far scoring is.
       by_source: whether to score the texts of each source, too.
 
     Raises:
@@ -324,7 +318,6 @@ def _add(
     """Adds the metrics of batches. Returns how many tokens count in the loss, and were read.
 
     Args:
-      runtime: holds the weights.
       progress: is told how many tokens were read.
       before: tokens read before.
     """

@@ -358,7 +358,6 @@ class TrainedModel:
     """A trained model on the host.
 
     Attributes:
-      specs: the tree of the weights' VariableSpec.
       theta: the weights that evaluation uses, NumPy arrays in the dtypes of `specs`.
       averaged: whether these are averages over steps.
     """

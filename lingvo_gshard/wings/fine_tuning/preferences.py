@@ -178,8 +178,6 @@ def preference_loss(
     """Returns the mean loss of the pairs, and metrics: name -> (value, weight).
 
     Args:
-      model: log-probabilities of the model that learns.
-      reference: log-probabilities of the reference.
       pairs_Bj: int32, 1 where a row has a pair.
     """
     beta, smoothing = params.beta, params.label_smoothing

@@ -32,7 +32,6 @@ class FirstWeights(Protocol):
         """Returns a checkpoint of step 0 with the weights.
 
         Args:
-          trainer: the trainer of the new run.
           abstract_state: the state of its runtime. Each process reads its own shards.
 
         Raises:

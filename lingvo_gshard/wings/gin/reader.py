@@ -57,7 +57,6 @@ class Setting:
 
     Attributes:
       name: Left side. In gin a name without a dot defines a macro.
-      value: Right side.
       where: File and line, or the binding, for messages.
       in_file: Whether it comes from a file rather than the command line.
       used: Whether another value uses it as a macro.
@@ -78,8 +77,6 @@ def read(
     Macros are replaced by their values. As in gin, the last definition of a macro wins.
 
     Args:
-      files: Paths of gin files.
-      bindings: Single statements.
       example: Returns a value that a name may have, for hints; None for an unknown name.
 
     Raises:

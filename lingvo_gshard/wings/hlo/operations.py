@@ -69,7 +69,6 @@ class FusedAttention:
     Attributes:
       keys: number of keys of a row.
       is_gradient: whether it is a part of the backward pass.
-      is_cudnn: whether cuDNN computes it.
       head_dim: size of a head of queries.
     """
 

@@ -68,7 +68,6 @@ def make_engine(
 
     Args:
       theta: its weights, NumPy arrays or jax.Arrays.
-      facts: what the host knows of it.
       partitioning: the mesh and what is split over it; None for the first device of jax.
       devices: the devices of the mesh, in its order.
       precision: how weights are stored and multiplied; one of

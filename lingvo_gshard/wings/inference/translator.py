@@ -67,9 +67,6 @@ class Translator:
         """Prepares to translate.
 
         Args:
-          engine: decodes with the model.
-          source_vocabulary: encodes sentences.
-          target_vocabulary: decodes translations.
           options: how to search, unless a call says otherwise.
         """
         self.engine, self._options = engine, options or DecodingOptions()
@@ -97,7 +94,6 @@ class Translator:
 
         Args:
           sentences: one text each; an empty one has an empty translation.
-          progress: is told how many sentences are done.
           options: options of the search; None takes the translator's options.
           prefixes: what each translation must begin with; empty for no prefixes.
         """

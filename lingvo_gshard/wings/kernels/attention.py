@@ -36,7 +36,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      call: the static arguments.
     """
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
@@ -78,7 +77,6 @@ def attend(
     output of a query that no key is visible to is finite, and otherwise undefined.
 
     Args:
-      call: the static arguments.
       query_BNLD: queries, already scaled.
       integers: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them,
         then the uint32 arrays of `DropoutOperands`, if the call drops weights.
@@ -110,7 +108,6 @@ def attend_with_sums(
     packed segments the sums are as the kernel has them, and only `gradients` reads them.
 
     Args:
-      call: the static arguments.
       operands: queries, keys, values, then the `integers` and `learned` of `attend`.
     """
     query_BNLD, keys_BNKD, values_BNKD = operands[:3]
@@ -137,7 +134,6 @@ def gradients(
     these are the gradients of this part, and terms of the queries' gradient.
 
     Args:
-      call: the static arguments.
       operands: the operands of `attend_with_sums`.
       log_sums_BNL: float32, the log of the softmax' sums.
     """

@@ -38,7 +38,6 @@ def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> boo
     """Returns whether cuDNN knows the mask, the sizes and the type of a call.
 
     Args:
-      call: the static arguments.
       shapes: shapes [B,N,L,D] of queries, keys and values.
       dtype: their type, by its name in NumPy.
     """
@@ -246,7 +245,6 @@ def _compute(
     """Returns the results of XLA's call of cuDNN.
 
     Args:
-      call: the static arguments.
       arrays: the operands of XLA's call.
       results: what has the shapes and types of the results: arrays [B,N,L,D], or sums.
       query: the queries [B,N,L,D].

@@ -31,11 +31,9 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
     """Returns why Splash attention cannot compute a call; "" if it can.
 
     Args:
-      call: the static arguments.
       query: shape [B,N,L,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
-      dtype: type of the queries.
     """
     del values
     if call.dropout_rate:
@@ -55,7 +53,6 @@ def computed_share(
     """Returns the share of blocks that Splash attention computes.
 
     Args:
-      call: the static arguments.
       query: shape [B,N,L,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
       width: bytes of an element.
@@ -69,7 +66,6 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
     """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
 
     Args:
-      call: the static arguments.
       *operands: the arrays of `Operands`, in their order.
       interpret: whether to compute on CPUs, step by step.
     """
@@ -94,7 +90,6 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
     """Returns the gradients of queries, keys, values and sinks.
 
     Args:
-      call: the static arguments.
       *operands: the operands and results of `forward`, then the gradient of its output.
       interpret: whether to compute on CPUs, step by step.
     """
@@ -193,7 +188,6 @@ def _fused_block(call: AttentionCall, keys: int, bytes_of_key: int) -> int:
     visits hidden blocks as well, and a window has many.
 
     Args:
-      call: the static arguments.
       keys: number of keys, of whole blocks.
       bytes_of_key: bytes of a key of a head.
     """

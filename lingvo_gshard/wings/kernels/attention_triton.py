@@ -140,7 +140,6 @@ class _Tiles:
     """The tiles of a call. Rows are padded to whole tiles.
 
     Attributes:
-      attention: the static arguments.
       operands: the padded operands.
       bias: the learned bias of the padded operands' distances; None if there is none.
       queries: number of queries, without padding.

@@ -27,7 +27,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      call: the static arguments.
       keys_BNKD: keys of one device.
       values_BNKD: values of one device.
     """
@@ -53,7 +52,6 @@ def attend(
     of keys and values if these have fewer heads. There is no gradient.
 
     Args:
-      call: the static arguments.
       query_BND: queries, already scaled.
       values_BNKD: values; not read if the keys are the values.
       newest: int32 scalar, the slot of the new tokens.

@@ -72,7 +72,6 @@ class Cache:
         """Names a call's arrays, which come in the order of the attributes.
 
         Args:
-          call: the static arguments.
           arrays: queries [B,N,D], keys, values if the call has them, newest, reach, and sinks [N]
             if the call has them. Here N counts the heads of queries.
         """

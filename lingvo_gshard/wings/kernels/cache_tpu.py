@@ -26,11 +26,9 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
     """Returns why the kernel cannot compute a call; "" if it can.
 
     Args:
-      call: the static arguments.
       query: shape [B,N,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
-      dtype: type of the queries.
     """
     del call, query
     if dtype not in ("bfloat16", "float32"):
@@ -75,7 +73,6 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
     """Returns the output [B,N,D] of one new token of each row.
 
     Args:
-      call: the static arguments.
       *operands: the arrays that `Cache.of` names.
       interpret: whether to compute on CPUs, step by step.
     """

@@ -123,7 +123,6 @@ class _Tiles:
     """The tiles of a call.
 
     Attributes:
-      call: the static arguments.
       slots: number of slots of a row.
       rows: heads of queries of a tile.
       block: slots of a block.

@@ -54,7 +54,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      dtype: type of the rows.
       is_rounded: whether factors are rounded to 8 bits.
     """
     weights = tuple(known_sizes(weights_EMH.shape))
@@ -82,7 +81,6 @@ def can_activate(platform: str, activation: str, rounding: Rounding | None) -> b
     Args:
       platform: one of `platforms.PLATFORMS`.
       activation: its name in layers/feed_forward.py.
-      rounding: rounds the factors of products.
     """
     if hardware_of(platform) == "cuda" and activation in _WITH_ERF:
         return False
@@ -197,7 +195,6 @@ class _Groups:
     Attributes:
       sizes_E: int32, the number of rows of each group.
       usual_rows: the number of rows that all groups have together in most steps.
-      rounding: rounds the factors of products.
     """
 
     sizes_E: tf.Tensor

@@ -51,7 +51,6 @@ def forward(call: RowsCall, sizes_E: jax.Array, *arrays: jax.Array, interpret: b
     undefined.
 
     Args:
-      call: the static arguments.
       sizes_E: int32, the number of rows of each group.
       *arrays: the array [R,H], or the hidden arrays that the activation takes.
       interpret: whether to compute on CPUs, step by step.

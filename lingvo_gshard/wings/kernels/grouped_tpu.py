@@ -41,7 +41,6 @@ def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
     Args:
       rows: shape [R,M] of the rows.
       weights: shape [E,M,H] of the weights.
-      dtype: type of the rows.
       is_rounded: whether factors are rounded to 8 bits.
     """
     del rows, is_rounded
@@ -85,7 +84,6 @@ def forward(
     """Returns the products [R,H]. Rows after the last group are undefined.
 
     Args:
-      call: the static arguments.
       rows_RM: the rows of all groups, one group after another.
       weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
       sizes_E: int32, the number of rows of each group.
@@ -121,7 +119,6 @@ def summed(
     Rows after the last group are undefined.
 
     Args:
-      call: the static arguments.
       sizes_E: int32, the number of rows of each group.
       *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
       interpret: whether to compute on CPUs, step by step.
@@ -199,7 +196,6 @@ def weight_gradient(
     """Returns the gradient [E,M,H] of the weights.
 
     Args:
-      call: the static arguments.
       rows_RM: the rows of all groups, one group after another.
       sizes_E: int32, the number of rows of each group.
       interpret: whether to compute on CPUs, step by step.
@@ -236,7 +232,6 @@ def _fitted(
     """Returns the rows, padded to whole tiles, and the sizes of a tile along R, M and H.
 
     Args:
-      call: the static arguments.
       rows: arrays [R,M] that are combined or multiplied.
       weights: arrays [E,M,H], or [E,H,M] if the call is transposed.
       results: the number of arrays [R,H] that the kernel reads and writes.

@@ -23,7 +23,6 @@ class GroupedProduct:
 
     Attributes:
       tiles: the sizes of a tile along R, M and H.
-      dtypes: types of the results.
       is_transposed: whether the weights are [E,H,M].
       combine: maps tiles of arrays of rows to the tile that is multiplied.
       finish: maps the sums of a tile, and its tiles of `others`, to a tuple: a tile of each result.

@@ -51,7 +51,6 @@ class Kernel:
         """Returns the results of a marked call, which lowering replaces by the platform's body.
 
         Args:
-          config: the static arguments.
           operands: the arrays of this device.
           results: shapes and types of the results.
           share: the share of its products that the kernel computes. The name of the operation

@@ -71,7 +71,6 @@ def empty_sums(
     Args:
       query: queries; the second dimension is N.
       value_dim: size of D of the values.
-      layout: letters of the queries.
       sinks_N: float32 logits of keys without values; None for none.
     """
     shape = [*query.shape[:-1], 1]
@@ -110,7 +109,6 @@ def add_keys(
     """Returns the sums with a block of keys added.
 
     Args:
-      sums: sums over the keys so far.
       logits: float32 logits of the block.
       equation: einsum equation from weights and values to the layout of queries, such as
         "BNLK,BNKD->BNLD".
@@ -139,7 +137,6 @@ def gradients(
     Both have the type of `d_weights`. Weights that are dropped are 0.
 
     Args:
-      statistics: statistics of the softmax over all keys.
       logits: float32 logits of the block, with all biases.
       capped: logits of the block before any bias.
       cap: see `soft_cap`.
@@ -242,7 +239,6 @@ class _Blocks:
     """Tensors of one call whose keys divide into blocks.
 
     Attributes:
-      mask: the keys that each query attends to.
       cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       size: keys of a block.

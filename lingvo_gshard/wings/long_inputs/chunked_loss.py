@@ -93,7 +93,6 @@ def chunked_cross_entropy(
     Args:
       weight: the softmax's weight.
       layout: letters of the weight, "MV" or "VM".
-      objective: labels, and how the loss is computed.
       positions: largest number of positions of a device in a chunk.
     """
     chunks = _Chunks.of(x_BLM, weight, layout, objective, positions)
@@ -136,8 +135,6 @@ class _Chunks:
     mask_BL, the weight, and the bias if there is one.
 
     Attributes:
-      objective: how the loss is computed.
-      layout: letters of the weight.
       sizes: sizes of B, L, M and V.
       parts: parts of B, L and V.
       size: positions of a chunk in each part of B and L.

@@ -26,9 +26,6 @@ class BlockProduct:
     """A product of two factors in blocks along one letter.
 
     Attributes:
-      left: layout of the first factor.
-      right: layout of the second factor.
-      output: layout of the result.
       weight: which of these layouts the weight has, or its gradient.
     """
 

@@ -86,7 +86,6 @@ class LocalUpdates(Configurable, StepPart):
         """Returns (theta, moments) after an outer step.
 
         Args:
-          specs: the weights' tree of VariableSpec.
           theta: the weights after the previous outer step.
           means: the means of the workers' weights, in float32.
           moments: the outer optimizer's moments.

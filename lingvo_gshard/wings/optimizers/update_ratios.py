@@ -51,7 +51,6 @@ class UpdateRatios(StepPart):
         Args:
           every: K; ratios are logged in every K-th step.
           optimizer: the optimizer. An optimizer that does not define `change` has no ratios.
-          specs: the weights' tree of VariableSpec.
         """
         self._every = every
         self._optimizer, self._specs = optimizer, specs

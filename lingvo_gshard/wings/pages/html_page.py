@@ -136,7 +136,6 @@ def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
 
     Args:
       text: a sharding such as `E->data; H->model` or `E over data (8)`.
-      axes: size of each mesh axis.
 
     Raises:
       UserError: if the text is in neither notation or names an unknown axis.

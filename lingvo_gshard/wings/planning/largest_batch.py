@@ -186,7 +186,6 @@ def plan_largest_batch(
       experiment: as for `plan_generation`.
       options: how the programs are split and compiled.
       generation: what is generated; its batch does not count.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: as `plan_generation` does.

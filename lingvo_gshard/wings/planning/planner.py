@@ -102,7 +102,6 @@ def plan(
       donate: positions of the arguments whose memory the outputs may reuse.
       overrides: tables for single layers, as in `lingvo_gshard.partition`.
       partitioner: "gspmd" or "shardy".
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: if the topology is unknown, the mesh does not fit it, or `partition` rejects the
@@ -134,10 +133,8 @@ def plan_step(
 
     Args:
       batch: shape and dtype of each array of a batch.
-      partitioning: mesh and strategy.
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
-      progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       compile_options: changes to the options of `runtime/compile_options.py`.
 
@@ -181,7 +178,6 @@ def plan_program(
     Args:
       partitioning: what split the program; None if the program brings its own shardings.
       tokens: total tokens to train on; the plan then has a budget.
-      progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       options: compiler options, added to the topology's own.
       compiled: the program as the topology's devices run it; None compiles it.

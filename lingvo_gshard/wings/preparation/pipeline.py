@@ -88,7 +88,6 @@ def prepare(
     Args:
       output: directory to write, local or in a bucket (gs://, s3://).
       sources: what to read; text is parsed as in `Source.parse`.
-      progress: is told how far preparation is.
 
     Raises:
       UserError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is

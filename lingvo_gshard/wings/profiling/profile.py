@@ -139,7 +139,6 @@ class Profile(Record, frozen=True, kw_only=True):
       name: the experiment.
       chip: key of the devices' chip in planning/machines, such as "cpu" or "v5p"; "" if unknown.
       devices: number of devices of this process.
-      mesh: axes and sizes.
       seconds_per_step: time of a step by the host's clock.
       tokens_per_step: target positions of a batch; None if unknown.
       busy_cores: cores that the process kept busy, on average.

@@ -93,7 +93,6 @@ def split_in_words(split: Split, layout: str = "") -> str:
     """Returns a split as text, such as "B over data, H over model" or "whole".
 
     Args:
-      split: mesh axes of each dimension.
       layout: letters of the dimensions; by default they are numbered from 0.
     """
     pairs = zip(_names(layout, len(split)), split, strict=True)
@@ -249,7 +248,6 @@ def reshardings(
 
     Args:
       module: the program before it was partitioned, with shardings.
-      traced: the operations of the function.
     """
     causes = _Causes(module, traced, mesh)
     groups: dict[tuple, list[hlo.CollectiveCall]] = collections.defaultdict(list)

@@ -54,7 +54,6 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     """Returns the outputs [B,L,N,r,d] of rows, and their last states [B,N,r,D,d].
 
     Args:
-      inputs: what the tokens write and read.
       is_first_BL: bool, whether a token begins a segment, with a state of zeros.
       size: positions of a chunk.
     """

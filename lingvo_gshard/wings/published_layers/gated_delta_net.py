@@ -149,7 +149,6 @@ class GatedDeltaNet(Layer):
         """Returns [B,L,M]: each position reads what earlier ones of its segment have written.
 
         Args:
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x.
         """
         segments_BL = mask.segments_BL

@@ -130,7 +130,6 @@ class LatentAttention(Attention):
         """Returns [B,L,M]: each position attends to the positions that the mask allows.
 
         Args:
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
         positions = rotary.positions_of_rows(mask.segments_BL, x_BLM.shape[1], self.scaling)

@@ -193,7 +193,6 @@ class Loop:
 
     Attributes:
       repetition: names of the layers in each iteration.
-      layout: letters of x.
       weight_specs: specs of the weights of one iteration.
     """
 

@@ -252,7 +252,6 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
     """Returns the report of a run, which may still be training.
 
     Args:
-      logdir: the run's directory.
       points: number of points of a curve of the whole model, at most.
       layer_points: number of points of all curves of layers together.
 

@@ -71,7 +71,6 @@ def with_bodies(
 
     Args:
       portable: the program without kernels, which all other platforms run.
-      make: makes the same program under a partitioning.
       partitioning: the partitioning of `portable`.
     """
     bodies = []

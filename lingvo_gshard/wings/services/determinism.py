@@ -370,7 +370,6 @@ class CheckedRuntime:
         """Wraps a runtime.
 
         Args:
-          runtime: what computes the steps.
           every: K; every K-th step is computed twice.
         """
         self._runtime = runtime

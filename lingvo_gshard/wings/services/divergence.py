@@ -53,7 +53,6 @@ class Divergence:
         """Makes the watch of one run.
 
         Args:
-          params: the trainer's Params, for advice.
           guessing_loss: cross-entropy of guessing evenly, in nats; None if it is unknown.
         """
         self._params = params
@@ -198,7 +197,6 @@ def of_run(
 
     Args:
       path: the file of metrics, which may be missing or damaged.
-      params: the trainer's Params.
       step: the last step of the run.
       guessing_loss: as in `Divergence`.
     """
@@ -212,11 +210,7 @@ def of_run(
 
 
 def advice(params: Params, row: MetricsRow) -> str:
-    """Returns sentences on what is likely to help a run whose loss diverges or is not finite.
-
-    Args:
-      params: the trainer's Params.
-    """
+    """Returns sentences on what is likely to help a run whose loss diverges or is not finite."""
     p, rate = params, row["learning_rate"]
     usual = _USUAL_RATE_OF_GRADIENTS if p.optimizer.cls is Momentum else _USUAL_RATE
     if rate > usual:
@@ -251,7 +245,6 @@ class NonFiniteError(signals.TrainingFailedError):
           step: number of the step, from 1.
           where: what `diagnose` says.
           checkpoints: the steps that have a checkpoint, ascending.
-          params: the trainer's Params.
         """
         last = (
             f"the last good checkpoint is step {checkpoints[-1]:,}"

@@ -169,7 +169,6 @@ class RollBacks:
 
         Args:
           params: `step.spikes`.
-          logdir: the run's directory.
           step: the step that the run resumes from. The roll backs of a run that begins are removed.
 
         Raises:

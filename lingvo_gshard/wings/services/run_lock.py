@@ -161,7 +161,6 @@ class RunLock:
 
         Args:
           path: the lock file, in an existing directory.
-          say: shows a line to the user.
 
         Raises:
           LockedError: another process holds it; the message names the process.

@@ -110,7 +110,6 @@ class SnapshotStore:
         Args:
           step: number of steps taken.
           state: parts of NumPy arrays or jax.Arrays, which may change after the call.
-          params_text: the run's Params as text.
           best: the best evaluation so far.
         """
         assert self._folder is not None

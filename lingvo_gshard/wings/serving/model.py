@@ -30,7 +30,6 @@ class ServedModel:
     """A trained model.
 
     Attributes:
-      name: the model's name in requests.
       step: training step of the model's checkpoint.
       vocabulary: vocabulary of the texts that the model writes.
       translator: encodes sentences and decodes translations; None for a language model.

@@ -79,7 +79,6 @@ def verify_experiment(
 
     Args:
       options: how to verify it.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: there is no mesh, or a hyperparameter or name is wrong.

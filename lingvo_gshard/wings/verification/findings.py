@@ -335,7 +335,6 @@ class Compared(msgspec.Struct, frozen=True):
     Attributes:
       kind: one of KINDS.
       name: the tensor: path of a layer or weight, or the name of a metric.
-      difference: how the two results differ.
       is_equal: whether they are equal within the tolerance.
     """
 
@@ -419,7 +418,6 @@ class Verification(msgspec.Struct, frozen=True):
     Attributes:
       subject: name of the experiment or function.
       mesh: the mesh, such as "data=4,model=2".
-      strategy: the strategy's table.
       notes: what was changed before the comparison, such as sizes.
       tolerance: the largest difference that counts as equal.
       compared: all compared tensors, in the order of their computation.

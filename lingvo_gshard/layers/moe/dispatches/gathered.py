@@ -34,7 +34,6 @@ class GatheredBuffers:
     """The buffers of one layer, in parts.
 
     Attributes:
-      num_experts: size of E.
       parts: devices along the mesh axes that split both G and E.
     """
 

@@ -182,7 +182,6 @@ class Router(Layer):
         """Returns the routing of a batch.
 
         Args:
-          theta: the router's weights.
           x_GSM: the tokens, in G groups of S that are routed independently.
           mask_GS: float32, 0 at padding. Padding is not routed and is excluded from all statistics.
           ids_GS: int32, the tokens' ids; None unless `needs_token_ids`.

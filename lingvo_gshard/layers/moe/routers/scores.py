@@ -43,11 +43,7 @@ class LinearScores(Part):
 
     @layer_method
     def logits(self, theta: NestedMap, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns the logits [G,S,E] in float32.
-
-        Args:
-          theta: the router's weights.
-        """
+        """Returns the logits [G,S,E] in float32."""
         x_float = tf.cast(x_GSM, tf.float32)
         if self.p.jitter and context.current().training:
             drawn = groups.uniform(x_GSM.shape, self.router.random_seed("jitter"))

@@ -186,7 +186,6 @@ class CardRow(msgspec.Struct, frozen=True, kw_only=True):
       comparison: predicted and measured seconds by kind of work and by layer.
       kind_gaps: time beyond the plan by kind of work, largest first.
       layer_gaps: the largest gaps of layers and phases.
-      findings: what limits the step, in sentences.
       profile: where the time of the traced steps went. They run one at a time, on a GPU without
         CUDA graphs, so they may take longer than the measured ones.
     """

@@ -44,10 +44,7 @@ class Request:
     """A request for a trial.
 
     Attributes:
-      machine: the one device that computes it.
-      platform: the platform whose kernels it uses.
       is_large: whether it is timed. Then no reference is computed.
-      with_gradient: whether gradients are computed, too.
       draw: makes the numbers.
     """
 
@@ -123,7 +120,6 @@ def attention(call: AttentionCall, most_segments: int = 0) -> Make:
     """Returns what makes the trial of an attention and of its gradients.
 
     Args:
-      call: the static arguments.
       most_segments: the most segments of a row, if layers know it; 0 if not.
     """
 

@@ -110,8 +110,6 @@ class Trial:
       function: a function of TensorFlow that returns a list of tensors.
       expected: computes the results in another way; a NaN stands for any number. None: only the
         time is of interest.
-      mesh: axes and sizes.
-      strategy: the strategy that splits the arrays.
       unit: what its rate counts: `FLOPS`, or the bytes that a device has `READ` or `SENT`.
     """
 
@@ -215,11 +213,7 @@ def measured_point(kind: str, size: int, seconds: float, machine: Machine) -> st
 def judged(
     name: str, outcome: Outcome, dtype: str, machine: Machine, timing: Timing | None
 ) -> Check:
-    """Returns the check of a trial. Results that differ too much are a failure.
-
-    Args:
-      timing: what is known of its time.
-    """
+    """Returns the check of a trial. Results that differ too much are a failure."""
     most = _TOLERANCES[dtype] if machine.is_virtual else _ON_ACCELERATORS
     if not outcome.error <= most:
         found = f"differs from the reference by {outcome.error:.1e} of its largest value"

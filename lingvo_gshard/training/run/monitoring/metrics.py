@@ -39,10 +39,8 @@ class MetricsWriter:
         """Opens the files of a run.
 
         Args:
-          logdir: the run's directory.
           step: the step that the run resumes from. Rows of later steps are removed, so that the
             file has one row for each step.
-          say: shows a warning to the user.
         """
         self._say = say
         self._warned = False

@@ -275,8 +275,6 @@ class Engine:
         """Starts no thread before the first request.
 
         Args:
-          facts: what the host knows of the model.
-          executables: the model's programs.
           weights: the decoding weights, outputs of the PREPARE program.
         """
         self.facts, self.executables = facts, executables

@@ -218,7 +218,6 @@ class Executables:
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
           parts: parts of a batch that devices decode side by side; see `maker.row_parts`.
-          progress: is told which program is being compiled.
           elsewhere: has a program compiled into the store by another process, and waits for it;
             None compiles in this one.
         """

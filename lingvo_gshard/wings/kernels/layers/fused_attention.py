@@ -35,7 +35,6 @@ def attend_fused(
       query_BNLD: queries, already scaled.
       keys_BNKD: keys, maybe with fewer heads.
       values_BNKD: values, with as many heads as the keys.
-      mask: the keys that each query attends to.
       balances_ring: whether each device has an early and a late part of a causal row, if keys pass
         around the devices that split positions; None for layers without a ring.
     """

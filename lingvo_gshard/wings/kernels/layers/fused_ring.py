@@ -41,7 +41,6 @@ class Block(NamedTuple):
     Attributes:
       queries: which queries of this device attend.
       keys: which keys of the other device they attend to.
-      call: the static arguments.
     """
 
     queries: Half

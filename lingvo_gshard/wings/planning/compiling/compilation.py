@@ -103,7 +103,6 @@ def compile_for(
     states.
 
     Args:
-      progress: is told each stage as it begins.
       options: compiler options, added to the topology's own.
 
     Raises:

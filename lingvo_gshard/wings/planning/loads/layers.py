@@ -26,7 +26,6 @@ class ExpertLayer:
       times: number of layers that share the scope, because a loop runs them.
       router: name of the router's class.
       dispatch: name of the dispatch's class.
-      num_experts: size of E.
       experts_per_token: experts of a token by the router's Params.
       limits: whether the experts' buffers have a capacity that tokens can exceed.
       is_dropless: whether experts compute exactly the rows that they get.
@@ -36,7 +35,6 @@ class ExpertLayer:
       micro_batches: parts of the batch that are routed one after another.
       groups: size of G, in one micro-batch.
       group_size: size of S.
-      capacity: size of C.
       devices: which devices compute which experts.
     """
 
@@ -77,7 +75,6 @@ def expert_layers(
 
     Args:
       batch: shape and dtype of each array of a batch.
-      partitioning: mesh and strategy of the step.
     """
     bodies = _bodies(trainer.task)
     if not bodies:

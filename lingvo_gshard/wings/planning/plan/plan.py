@@ -81,7 +81,6 @@ class TensorRow(Record, frozen=True, kw_only=True):
 
     Attributes:
       path: the tensor's path in the training state.
-      layout: one letter for each dimension.
       split: the sharding in words, such as "E over data (8)".
       bytes: size of the unsharded tensor.
       bytes_per_device: size of one device's shard.

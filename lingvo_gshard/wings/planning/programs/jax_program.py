@@ -86,7 +86,6 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
     """Returns the mesh with the fewest axes that can express shardings of numbered devices.
 
     Args:
-      shardings: the shardings of the program's arrays.
       given: the mesh that the user says it is, if any.
 
     Raises:

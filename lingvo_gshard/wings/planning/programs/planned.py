@@ -355,7 +355,6 @@ def plan_file(
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
       facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: the file cannot be planned, or was made for another number of devices; names it.

@@ -89,10 +89,8 @@ def candidate_compiler(
     """Returns a function that compiles a candidate's training step for a topology.
 
     Args:
-      paths: the hyperparameters that a candidate's choices set.
       batch: shape and dtype of each array of a batch.
       plans: collects the plan of each compiled candidate.
-      progress: is told each stage as it begins.
     """
 
     def compile_candidate(candidate: Candidate) -> CompiledCost:
@@ -156,7 +154,6 @@ class ExperimentSearch:
     Attributes:
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
-      paths: the hyperparameters that a candidate's choices set.
       tokens: target positions of a batch.
     """
 

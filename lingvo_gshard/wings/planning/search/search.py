@@ -113,7 +113,6 @@ def search(
     """Returns the fastest ways to run a traced step that fit in memory.
 
     Args:
-      rates: speed of the devices.
       compile_candidate: compiles the best candidates to decide among them. None decides by the cost
         model alone.
       compile_best: number of candidates to compile, beside the best named strategy. If one needs
@@ -121,7 +120,6 @@ def search(
       savings: what to try: rematerialization policies and places of the moments.
       torus: shape of the interconnect in devices; empty if it is no torus.
       most_axes: maximum number of mesh axes.
-      progress: is told each event of the search.
       others: the same step with other numbers of micro-batches or another precision.
       variants: changes that the cost model cannot rate. The best candidate is compiled with each.
       seconds_bound: no step takes less. A candidate that does by the cost model is left out.

@@ -63,7 +63,6 @@ def simulate(
     distributed. All attempts of all runs are drawn together, in blocks.
 
     Args:
-      costs: failures and checkpoints.
       work: time of the training without failures and checkpoints.
       interval: work between two checkpoints.
       seed: of the random numbers.
@@ -97,7 +96,6 @@ class _Attempts:
 
     Attributes:
       kept: intervals of work that are kept, including the intervals of earlier blocks.
-      is_done: whether the training has ended.
     """
 
     seconds: np.ndarray

@@ -185,7 +185,6 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     """Returns the tokenizer of a published model.
 
     Args:
-      directory: the model's files.
       side: "source" or "target": Marian has a tokenizer for each.
 
     Raises:

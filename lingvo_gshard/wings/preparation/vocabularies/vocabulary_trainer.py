@@ -44,7 +44,6 @@ class VocabularyTrainer(Configurable):
 
     Attributes:
       unicode_form: "NFC" or "NFKC". A vocabulary trained for NFKC converts all texts to it.
-      progress: is told when training starts.
       notes: lines about vocabularies that are not as the Params ask for.
     """
 

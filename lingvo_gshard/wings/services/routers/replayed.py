@@ -54,7 +54,6 @@ def arrays(rows: int, codes: Codes) -> dict[str, np.ndarray]:
     """Returns the arrays that a batch has beside its own, so that `replaying` finds them.
 
     Args:
-      rows: size of B.
       codes: path of a router -> int32 [B,L,k], its choices.
     """
     numbers = np.arange(rows, dtype=np.int32)[:, None]
@@ -71,11 +70,7 @@ def replaying(batch: TensorBatch) -> contextlib.AbstractContextManager[object]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedChoices:
-    """The forward pass of a step that records the choices of its routers; see `RoutingSums`.
-
-    Attributes:
-      rows: size of B.
-    """
+    """The forward pass of a step that records the choices of its routers; see `RoutingSums`."""
 
     trainer: Trainer
     rows: int

@@ -63,7 +63,6 @@ def watched_sums(
     Args:
       mask_GS: float32, 0 at padding.
       kinds_GS: int32, the kind of each token; None if it is unknown.
-      groups: the groups that were routed.
     """
     tokens = tf.reduce_sum(mask_GS)
     requests, met = routing.requests(mask_GS)

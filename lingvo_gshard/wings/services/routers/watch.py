@@ -162,7 +162,6 @@ class Findings:
 
         Args:
           run: the run, at the step that it goes on from.
-          layers: the watched layers by path.
         """
         self._run = run
         self._verdicts = Verdicts(run.params.run.routers, layers)
