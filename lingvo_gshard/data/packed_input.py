@@ -311,7 +311,7 @@ class TextSize:
     """Amount of text in a split after cleaning.
 
     Attributes:
-      bytes: bytes of their UTF-8 text.
+      bytes: bytes of the documents' UTF-8 text.
       words: number of words, separated by white space.
     """
 

@@ -18,8 +18,8 @@ def make_trainer(experiment: Params, task: Task | Params | None = None) -> Train
     """Returns the experiment's trainer.
 
     Args:
-      task: its task, or the Params of the task. None: with vocabularies of the sizes that the input
-        asks for.
+      task: the experiment's task, or Params of it. None: the task with vocabularies of the sizes
+        that the input asks for.
     """
     task = with_configured_vocabularies(experiment) if task is None else task
     if isinstance(task, Params) and "most_segments" in experiment.input:

@@ -84,7 +84,7 @@ class Execution(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called as `layer.fprop(theta, x, *shared)`."""
+        """Returns [B,L,M]: x through all layers, called as `layer.fprop(theta, x, *shared)`."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
     @layer_method

@@ -62,7 +62,7 @@ def compute_sorted(
     does.
 
     Args:
-      theta: their weights, without an `obstacle`.
+      theta: the experts' weights, without an `obstacle`.
       x_rM: the rows of all experts, one expert after another.
       load_E: int32, the number of rows of each expert.
       usual_rows: the number of rows of all experts in most steps.

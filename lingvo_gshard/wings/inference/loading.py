@@ -67,7 +67,7 @@ def make_engine(
     """Returns an engine of a model in memory. Programs are compiled when first needed.
 
     Args:
-      theta: its weights, NumPy arrays or jax.Arrays.
+      theta: the model's weights, NumPy arrays or jax.Arrays.
       partitioning: the mesh and what is split over it; None for the first device of jax.
       devices: the devices of the mesh, in its order.
       precision: how weights are stored and multiplied; one of

@@ -26,7 +26,7 @@ class BlockProduct:
     """A product of two factors in blocks along one letter.
 
     Attributes:
-      weight: which of these layouts the weight has, or its gradient.
+      weight: which of the three layouts the weight has, or its gradient.
     """
 
     left: str

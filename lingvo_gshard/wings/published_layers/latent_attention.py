@@ -311,8 +311,8 @@ def restrict_slots(
     """Returns the slots that each new token attends to.
 
     Args:
-      low_BLq: what their queries are computed from.
-      visible: the slots that they see.
+      low_BLq: what the tokens' queries are computed from.
+      visible: the slots that the tokens see.
       slots: blocks of what `index_keys` returned for the token of each slot.
     """
     del layer, theta, x_BLM, low_BLq, positions, slots

@@ -97,8 +97,8 @@ class Curve(msgspec.Struct, frozen=True):
     """One metric over the intervals of a `Curves`; None where the interval has no value.
 
     Attributes:
-      low: the smallest of them; empty if each interval is one step.
-      high: the largest of them; empty if each interval is one step.
+      low: the smallest values of the intervals; empty if each interval is one step.
+      high: the largest values; empty if each interval is one step.
     """
 
     mean: list[float | None]

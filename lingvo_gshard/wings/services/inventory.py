@@ -25,7 +25,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
     Attributes:
       step: number of steps taken.
-      bytes: their size.
+      bytes: size of the files.
       is_best: whether it is the best by `run.keep_best`.
       versions: package -> version, of the packages that wrote it.
       problem: what is wrong with it; "" if nothing was found.

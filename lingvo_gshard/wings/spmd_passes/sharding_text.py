@@ -49,7 +49,7 @@ def _devices(match: re.Match, tiles: list[int]) -> np.ndarray:
 
 
 def text_of_split(split: Split, mesh: Mesh) -> str:
-    """Returns the HLO sharding of a split over a mesh. Its length does not depend on the devices."""
+    """Returns the HLO sharding of a split over a mesh, equally long for all numbers of devices."""
     used = [axis for axes in split for axis in axes]
     rest = [axis for axis in mesh.names if axis not in used]
     copies = mesh.parts(rest)

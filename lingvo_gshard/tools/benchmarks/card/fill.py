@@ -82,7 +82,7 @@ class Wanted:
     """Describes the fill of a card.
 
     Attributes:
-      settings: its settings, as --gin_param takes them.
+      settings: the experiment's settings, as --gin_param takes them.
       grown: the setting to choose, such as "task.decoder.num_layers".
       topology: the card.
       memory: bytes of the card.

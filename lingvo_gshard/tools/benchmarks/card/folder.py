@@ -17,7 +17,7 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of a folder's step.
 
     Attributes:
-      settings: its settings, as --gin_param takes them.
+      settings: the experiment's settings, as --gin_param takes them.
       grown: the setting that was chosen last, such as "task.decoder.num_layers".
       value: its value.
       topology: the card, such as "gpu:h100:1x1".

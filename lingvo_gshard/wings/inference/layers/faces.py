@@ -54,7 +54,7 @@ def extend(
     Args:
       layer: the self-attention of a Transformer layer.
       theta: `decoding_weights` of the layer.
-      view: their positions and the slots that they write to.
+      view: the tokens' positions and the slots that they write to.
       visible: the slots that they see with the layer's reach.
       cache: the arrays of `cache_shapes`, each a list of blocks of slots, and the arrays of
         `state_shapes`; None if the slots are the new tokens themselves.

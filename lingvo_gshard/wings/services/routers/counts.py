@@ -149,7 +149,7 @@ def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[Wa
     """Returns the numbers of kinds, and all arrays that `RoutingSums` reads.
 
     Args:
-      kinds: the kinds of its tokens; None if they are unknown.
+      kinds: the kinds of the batch's tokens; None if they are unknown.
       step: number of the step, from 1.
     """
     arrays = kinds.arrays if kinds else {}
@@ -218,7 +218,7 @@ def watch_routers(
 
     Args:
       runtime: has the weights before the step.
-      kinds: the kinds of its tokens; None if they are unknown.
+      kinds: the kinds of the batch's tokens; None if they are unknown.
       step: number of the step, from 1.
     """
     sizes, arrays = watched_batch(batch, kinds, step)
