@@ -209,7 +209,9 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
     inside = graph.get_operations()[before:]
     saved = context.current().saved_products
     known = {part.name for part in (*parts, *(saved.restored if saved else ()))}
-    known |= {inner.name for outer, inner in _captures(graph) if not _is_symbolic(outer)}
+    # Pairs of an outer tensor and its inner one. Eager tensors are constants.
+    captures = getattr(graph, "captures", [])
+    known |= {inner.name for outer, inner in captures if hasattr(outer, "numpy")}
     known |= {tensor.name for op in inside if op.type != "Placeholder" for tensor in op.outputs}
     for op in inside:
         for tensor in op.inputs:
@@ -220,19 +222,10 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
                 )
 
 
-def _captures(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns (outer, inner) pairs of the tensors that a function's graph captures."""
-    return getattr(graph, "captures", [])
-
-
 def _is_constant(op: tf.Operation) -> bool:
     """Returns whether an operation is a constant, maybe behind a barrier."""
     is_barrier = op.type == "XlaOptimizationBarrier"
     return op.type == "Const" or (is_barrier and all(x.op.type == "Const" for x in op.inputs))
-
-
-def _is_symbolic(tensor: tf.Tensor) -> bool:
-    return not hasattr(tensor, "numpy")
 
 
 def _name(function: Callable) -> str:

@@ -126,7 +126,11 @@ def lower(
         outputs=(*outputs, *state),
         donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
         kernels=tuple(sorted(kernels)),
-        **_made_with(partitioning, partitioner),
+        mesh=partitioning.mesh,
+        partitioner=partitioner,
+        strategy=partitioning.strategy.to_text(),
+        flags=os.environ.get("XLA_FLAGS", ""),
+        versions=writers_versions(tensorflow=tf.__version__),
         tracing_seconds=traced_at - started,
         lowering_seconds=time.monotonic() - traced_at,
     )
@@ -136,17 +140,6 @@ def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
     """Raises UserError, before anything is traced, if a partitioner cannot partition a model."""
     if partitioner in OTHER_PARTITIONERS:
         OTHER_PARTITIONERS[partitioner].check(model, mesh)
-
-
-def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
-    """Returns the fields of a Program that say how it was made."""
-    return {
-        "mesh": partitioning.mesh,
-        "partitioner": partitioner,
-        "strategy": partitioning.strategy.to_text(),
-        "flags": os.environ.get("XLA_FLAGS", ""),
-        "versions": writers_versions(tensorflow=tf.__version__),
-    }
 
 
 @contextlib.contextmanager

@@ -191,7 +191,8 @@ def plan_program(
     found = _operations(compiled, planned, topology)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
-    flops = _flops(timed, planned, topology)
+    stated, useful = planned.stated_flops, planned.useful_flops
+    flops = operation_rows.flop_counts(timed, useful, topology.devices, stated)
     notes = [*planned.notes, *_notes_on_repetition(flops, planned)]
     notes += _operation_notes(timed, flops, topology, calibration, options or {})
     return Plan(
@@ -218,7 +219,9 @@ def plan_program(
         **_speeds(step, planned.tokens, flops.useful, topology),
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
-        **_compilation(compiled, topology),
+        compile_seconds=compiled.seconds,
+        has_code=compiled.has_code,
+        versions=_versions(topology.compiler),
         notes=[*notes, *_notes(compiled, found, program, partitioning, topology)],
     )
 
@@ -231,14 +234,6 @@ def _operations(
     return hlo.read_operations(
         *(compiled.module, planned.program.mesh, planned.layers, slices),
         kernel_flops=planned.kernel_flops,
-    )
-
-
-def _flops(
-    timed: Sequence[TimedOperation], planned: PlannedProgram, topology: Topology
-) -> FlopCounts:
-    return operation_rows.flop_counts(
-        timed, planned.useful_flops, topology.devices, planned.stated_flops
     )
 
 
@@ -363,15 +358,6 @@ def _speeds(
         "tokens_per_step": tokens,
         "tokens_per_second": _rate(tokens, step.seconds),
         "mfu": roofline.utilization(useful_flops, step.seconds, topology) if step.seconds else None,
-    }
-
-
-def _compilation(compiled: OptimizedHlo, topology: Topology) -> dict[str, Any]:
-    """Returns the fields of a plan that say how its program was compiled."""
-    return {
-        "compile_seconds": compiled.seconds,
-        "has_code": compiled.has_code,
-        "versions": _versions(topology.compiler),
     }
 
 

@@ -254,7 +254,7 @@ def _copied(state: NestedMap) -> tuple[list[_Piece], list[np.ndarray]]:
             shards = {}
             if isinstance(array, jax.Array):
                 for shard in array.addressable_shards:
-                    shards.setdefault(_starts(shard.index), shard.data)
+                    shards.setdefault(tuple(one.start or 0 for one in shard.index), shard.data)
             else:
                 shards[(0,) * np.ndim(array)] = array
             for start, data in shards.items():
@@ -378,10 +378,6 @@ def _shifted(bounds: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[
     return tuple(
         slice(low - start, high - start) for (low, high), start in zip(bounds, starts, strict=True)
     )
-
-
-def _starts(index: tuple[slice, ...]) -> tuple[int, ...]:
-    return tuple(one.start or 0 for one in index)
 
 
 def _bytes(content: np.ndarray) -> memoryview:

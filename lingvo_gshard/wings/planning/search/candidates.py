@@ -363,7 +363,10 @@ def candidate(
     paths = [_layer(spec) for spec in step.weights]
     names = _axis_names(mesh, chosen)
     tables = [
-        _renamed(_tables(option, mesh, group), names)
+        {
+            kind: {x: tuple(names[a] for a in axes) for x, axes in table.items()}
+            for kind, table in _tables(option, mesh, group).items()
+        }
         for group, option in zip(groups.groups, chosen, strict=True)
     ]
     common = _common(groups.groups, tables)
@@ -440,13 +443,6 @@ def _tables(option: ShardingOption, mesh: Mesh, group: LayerGroup) -> Tables:
     relevant = {"activations": group.letters | {"B"}, "weights": weights, "moments": weights}
     return {
         kind: {x: strategy.table(kind).get(x, ()) for x in sorted(relevant[kind])} for kind in KINDS
-    }
-
-
-def _renamed(tables: Tables, names: dict[str, str]) -> Tables:
-    return {
-        kind: {x: tuple(names[a] for a in axes) for x, axes in table.items()}
-        for kind, table in tables.items()
     }
 
 
