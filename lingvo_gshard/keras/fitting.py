@@ -103,18 +103,7 @@ def evaluate(
 ) -> Any:
     """Evaluates a compiled Keras model over a mesh, as `Model.evaluate` does on one device.
 
-    Args:
-      model: as for `fit`.
-      x: as for `fit`.
-      y: as for `fit`.
-      mesh: as for `fit`.
-      layout: as for `fit`.
-      strategy: as for `fit`.
-      batch_axes: as for `fit`.
-      partitioner: as for `fit`.
-      compile_options: as for `fit`.
-      devices: as for `fit`.
-      **arguments: further arguments of `Model.evaluate`.
+    Arguments are as for `fit`. Further ones are those of `Model.evaluate`.
 
     Returns:
       The loss and the metrics, as `Model.evaluate` returns them.

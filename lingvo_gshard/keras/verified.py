@@ -53,9 +53,7 @@ def verify(
       model: compiled, as for `fit`.
       batch: a batch of the dataset: (x, y) or x.
       mesh: as for `fit`.
-      layout: as for `fit`.
-      strategy: as for `fit`.
-      batch_axes: as for `fit`.
+      layout: as for `fit`, as are `strategy` and `batch_axes`.
       partitioner: "gspmd" or "shardy".
       tolerance: the largest difference that counts as equal, relative to the tensor's scale.
 

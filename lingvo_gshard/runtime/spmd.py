@@ -81,7 +81,6 @@ class SpmdRuntime:
         """Makes a runtime without a state.
 
         Args:
-          partitioning: the mesh and what is split over its axes.
           devices: as many as the mesh has places, in its order.
           options: the defaults of SpmdOptions if None.
 

@@ -229,12 +229,7 @@ class Partitioning:
 
         It is "moments" if every dimension of a moment of this layout is split over all axes that
         split the weight's dimension, and some dimension over more. Otherwise it is "weights".
-
-        Args:
-          layout: As in `split`.
-          shape: As in `split`.
-          path: As in `split`.
-          unsplit: As in `split`.
+        Arguments are as in `split`.
         """
         weights, moments = (
             self.state_split(shape, self.split(layout, kind, path, unsplit, shape=shape))

@@ -93,7 +93,6 @@ def lower(
       inputs: the program's inputs. Inputs without a split get the one the function annotates.
       partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
-      partitioner: "gspmd" or "shardy".
       variables: all variables that the function may use.
 
     Raises:

@@ -73,8 +73,6 @@ def train_program(
     state is donated.
 
     Args:
-      partitioning: the mesh and what is split over its axes.
-      partitioner: "gspmd" or "shardy".
       batch: the shape and dtype of each feature.
       is_stacked: whether the state's arrays have a first dimension of 1, as one worker's shares of
         arrays that are stacked over all workers.
@@ -134,8 +132,6 @@ def measuring_program(
     Inputs: the weights, batch. Outputs: the function's results by name, whole on each device.
 
     Args:
-      partitioning: the mesh and what is split over its axes.
-      partitioner: "gspmd" or "shardy".
       batch: the shape and dtype of each array.
       function: maps (theta, batch) to tensors by name.
     """

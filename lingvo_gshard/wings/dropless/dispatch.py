@@ -141,9 +141,6 @@ class ExpertRegion:
 
         Args:
           x_TM: as `RowExchange.compute` takes it, as are the next three.
-          expert_kT: as there.
-          gate_kT: as there.
-          theta: as there.
 
         Returns:
           [T,M], the gate-weighted sums; and the number of rows over the bound on all devices.

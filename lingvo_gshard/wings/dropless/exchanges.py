@@ -494,9 +494,6 @@ def exchange_class(
     Args:
       name: a name in EXCHANGES; "" for the default.
       platform: as in `default_exchange`, as are the next three.
-      devices: as there.
-      choices: as there.
-      bound: as there.
       options: the Params of the layer's `Exchange`.
       path: Params path of the name, for the message.
 

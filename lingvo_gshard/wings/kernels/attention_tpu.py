@@ -67,7 +67,6 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 
     Args:
       *operands: the arrays of `Operands`, in their order.
-      interpret: whether to compute on CPUs, step by step.
     """
     rows = _whole_rows(call, operands)
     kernel = _kernel(call, rows, save_residuals=True, interpret=interpret)
@@ -91,7 +90,6 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
 
     Args:
       *operands: the operands and results of `forward`, then the gradient of its output.
-      interpret: whether to compute on CPUs, step by step.
     """
     *inputs, mixed, log_sums, d_mixed = operands
     rows = _whole_rows(call, inputs)

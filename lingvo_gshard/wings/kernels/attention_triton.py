@@ -146,7 +146,6 @@ class _Tiles:
       keys: number of keys, without padding.
       block_q: queries of a tile.
       block_k: keys of a tile.
-      interpret: whether to compute on CPUs, step by step.
     """
 
     attention: AttentionCall

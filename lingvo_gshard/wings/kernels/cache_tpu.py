@@ -74,7 +74,6 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
 
     Args:
       *operands: the arrays that `Cache.of` names.
-      interpret: whether to compute on CPUs, step by step.
     """
     cache = Cache.of(call, operands)
     batch, shared, group, _ = cache.query.shape

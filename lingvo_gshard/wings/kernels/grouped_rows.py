@@ -53,7 +53,6 @@ def forward(call: RowsCall, sizes_E: jax.Array, *arrays: jax.Array, interpret: b
     Args:
       sizes_E: int32, the number of rows of each group.
       *arrays: the array [R,H], or the hidden arrays that the activation takes.
-      interpret: whether to compute on CPUs, step by step.
     """
     count, columns = arrays[0].shape
     results = [jax.ShapeDtypeStruct((count, columns), call.dtype or arrays[0].dtype)]
@@ -78,7 +77,6 @@ def gradient(
       call: the static arguments, with an activation.
       sizes_E: int32, the number of rows of each group.
       d_rows_RH: the gradient of the activated rows.
-      interpret: whether to compute on CPUs, step by step.
     """
     result = jax.ShapeDtypeStruct(d_rows_RH.shape, d_rows_RH.dtype)
     arrays = (d_rows_RH, *hidden_RH)

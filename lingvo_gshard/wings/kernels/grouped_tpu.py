@@ -88,7 +88,6 @@ def forward(
       weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
       sizes_E: int32, the number of rows of each group.
       *scales: of the rows and of the columns, if the call has types of 8 bits.
-      interpret: whether to compute on CPUs, step by step.
     """
     count, dtype = rows_RM.shape[0], rows_RM.dtype
     rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
@@ -121,7 +120,6 @@ def summed(
     Args:
       sizes_E: int32, the number of rows of each group.
       *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
-      interpret: whether to compute on CPUs, step by step.
     """
     pairs = len(factors) // 2
     count, dtype = factors[0].shape[0], factors[0].dtype
@@ -145,7 +143,6 @@ def activated(
       call: the static arguments, with an activation.
       sizes_E: int32, the number of rows of each group.
       *hidden_RH: the arrays that the activation takes, one group after another.
-      interpret: whether to compute on CPUs, step by step.
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
@@ -171,7 +168,6 @@ def activated_gradient(
       call: the static arguments, with an activation; transposed.
       sizes_E: int32, the number of rows of each group.
       *hidden_RH: as in `activated`.
-      interpret: whether to compute on CPUs, step by step.
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
@@ -198,7 +194,6 @@ def weight_gradient(
     Args:
       rows_RM: the rows of all groups, one group after another.
       sizes_E: int32, the number of rows of each group.
-      interpret: whether to compute on CPUs, step by step.
     """
     count, groups = rows_RM.shape[0], sizes_E.shape[0]
     tile = row_tile(call, groups)

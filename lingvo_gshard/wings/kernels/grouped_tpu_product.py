@@ -50,7 +50,6 @@ class GroupedProduct:
           weights: arrays [E,M,H], or [E,H,M], of the weights of each group.
           sizes_E: int32, the number of rows of each group.
           others: arrays [R,H], [R,1] or [E,1,H] for `finish`.
-          interpret: whether to compute on CPUs, step by step.
         """
         (count, inner), (groups, *sides) = rows[0][0].shape, weights[0].shape
         outer = sides[0 if self.is_transposed else 1]

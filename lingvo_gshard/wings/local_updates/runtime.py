@@ -57,7 +57,6 @@ def outer_step_program(
     Args:
       trainer: defines the outer step.
       everywhere: the partitioning over the devices of all workers.
-      partitioner: "gspmd" or "shardy".
     """
     rule, specs = rule_of(trainer), trainer.theta_specs
     kind = trainer.sharded_parts["theta"]

@@ -138,9 +138,6 @@ def update_all(
       state: the state before the step, with theta and moments.
       clipped: the weights' gradients. They are scaled layer by layer, since a stack of scaled
         gradients would need memory of its own.
-      step: as in `Optimizer.update`.
-      learning_rate: as in `Optimizer.update`.
-      is_skipped: as in `Optimizer.update`.
     """
     with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
         scale = clipped.scale()

@@ -101,7 +101,6 @@ def plan(
         memory of an argument is for; all other arguments count as inputs.
       donate: positions of the arguments whose memory the outputs may reuse.
       overrides: tables for single layers, as in `lingvo_gshard.partition`.
-      partitioner: "gspmd" or "shardy".
 
     Raises:
       UserError: if the topology is unknown, the mesh does not fit it, or `partition` rejects the
@@ -133,7 +132,6 @@ def plan_step(
 
     Args:
       batch: shape and dtype of each array of a batch.
-      partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       compile_options: changes to the options of `runtime/compile_options.py`.

@@ -42,7 +42,6 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
       donated: indices of the inputs whose memory the outputs may reuse.
       mesh: axes and sizes, such as "data=4,model=2".
       device_order: "contiguous" or "topology".
-      partitioner: "gspmd" or "shardy".
       strategy: the table of letters that split the tensors.
       flags: XLA_FLAGS when the program was written.
       versions: package -> version, of the packages that wrote the program.

@@ -51,13 +51,10 @@ def verify_function(
     Results of layers are compared, too, unless they are computed inside of a compiled loop.
 
     Args:
-      function: as in `partition`.
+      function: as in `partition`, as are `layouts` and `overrides`.
       arguments: nested structures of arrays, one for each argument.
       mesh: axes and sizes, such as "data=4,model=2".
       strategy: maps letters to axes.
-      layouts: as in `partition`.
-      overrides: as in `partition`.
-      partitioner: "gspmd" or "shardy".
       tolerance: the largest relative difference that counts as equal.
       kernels: "tpu" or "cuda": the function uses the kernels of this platform, computed step by
         step. By default it uses none.

@@ -75,13 +75,11 @@ def take(
     """Returns an int32 token for each row.
 
     With Gumbel noise added, the largest logit is distributed as the softmax (Gumbel 1954).
+    `top_k_B`, `top_p_B` and `min_p_B` are as in `warp`.
 
     Args:
       logits_BV: float32 logits.
       temperature_B: divides the logits; 0 takes the best token.
-      top_k_B: see `warp`.
-      top_p_B: see `warp`.
-      min_p_B: see `warp`.
       uniform_BV: float32 random numbers in (0, 1).
     """
     is_drawn_B = temperature_B > 0

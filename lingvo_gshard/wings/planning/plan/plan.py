@@ -247,7 +247,6 @@ class Plan(Record, frozen=True, kw_only=True):
       devices: number of devices; some chips have two.
       compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
       strategy: table of letters and axes.
-      partitioner: "gspmd" or "shardy".
       fits: whether the step fits in the memory of each device.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
