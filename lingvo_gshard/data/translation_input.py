@@ -101,11 +101,7 @@ class TranslationInput(PairInput, CorpusInput):
         return sources, encode(texts, target, progress, first, self._encoder(target, segmentation))
 
     def _encoder(self, vocabulary: Vocabulary, segmentation: int) -> EncodeBatch:
-        """Returns the function that encodes texts with a segmentation; see `_encode`.
-
-        Raises:
-          UserError: the segmentation is random, and the vocabulary knows only the likeliest.
-        """
+        """Returns the function that encodes texts with a segmentation; see `_encode`."""
         if not segmentation:
             return vocabulary.encode_batch
         if not vocabulary.can_sample:

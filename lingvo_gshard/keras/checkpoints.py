@@ -180,11 +180,7 @@ class Saver:
             self._steps.reset_metrics()
 
     def _saved_keys(self, step: int, keys: Mapping[str, str], state: MeshState) -> dict[str, str]:
-        """Returns the key in a checkpoint of each key of the model.
-
-        Raises:
-          UserError: the checkpoint lacks a variable, or has one of another shape.
-        """
+        """Returns the key in a checkpoint of each key of the model."""
         with ocp.PyTreeCheckpointer() as reader:
             where = pathlib.Path(self._options.directory).absolute() / str(step) / _STATE
             saved: dict[str, Any] = dict(reader.metadata(where).item_metadata)

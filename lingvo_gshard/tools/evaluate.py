@@ -103,11 +103,7 @@ def main(argv: list[str]) -> int:
 def _evaluate_split(
     values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Returns the scores of a run on a split, and further facts of the record.
-
-    Raises:
-      UserError: a flag does not apply to the run's task, or the split is unknown.
-    """
+    """Returns the scores of a run on a split, and further facts of the record."""
     refuse(values, _HARNESS_FLAGS, "needs --tasks")
     options = _options(values, run.params.task.cls, run.params.name)
     names.check(values.split, run.input.splits, f"--split={values.split} is unknown")
@@ -123,11 +119,7 @@ def _evaluate_split(
 def _evaluate_on_tasks(
     values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Returns the scores of a run on tasks.
-
-    Raises:
-      UserError: a flag does not go together with tasks, or the tasks cannot be answered.
-    """
+    """Returns the scores of a run on tasks."""
     from lingvo_gshard.api.tasks import evaluate_on_tasks
 
     refuse(values, ("split", "output", *_TASK_FLAGS, *_SEARCH_FLAGS), "has no effect on --tasks")

@@ -93,11 +93,7 @@ def main(argv: list[str]) -> int:
 
 
 def _service(values: flags.FlagValues, run, token: str):
-    """Returns the service of a run's model, loaded and compiled now.
-
-    Raises:
-      UserError: the run's task decodes nothing, or compiling takes longer than --stuck_seconds.
-    """
+    """Returns the service of a run's model, loaded and compiled now."""
     from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError
     from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel, warm_up
     from lingvo_gshard.wings.serving.service import Service

@@ -113,11 +113,7 @@ class MixtureOfExperts(Layer):
         return value
 
     def _with_sizes(self, name: str, sizes: Sequence[str]) -> Params:
-        """Returns a child's Params with the sizes of this layer.
-
-        Raises:
-          UserError: the child's Params have another size.
-        """
+        """Returns a child's Params with the sizes of this layer."""
         p = self.p
         child = self._params_of(name).copy()
         for size in sizes:

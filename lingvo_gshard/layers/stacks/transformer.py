@@ -135,11 +135,7 @@ class TransformerStack(Layer):
         return max(self.p.dense_first, self.p.sequential_first)
 
     def _create_shared_bias(self, attention: Params) -> None:
-        """Creates the relative bias of all layers, which have attentions like this one.
-
-        Raises:
-          UserError: the attention, its kernel or the execution cannot have such a bias.
-        """
+        """Creates the relative bias of all layers, which have attentions like this one."""
         p = self.p
         obstacle = ""
         if "relative_buckets" not in attention or attention.relative_buckets:

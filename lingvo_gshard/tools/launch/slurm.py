@@ -122,11 +122,7 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
 
 
 def _setting(given: str) -> str:
-    """Returns an option as a line for sbatch, which reads quotes in its own way, not as a shell.
-
-    Raises:
-      UserError: it is no option, or has characters that no line can have.
-    """
+    """Returns an option as a line for sbatch, which reads quotes in its own way, not as a shell."""
     found = _OPTION.fullmatch(given)
     if found is None or _CONTROL.search(given):
         raise UserError(

@@ -339,11 +339,7 @@ def _report(
 
 
 def _is_believed(reply: Reply, hello: Hello, member: ClusterMember) -> bool:
-    """Returns whether process 0 says that the cluster is complete.
-
-    Raises:
-      UserError: process 0 says what is wrong, or one of the two has another secret.
-    """
+    """Returns whether process 0 says that the cluster is complete."""
     if are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "", reply.token)):
         if reply.error:
             raise UserError(reply.error)

@@ -322,9 +322,6 @@ def _(
     """Caches `state` and `recent`, the inputs of the convolution that the next token also reads.
 
     Without a cache, the new tokens are rows that end with their texts.
-
-    Raises:
-      UserError: several hypotheses of a beam extend the same row.
     """
     del visible
     if cache is None:

@@ -234,11 +234,7 @@ def _define_original_length(p: Params, default: int = 4096) -> None:
 
 
 def _growth_exponent(scaling: RotaryScaling, rotated: int) -> float:
-    """Returns r / (r - 2), the exponent of the growth of a base.
-
-    Raises:
-      UserError: fewer than 4 dimensions are rotated.
-    """
+    """Returns r / (r - 2), the exponent of the growth of a base."""
     if rotated < 4:
         raise UserError(
             f"{scaling.path}: {type(scaling).__name__} with {rotated} rotated dimensions; 4 or "

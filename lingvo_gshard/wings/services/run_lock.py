@@ -256,9 +256,6 @@ def _is_stale(path: pathlib.Path, found: _Found, say: Callable[[str], None]) -> 
     """Returns whether a lock is stale; False if it is not there any more or another one is.
 
     Waits if the process cannot be seen from here, until it refreshes the lock or is late.
-
-    Raises:
-      LockedError: the process that holds the lock lives.
     """
     lives = is_running(found.holder) if found.holder else None
     is_waiting = False

@@ -350,11 +350,7 @@ def _slice(pieces: list[tuple[_Piece, np.ndarray]], index: Any) -> np.ndarray:
 def _overlaps(
     pieces: list[tuple[_Piece, np.ndarray]], index: Any
 ) -> tuple[tuple[int, ...], list[_Overlap]]:
-    """Returns the shape of a part of an array, and what the pieces have of it.
-
-    Raises:
-      LookupError: they do not have all of it.
-    """
+    """Returns the shape of a part of an array, and what the pieces have of it."""
     sizes = pieces[0][0].shape
     bounds = [one.indices(size)[:2] for one, size in zip(index, sizes, strict=True)]
     # Two shards are disjoint or the same.

@@ -150,9 +150,6 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
 
     Returns:
       The rows that are kept.
-
-    Raises:
-      UserError: no regular file is there.
     """
     try:
         lines = regular.read_regular(path).splitlines(keepends=True)

@@ -229,9 +229,6 @@ class VocabularyTrainer(Configurable):
         """Returns sentences without the rare characters that would take the room of other pieces.
 
         A rare character is replaced by a space, so that it gets no piece.
-
-        Raises:
-          UserError: the size is too small for any text, or for this text without byte_fallback.
         """
         counts = collections.Counter("".join(sentences))
         # SentencePiece starts every sentence with a space.

@@ -114,11 +114,7 @@ class Choices(StepObserver):
             self._run.say(f"step {step:,}: the routers' choices until here are in {self._folder}")
 
     def _read(self, step: int, digest: int) -> Codes:
-        """Returns the recorded choices of a step.
-
-        Raises:
-          UserError: they belong to another batch or another model.
-        """
+        """Returns the recorded choices of a step."""
         file = self._replayed[step]
         with np.load(file) as found:
             recorded = dict(found)
@@ -146,11 +142,7 @@ class Choices(StepObserver):
         return codes
 
     def _check_model(self) -> None:
-        """Finds the layers with experts.
-
-        Raises:
-          UserError: there are none, or some of their choices cannot be replayed.
-        """
+        """Finds the layers with experts."""
         task = self._run.trainer.task
         self._layers: dict[str, MixtureOfExperts] = watched_layers(task)
         if not self._layers:
