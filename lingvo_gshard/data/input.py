@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, tf
 from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport

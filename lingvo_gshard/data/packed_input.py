@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Params, Progress
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import SILENT, Params, Progress, tf
 from lingvo_gshard.data.batching.mixture_plan import (
     Bucket,
     Pieces,

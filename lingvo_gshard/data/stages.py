@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from lingvo_gshard.core import Configurable, Params, Progress
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Configurable, Params, Progress, Seam
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary

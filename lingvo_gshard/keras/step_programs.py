@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import UserError, known_sizes, tf
 from lingvo_gshard.keras.layouts import Layouts
 from lingvo_gshard.runtime import Array, Program, Tracing, lower
 from lingvo_gshard.runtime.lowering.variables import HeldVariable

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import Layer, NestedMap, Params, context, layer_method, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, context, layer_method, random_numbers, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.token_context import GroupOrder
 

@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import context, initializers, tf
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.losses import CrossEntropy, LossOfProducts, Objective

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers.products import add_bias, product
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {

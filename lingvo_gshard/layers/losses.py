@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
+from lingvo_gshard.core import Seam, tf
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient, tf
 
 
 def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:

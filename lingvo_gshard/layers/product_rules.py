@@ -12,9 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import Layer, NestedMap, context
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Layer, NestedMap, Seam, context, tf
 from lingvo_gshard.sharding.einsum import Rounding
 
 

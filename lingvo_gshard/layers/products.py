@@ -15,8 +15,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient, tf
 from lingvo_gshard.layers.product_rules import (
     RULES,
     Product,

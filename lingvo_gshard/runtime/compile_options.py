@@ -12,9 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gshard.core import Options, UserError, option
-from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Device, Options, Seam, UserError, option
 from lingvo_gshard.runtime.devices import platform_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, known_sizes
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import offloading
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling, inputs_of

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core import NestedMap, UserError, whole_number
+from lingvo_gshard.core import NestedMap, UserError, jax, tf, whole_number
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime

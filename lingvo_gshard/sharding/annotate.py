@@ -6,8 +6,7 @@ import functools
 import logging
 from typing import cast
 
-from lingvo_gshard.core import NestedMap, VariableSpec, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, VariableSpec, context, tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning

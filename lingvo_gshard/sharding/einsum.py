@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from lingvo_gshard.core import context, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, custom_gradient, known_sizes, tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate

@@ -29,8 +29,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.core import context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, known_sizes, tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import (

@@ -9,9 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError, VariableSpec, context, names
+from lingvo_gshard.core import UserError, VariableSpec, context, names, tf
 from lingvo_gshard.core.context import Scope
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import LETTERS, POSITIONS, UNNAMED, check_layout
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh

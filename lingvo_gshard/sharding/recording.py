@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, tf
 from lingvo_gshard.core.context import Scope
-from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from lingvo_gshard.core import NestedMap, UserError, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec, tf
 from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
 from lingvo_gshard.sharding.strategies import Split
 

@@ -7,15 +7,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import Seam, context, tf
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.tasks.evaluation import Evaluation, EvaluationRuntime, MeanMetrics

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import context, initializers, tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.layers.attention.dense import soft_cap

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, Params, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, context, known_sizes, tf
 from lingvo_gshard.sharding import annotate_weights
 
 # Sizes of the inputs: rows, positions of targets and sources, model dimension and so on.

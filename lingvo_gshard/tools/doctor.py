@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 
-from lingvo_gshard.core import Progress
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, Progress
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import stages_with_lines

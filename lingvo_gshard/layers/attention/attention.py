@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import Params, custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, custom_gradient, tf
 from lingvo_gshard.layers.attention.kernel import (
     FUSED,
     PLAIN,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
-from lingvo_gshard.core import Configurable, Params, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Configurable, Params, Seam, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, Params, UserError, initializers, layer_method
+from lingvo_gshard.core import NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.core.layer import BIAS
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import add_bias, joined_product

@@ -13,9 +13,8 @@ import math
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.core.layer import BIAS
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.products import lookup
 from lingvo_gshard.sharding import annotate
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, Params, UserError, tf
 from lingvo_gshard.sharding import annotate
 
 

@@ -21,14 +21,12 @@ import math
 from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import Seam, context, random_numbers, tf
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import Partitioning, Split, annotate, current_partitioning, xla
 from lingvo_gshard.sharding.partitioning import axes_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers import feed_forward, products
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.products import add_bias, multiply, product, rounded_by_rows

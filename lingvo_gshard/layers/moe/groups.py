@@ -14,8 +14,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import random_numbers, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding import Mesh, annotate, current_partitioning, xla
 from lingvo_gshard.sharding.partitioning import axes_of

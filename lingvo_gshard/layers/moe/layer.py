@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, known_sizes, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, known_sizes, layer_method, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import load_metrics, shared_expert
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch

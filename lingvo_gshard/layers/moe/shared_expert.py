@@ -8,8 +8,7 @@ as in Qwen2-MoE (arXiv 2407.10671, section 2.2.2).
 
 from __future__ import annotations
 
-from lingvo_gshard.core import MATRIX, Layer, NestedMap, Params, initializers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import MATRIX, Layer, NestedMap, Params, initializers, tf
 from lingvo_gshard.layers import feed_forward
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.sharding import einsum

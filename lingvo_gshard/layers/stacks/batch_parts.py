@@ -12,9 +12,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core import Layer, NestedMap, context, random_numbers
+from lingvo_gshard.core import Layer, NestedMap, context, random_numbers, tf
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import measured, token_context
 from lingvo_gshard.sharding import annotate
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, tf
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method, stop_frozen
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Repetition
 from lingvo_gshard.layers.stacks.batch_parts import run_interleaved

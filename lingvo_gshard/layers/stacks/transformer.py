@@ -6,8 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method, remat_policy
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method, remat_policy, tf
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias, SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method, tf
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from lingvo_gshard.core import Layer, UserError, kernel_use, known_sizes
+from lingvo_gshard.core import Layer, Seam, UserError, kernel_use, known_sizes, tf
 from lingvo_gshard.core.autodiff import custom_gradient
-from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
+from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.core.memory_kinds import MOVE
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.runtime.lowering.folding import (
     make_constants,
     make_iotas,

@@ -20,9 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from lingvo_gshard.core import UserError, explained, objects
-from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Device, Seam, UserError, explained, jax, objects
 from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
 

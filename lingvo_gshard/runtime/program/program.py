@@ -17,10 +17,9 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import VERSION, UserError, memory_kinds, names
+from lingvo_gshard.core import VERSION, Seam, UserError, jax, jnp, memory_kinds, names
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.core.lazy import ir, jax, jax_export, jnp
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core.lazy import ir, jax_export
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import NestedMap, VariableSpec, known_sizes, to_host
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import NestedMap, Seam, VariableSpec, known_sizes, tf, to_host
 from lingvo_gshard.runtime.lowering.lowering import Outputs, check_layers, lower
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array

@@ -22,8 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Progress, UserError, explained
-from lingvo_gshard.core.lazy import Device, jax, jnp
+from lingvo_gshard.core import SILENT, Device, Progress, UserError, explained, jax, jnp
 from lingvo_gshard.runtime import Array, Program, platform_of, using_partitioner
 from lingvo_gshard.runtime.program.program import memory_bytes
 from lingvo_gshard.sharding import Mesh

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, cached
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, UserError, cached, jax
 from lingvo_gshard.layers import MixtureOfExperts, TransformerStack
 from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding import Partitioning

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Layer, Params, UserError, kernel_use, names, scope_name
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, Layer, Params, UserError, kernel_use, names, scope_name
 from lingvo_gshard.runtime import Program, devices_for, platform_of, train_program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program
 from lingvo_gshard.sharding import (

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from lingvo_gshard.core import processes
+from lingvo_gshard.core import Seam, processes
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
@@ -25,7 +25,6 @@ from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.stores import BucketError
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import Params, VariableSpec, letters
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, VariableSpec, letters, tf
 from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 
 

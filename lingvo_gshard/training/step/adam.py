@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import OPTIMIZER_SCOPE, Params
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import OPTIMIZER_SCOPE, Params, tf
 from lingvo_gshard.training.step.moments import (
     FIRST,
     SECOND,

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core import NestedMap, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, VariableSpec, tf
 
 
 def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:

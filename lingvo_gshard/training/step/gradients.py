@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
-from lingvo_gshard.core import NestedMap, context, stop_frozen
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, stop_frozen, tf
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.training.step.gradients import TensorBatch
 

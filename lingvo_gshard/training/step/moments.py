@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import MATRIX, NestedMap, Params, VariableSpec
+from lingvo_gshard.core import MATRIX, NestedMap, Params, VariableSpec, tf
 from lingvo_gshard.core.layer import TABLE, is_vector
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step.optimizer import (
     BFLOAT16,

@@ -25,14 +25,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from lingvo_gshard.core import initializers, random_numbers
+from lingvo_gshard.core import Seam, initializers, random_numbers, tf
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec, scope_name
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import weight_patterns
 

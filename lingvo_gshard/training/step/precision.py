@@ -20,10 +20,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, names
+from lingvo_gshard.core import NestedMap, Params, Seam, UserError, VariableSpec, names, tf
 from lingvo_gshard.core.layer import TABLE
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.layers.product_rules import ProductContext, ProductRule
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.einsum import Rounding

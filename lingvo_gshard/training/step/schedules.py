@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, Params, UserError, tf
 
 
 class Schedule(Configurable):

@@ -10,9 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import NestedMap, Params, VariableSpec
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import NestedMap, Params, Seam, VariableSpec, tf
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import Optimizer

@@ -9,11 +9,10 @@ import dataclasses
 import math
 from typing import Any, cast
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, tf
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.sharding.partitioning import MASTERS

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lingvo_gshard.core import EXIT_CODES, VERSION, signals
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import EXIT_CODES, VERSION, jax, signals
 from lingvo_gshard.wings.cluster.member import (
     DEFAULT_TIMEOUT,
     ClusterMember,

@@ -17,8 +17,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import Context, NestedMap, Params, UserError, context, names, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import (
+    Context,
+    NestedMap,
+    Params,
+    UserError,
+    context,
+    names,
+    random_numbers,
+    tf,
+)
 from lingvo_gshard.layers import Exchange, Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.sharding import (

@@ -28,8 +28,8 @@ from lingvo_gshard.core import (
     optimization_barrier,
     random_numbers,
     scopes,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Codec, Exchange, Experts
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use, platform_in_use

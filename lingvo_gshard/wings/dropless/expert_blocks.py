@@ -21,10 +21,10 @@ from lingvo_gshard.core import (
     random_numbers,
     remat_policy,
     scopes,
+    tf,
     write_slice,
 )
 from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import read_slice
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}

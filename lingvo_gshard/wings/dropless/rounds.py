@@ -25,8 +25,8 @@ from lingvo_gshard.core import (
     optimization_barrier,
     random_numbers,
     scopes,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.dropless.exchanges import Axes, RowExchange
 

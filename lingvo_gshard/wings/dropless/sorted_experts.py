@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, context, custom_gradient, kernel_use, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, custom_gradient, kernel_use, layer_method, tf
 from lingvo_gshard.layers import Experts, add_bias, feed_forward, products
 from lingvo_gshard.sharding import platform_in_use
 from lingvo_gshard.wings import kernels

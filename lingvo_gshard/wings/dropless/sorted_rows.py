@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import NestedMap
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, tf
 from lingvo_gshard.layers import Experts, count_rows, sort_rows
 from lingvo_gshard.layers.moe.dispatches.gather import Permutation
 from lingvo_gshard.wings import kernels

@@ -12,8 +12,7 @@ import itertools
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, known_sizes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, known_sizes, shapes, tf
 from lingvo_gshard.data import Input, Vocabulary
 from lingvo_gshard.tasks import Task, TokenTask
 from lingvo_gshard.wings.inference.decoding.precision import (

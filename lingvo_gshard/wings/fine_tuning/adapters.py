@@ -27,8 +27,8 @@ from lingvo_gshard.core import (
     initializers,
     layer_method,
     letters,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import RULES, Product, ProductRule, products
 from lingvo_gshard.layers.dropout import Dropout
 

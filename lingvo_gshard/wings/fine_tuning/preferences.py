@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes, tf
 from lingvo_gshard.layers import losses
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.tasks import LanguageModelTask, Task

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, known_sizes
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core import Device, UserError, jax, known_sizes, tf
 from lingvo_gshard.runtime import (
     Array,
     Executable,

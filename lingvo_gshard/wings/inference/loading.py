@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, NestedMap, Params, UserError, jax
 from lingvo_gshard.data import TextIds
 from lingvo_gshard.runtime import Array, platform_of
 from lingvo_gshard.sharding import Mesh, Partitioning

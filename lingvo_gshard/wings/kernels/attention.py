@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.sharding.platforms import device_kind_in_use
 from lingvo_gshard.wings.kernels import attention_cuda, attention_cudnn, attention_tpu

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import cudnn_attention, ir, jax, jnp
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import cudnn_attention, ir
 from lingvo_gshard.wings.kernels.call import AttentionCall
 
 # cuDNN's largest head on Ampere; Hopper has 256.

@@ -11,7 +11,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, splash, splash_masks
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import splash, splash_masks
 from lingvo_gshard.wings.kernels.call import AttentionCall, Operands, pad
 
 # The number of lanes of a TPU's vector unit. Blocks are multiples of it.

@@ -13,7 +13,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.call import HIDDEN, AttentionCall, Operands, pad
 from lingvo_gshard.wings.kernels.distance_bias import DistanceBias, added_by_bucket
 from lingvo_gshard.wings.kernels.triton_rows import dot, load_rows, padded_dim, store_rows

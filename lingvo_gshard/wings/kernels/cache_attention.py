@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels import cache_tpu, cache_triton
 from lingvo_gshard.wings.kernels.cache_call import CacheCall

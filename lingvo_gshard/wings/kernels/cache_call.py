@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp
 
 
 class CacheCall(msgspec.Struct, frozen=True):

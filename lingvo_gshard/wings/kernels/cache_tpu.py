@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_tpu
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_tpu
 from lingvo_gshard.wings.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.wings.kernels.call import HIDDEN
 

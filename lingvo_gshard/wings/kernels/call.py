@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.layers import DistanceBuckets
 from lingvo_gshard.wings.kernels.weight_dropout import DropoutOperands
 

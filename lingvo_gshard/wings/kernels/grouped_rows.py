@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 from lingvo_gshard.wings.kernels.triton_rows import Range, load_tile, store_tile
 

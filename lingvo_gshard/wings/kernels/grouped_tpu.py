@@ -17,7 +17,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core.lazy import jax, jnp, megablox
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import megablox
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall, largest_power
 from lingvo_gshard.wings.kernels.grouped_tpu_product import GroupedProduct
 

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, megablox, pallas, pallas_tpu
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import megablox, pallas, pallas_tpu
 
 
 def _only(x: Any) -> Any:

@@ -10,7 +10,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall, largest_power
 from lingvo_gshard.wings.kernels.triton_rows import Range, dot, load_tile, store_tile
 

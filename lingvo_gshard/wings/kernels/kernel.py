@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from lingvo_gshard.core import scopes
-from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core import scopes, tf
+from lingvo_gshard.core.lazy import gen_xla_ops
 from lingvo_gshard.sharding import hardware_of
 from lingvo_gshard.sharding.platforms import is_interpreted
 

@@ -10,16 +10,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import (
-    ir,
-    jax,
-    jax_core,
-    jnp,
-    mlir,
-    pallas,
-    pallas_triton,
-    triton_lowering,
-)
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import ir, jax_core, mlir, pallas, pallas_triton, triton_lowering
 
 # Tensor cores of an H100 add products of 8 bits with 14 bits of precision. After so many of them
 # the sum is added to one in float32, as in DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).

@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp, random_numbers
 
 
 class DropoutOperands(NamedTuple):

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, UserError
+from lingvo_gshard.core import Device, NestedMap, UserError, jax, jnp, tf
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import (
     Array,

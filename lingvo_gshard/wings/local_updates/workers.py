@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError, letters, processes
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, Params, UserError, jax, letters, processes
 from lingvo_gshard.runtime import Array
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
 from lingvo_gshard.training.step.metric_vectors import StepMetrics

@@ -14,8 +14,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lingvo_gshard.core import Params, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import AttentionKernel, AttentionMask, repeat_heads, soft_cap
 from lingvo_gshard.layers.attention.dense import soft_cap_gradient
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax

@@ -27,8 +27,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import LOSS_SCOPE, context, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import LOSS_SCOPE, context, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import soft_cap
 from lingvo_gshard.layers.attention.dense import soft_cap_gradient
 from lingvo_gshard.layers.losses import LONG_LOSSES, CrossEntropy, LossOfProducts, Objective

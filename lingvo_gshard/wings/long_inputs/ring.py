@@ -15,8 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import AttentionKernel, AttentionMask, soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.layers import Codec
 from lingvo_gshard.layers.moe.exchange import CODECS, Bfloat16, round_mantissa
 from lingvo_gshard.wings.low_precision.rounding import BLOCK, E4M3, scale_of

@@ -16,8 +16,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient, tf
 from lingvo_gshard.layers import RULES, Product, ProductRule
 from lingvo_gshard.layers.product_rules import Multiply, ProductContext
 from lingvo_gshard.wings.low_precision.rounding import DelayedScales, largest_magnitude

@@ -17,8 +17,8 @@ from lingvo_gshard.core import (
     UserError,
     VariableSpec,
     initializers,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision, StatePart
 from lingvo_gshard.training.step.state_part import Seen, Verdict
 

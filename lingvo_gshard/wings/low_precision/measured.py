@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, VariableSpec, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, VariableSpec, context, tf
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training import StatePart
 from lingvo_gshard.training.step.state_part import Update

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec, tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers, tf
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart, TensorBatch
 from lingvo_gshard.training.step.gradients import (

@@ -24,11 +24,12 @@ from lingvo_gshard.core import (
     UserError,
     VariableSpec,
     scope_name,
+    tf,
     to_device,
     to_host,
 )
 from lingvo_gshard.core.layer import is_vector
-from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core.lazy import gen_xla_ops
 from lingvo_gshard.sharding import annotate_like, current_partitioning
 from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer, StepPart, WeightStep
 from lingvo_gshard.training.step.clipping import Clipping

@@ -28,8 +28,7 @@ import dataclasses
 import math
 import string
 
-from lingvo_gshard.core import MATRIX, VariableSpec, known_sizes, letters, shapes, write_slice
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import MATRIX, VariableSpec, known_sizes, letters, shapes, tf, write_slice
 from lingvo_gshard.sharding import Mesh, current_partitioning, xla
 
 # These maximize the slope at 0. Singular values end between about 0.68 and 1.2 (Jordan et al.).

@@ -19,8 +19,7 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec, initializers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec, initializers, tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
 from lingvo_gshard.training.step.state_part import Seen, Verdict
 

@@ -14,8 +14,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, tf
 from lingvo_gshard.sharding.weight_patterns import layer_of
 from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer, StepPart, WeightStep
 from lingvo_gshard.training.step.state_part import Update

@@ -7,8 +7,16 @@ import os
 
 import msgspec
 
-from lingvo_gshard.core import Params, UserError, atomic, explained, objects, params_text
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import (
+    Device,
+    Params,
+    UserError,
+    atomic,
+    explained,
+    jax,
+    objects,
+    params_text,
+)
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology

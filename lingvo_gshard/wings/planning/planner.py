@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import SILENT, VERSION, Progress, kernel_use
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import SILENT, VERSION, Progress, jax, kernel_use
 from lingvo_gshard.runtime import Program, chosen_for, offloading, platform_of, traits_of
 from lingvo_gshard.runtime.compile_options import in_words
 from lingvo_gshard.sharding import Partitioning

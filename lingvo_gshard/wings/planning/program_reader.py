@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.runtime import Executable
 from lingvo_gshard.runtime.program.executable import READERS
 from lingvo_gshard.wings import hlo

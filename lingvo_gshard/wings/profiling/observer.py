@@ -17,8 +17,7 @@ import timeit
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
-from lingvo_gshard.core import processes, scope_name
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import processes, scope_name, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import SingleDeviceRuntime, batch_specs
 from lingvo_gshard.sharding import Mesh, Partitioning, use_partitioning

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, objects
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import UserError, jax, objects, tf
 from lingvo_gshard.wings.hlo.module import Module
 from lingvo_gshard.wings.planning.machines import chips
 from lingvo_gshard.wings.profiling.timeline import StepRange

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.core import scope_name
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, scope_name
 from lingvo_gshard.runtime import Executable, Program, without_cache
 from lingvo_gshard.sharding import Mesh, Split, recording, xla
 from lingvo_gshard.wings import hlo

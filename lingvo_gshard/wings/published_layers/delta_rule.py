@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, einsum
 

@@ -13,9 +13,9 @@ from lingvo_gshard.core import (
     initializers,
     known_sizes,
     layer_method,
+    tf,
 )
 from lingvo_gshard.core.layer import BIAS, SCALE
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import AttentionKernel, AttentionMask, Reach, RMSNorm, product, rotary
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.products import joined_product

@@ -14,8 +14,8 @@ from lingvo_gshard.core import (
     initializers,
     known_sizes,
     layer_method,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import (
     MASKED,
     AttentionKernel,

@@ -12,8 +12,8 @@ from lingvo_gshard.core import (
     face,
     initializers,
     layer_method,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import (
     Attention,
     AttentionKernel,

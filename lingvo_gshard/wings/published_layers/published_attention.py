@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params, TokenShape, UserError, initializers, layer_method
+from lingvo_gshard.core import (
+    NestedMap,
+    Params,
+    TokenShape,
+    UserError,
+    initializers,
+    layer_method,
+    tf,
+)
 from lingvo_gshard.core.layer import BIAS
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of

@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import RECOMPUTED_SCOPE
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import RECOMPUTED_SCOPE, tf
 from lingvo_gshard.wings.repeat import minimum_cut, subgraph
 from lingvo_gshard.wings.repeat.minimum_cut import RematCosts
 

@@ -24,12 +24,12 @@ from lingvo_gshard.core import (
     optimization_barrier,
     remat_policy,
     stop_frozen,
+    tf,
     to_device,
     to_host,
     write_slice,
 )
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Execution
 from lingvo_gshard.sharding import (
     annotate,

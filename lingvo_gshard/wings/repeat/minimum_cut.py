@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import csgraph, sparse, tf
+from lingvo_gshard.core import known_sizes, tf
+from lingvo_gshard.core.lazy import csgraph, sparse
 from lingvo_gshard.wings.repeat import subgraph
 
 # scipy's capacities are int32. Costs are scaled so that the largest finite one is _MAX_COST.

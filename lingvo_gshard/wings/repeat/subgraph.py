@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import tf
 
 
 def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> set[tf.Operation]:

@@ -17,8 +17,15 @@ from types import MappingProxyType
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, explained, objects, whole_number, write_atomically
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import (
+    UserError,
+    atomic,
+    explained,
+    jax,
+    objects,
+    whole_number,
+    write_atomically,
+)
 from lingvo_gshard.runtime import Array, LayerNames
 from lingvo_gshard.runtime.program.program import Work, encoded_bodies
 

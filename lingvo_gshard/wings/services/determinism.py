@@ -25,8 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, processes, signals
-from lingvo_gshard.core.lazy import Device, jax, jnp
+from lingvo_gshard.core import Device, NestedMap, jax, jnp, processes, signals
 from lingvo_gshard.data import Batch, PackedBatch
 from lingvo_gshard.training import MetricsRow, ObservedRun, RunRecord, StepObserver
 from lingvo_gshard.training import arrays as checkpoint_arrays

@@ -8,8 +8,7 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core import NestedMap, Params, signals
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, signals, tf
 from lingvo_gshard.data import Batch, PackedBatch
 from lingvo_gshard.training import (
     METRICS_FILE,

@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, processes
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import NestedMap, jax, processes
 from lingvo_gshard.training import (
     Arrays,
     Checkpoint,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import op_callbacks, tf
+from lingvo_gshard.core import context, tf
+from lingvo_gshard.core.lazy import op_callbacks
 from lingvo_gshard.wings.tracing.source_lines import line_of
 
 NAN, INFINITY = "NaN", "infinity"

@@ -8,8 +8,7 @@ import re
 import sysconfig
 from collections.abc import Iterable
 
-from lingvo_gshard.core import RECOMPUTED_SCOPE
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import RECOMPUTED_SCOPE, tf
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.

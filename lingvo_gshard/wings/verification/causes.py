@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import scope_name
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax, scope_name
 from lingvo_gshard.runtime import Executable
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings import hlo

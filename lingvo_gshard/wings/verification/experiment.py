@@ -9,8 +9,7 @@ import time
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import Executable, Program, devices_for
 from lingvo_gshard.sharding import Mesh, Partitioning

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import jax, known_sizes, tf
 from lingvo_gshard.sharding import Mesh, xla
 from lingvo_gshard.wings.tracing.source_lines import line_of_operation
 from lingvo_gshard.wings.verification.observation import PROJECTIONS

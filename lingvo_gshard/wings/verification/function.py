@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError, context, names
-from lingvo_gshard.core.lazy import Device, tf
+from lingvo_gshard.core import Device, UserError, context, names, tf
 from lingvo_gshard.runtime import Executable, devices_for
 from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning
 from lingvo_gshard.sharding.platforms import interpreted

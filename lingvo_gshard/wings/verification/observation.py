@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Iteration, context
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import Iteration, context, jax, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding.partitioning import current_sharding
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import jax, tf
 from lingvo_gshard.sharding import Mesh, xla
 from lingvo_gshard.wings.verification import patterns
 from lingvo_gshard.wings.verification.findings import (

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, kernel_use, known_sizes
-from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
+from lingvo_gshard.core import Device, NestedMap, jax, kernel_use, known_sizes, tf
+from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import Array, Executable, Program, batch_specs, lower, state_arrays
 from lingvo_gshard.runtime.lowering.lowering import check_layers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, names
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, names, tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import measured
 from lingvo_gshard.layers.moe.dispatches.gathered import GatheredBuffers

@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers.moe.exchange import Compute
 from lingvo_gshard.layers.moe.routing import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import Params, UserError, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, context, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.routers.router import Capacity

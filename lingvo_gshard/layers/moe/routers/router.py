@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar, Self
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context, layer_method, tf
 from lingvo_gshard.core.layer import check_layer_methods
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routing import Routing
 
 

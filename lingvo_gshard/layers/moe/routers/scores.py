@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method, tf
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.layers.moe.routing import WeightedLoss

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params, context, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, context, layer_method, tf
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
 from lingvo_gshard.layers.moe.routers import selection

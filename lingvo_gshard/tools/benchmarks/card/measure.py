@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress, UserError
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import SILENT, Device, Progress, UserError, jax
 from lingvo_gshard.runtime import LayerNames
 from lingvo_gshard.tools.benchmarks import exported
 from lingvo_gshard.tools.benchmarks.card import folder as card_folder

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, tf
 from lingvo_gshard.layers import Assignment, Exchange, Experts, TokenChoiceRouting
 from lingvo_gshard.sharding import annotate, annotate_weights, collectives, manual
 from lingvo_gshard.tools.diagnosis.accelerator.trials import (

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from lingvo_gshard.core import UserError, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import UserError, context, tf
 from lingvo_gshard.layers import DistanceBuckets, products
 from lingvo_gshard.runtime import platform_of
 from lingvo_gshard.sharding import hardware_of

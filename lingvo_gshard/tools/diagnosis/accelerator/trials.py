@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core import Device, UserError, jax, tf
 from lingvo_gshard.runtime import Executable, platform_of
 from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning
 from lingvo_gshard.sharding.platforms import PLATFORMS, is_interpreted

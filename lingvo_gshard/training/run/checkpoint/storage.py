@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import is_bucket, objects, processes
+from lingvo_gshard.core import Seam, is_bucket, objects, processes
 from lingvo_gshard.core.files.stores import scheme_of
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.training.run.checkpoint.orbax_storage import reason_of
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
 

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, regular
+from lingvo_gshard.core import UserError, regular, tf
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.core.lazy import tf
 
 MetricsRow = dict[str, float]
 # Name of a picture -> (uint8 [height, width, 3], description).

@@ -10,8 +10,7 @@ import pathlib
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.data import (
     CleaningReport,
     Limit,

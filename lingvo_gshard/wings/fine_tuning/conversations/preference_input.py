@@ -6,8 +6,7 @@ import json
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.data import MemoryTable, Row, mixture_plan, packing
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import ConversationInput
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder

@@ -11,8 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context, tf
 from lingvo_gshard.layers import (
     FeedForward,
     MixtureOfExperts,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.layers.stacks.transformer_layer import Memory

@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import UserError, jax
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.wings.inference.engine import shapes
 from lingvo_gshard.wings.inference.engine.decode_batch import DecodeBatch

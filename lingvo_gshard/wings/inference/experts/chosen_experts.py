@@ -18,8 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, layer_method, scopes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, layer_method, scopes, shapes, tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, count_rows, sort_rows
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.dropless import sorted_experts

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, scopes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, scopes, shapes, tf
 from lingvo_gshard.layers import count_rows, sort_rows
 
 LOCAL_LETTERS = {

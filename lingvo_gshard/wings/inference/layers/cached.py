@@ -17,8 +17,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, shapes, tf
 from lingvo_gshard.layers import MASKED, AttentionMask, Reach, heads_first, rotary, soft_cap
 from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Layer, NestedMap, UserError, face, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, UserError, face, layer_method, tf
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import NestedMap, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.layers import Experts, Groups, MixtureOfExperts, token_context
 from lingvo_gshard.layers.moe import load_metrics
 from lingvo_gshard.sharding import current_partitioning

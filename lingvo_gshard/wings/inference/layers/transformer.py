@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core import NestedMap, face, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, face, layer_method, tf
 from lingvo_gshard.layers import MASKED, Reach, TransformerLayer, TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.wings.inference.layers import attention

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from lingvo_gshard.core import SILENT, Progress
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import SILENT, Device, Progress
 from lingvo_gshard.runtime import Array, Program, without_cache
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 

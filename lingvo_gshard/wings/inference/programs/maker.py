@@ -11,8 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import NestedMap, known_sizes, letters
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, letters, tf
 from lingvo_gshard.runtime import Array, Program, lower
 from lingvo_gshard.runtime.lowering.lowering import Outputs
 from lingvo_gshard.sharding import (

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import cast
 
-from lingvo_gshard.core import context, kernel_use, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, kernel_use, known_sizes, tf
 from lingvo_gshard.layers import AttentionMask, repeat_heads
 from lingvo_gshard.layers.attention.kernel import FUSED, Softmax, weights_shape
 from lingvo_gshard.sharding import Split, hardware_of, manual, mesh_in_use, platform_in_use, resolve

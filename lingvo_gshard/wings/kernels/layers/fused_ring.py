@@ -21,8 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.kernels import attention
 from lingvo_gshard.wings.kernels.call import AttentionCall, Operands

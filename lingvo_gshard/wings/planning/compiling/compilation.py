@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress, UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import SILENT, Progress, UserError, jax
 from lingvo_gshard.runtime import Executable, Program, compile_options, standard_error
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo, current_settings

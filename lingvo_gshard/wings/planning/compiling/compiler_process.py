@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.runtime import Program
 from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.hlo import names

@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from lingvo_gshard.core import Context, Layer, context, known_sizes, random_numbers, scope_name
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Context, Layer, context, known_sizes, random_numbers, scope_name, tf
 from lingvo_gshard.layers import Execution, Groups, MixtureOfExperts
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import BatchSpecs

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, sdy, stablehlo
+from lingvo_gshard.core import UserError, explained, jax, jnp
+from lingvo_gshard.core.lazy import func, ir, jax_export, mlir, sdy, stablehlo
 from lingvo_gshard.runtime import Array, Program
 from lingvo_gshard.runtime.program.program import writers_versions
 from lingvo_gshard.sharding import Mesh, Split

@@ -20,10 +20,11 @@ from lingvo_gshard.core import (
     Progress,
     UserError,
     explained,
+    jax,
     objects,
     scope_name,
 )
-from lingvo_gshard.core.lazy import jax, jax_export
+from lingvo_gshard.core.lazy import jax_export
 from lingvo_gshard.runtime import Array, Program
 from lingvo_gshard.runtime.program.program import bytes_of
 from lingvo_gshard.sharding import REPLICATED, Mesh

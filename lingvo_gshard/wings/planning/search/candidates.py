@@ -10,8 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from lingvo_gshard.core import VariableSpec, letters
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import VariableSpec, letters, tf
 from lingvo_gshard.core.letters import INNER, ROWS
 from lingvo_gshard.sharding import Mesh, Strategy
 from lingvo_gshard.sharding.mesh import NO_AXES

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from lingvo_gshard.core import Layer
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, tf
 from lingvo_gshard.layers import Attention, MixtureOfExperts
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.call import AttentionCall

@@ -8,8 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from lingvo_gshard.core import VariableSpec, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import VariableSpec, context, known_sizes, tf
 from lingvo_gshard.sharding import recording, use_partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer

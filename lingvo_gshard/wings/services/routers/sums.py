@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeAlias
 
-from lingvo_gshard.core import Layer, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, context, known_sizes, tf
 from lingvo_gshard.layers import (
     BALANCE_LOSS,
     ExpertChoiceRouting,
