@@ -30,14 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core import context, known_sizes, tf
-from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding import partitioning, xla
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import (
-    Partitioning,
-    Sharding,
-    current_sharding,
-    override_sharding,
-)
 from lingvo_gshard.sharding.strategies import Split
 
 
@@ -176,18 +170,18 @@ def _over_all_axes(rank: int, dimension: int) -> Split:
     return tuple(axes if i == dimension else () for i in range(rank))
 
 
-def _region_in_use() -> Partitioning | None:
-    now = current_sharding()
+def _region_in_use() -> partitioning.Partitioning | None:
+    now = partitioning.current_sharding()
     region = now.manual_partitioning or now.partitioning
     if region is None or region.mesh.size == 1 or tf.executing_eagerly():
         return None
     return region
 
 
-def _inside() -> contextlib.AbstractContextManager[Sharding]:
+def _inside() -> contextlib.AbstractContextManager[partitioning.Sharding]:
     """Switches annotations off inside a `with` block and tells collectives the mesh."""
-    now = current_sharding()
-    return override_sharding(
+    now = partitioning.current_sharding()
+    return partitioning.override_sharding(
         partitioning=None, manual_partitioning=now.manual_partitioning or now.partitioning
     )
 

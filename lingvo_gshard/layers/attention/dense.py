@@ -6,14 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core import Params, custom_gradient, tf
-from lingvo_gshard.layers.attention.kernel import (
-    FUSED,
-    PLAIN,
-    AttentionKernel,
-    Softmax,
-    repeat_heads,
-    weights_shape,
-)
+from lingvo_gshard.layers.attention import kernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import einsum, platform_in_use
@@ -33,7 +26,7 @@ def soft_cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.
     return d_capped * tf.cast(1.0 - tf.square(capped / cap), d_capped.dtype) if cap else d_capped
 
 
-class DenseKernel(AttentionKernel):
+class DenseKernel(kernel.AttentionKernel):
     """Attends to all keys at once. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
 
     Programs for TPUs and GPUs use the platform's fused kernel, which never has all logits
@@ -74,7 +67,7 @@ class DenseKernel(AttentionKernel):
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""
-        if self._may_fuse() and any(fused.reads_bias_tables() for fused in FUSED):
+        if self._may_fuse() and any(fused.reads_bias_tables() for fused in kernel.FUSED):
             return bias
         return bias.at(distances_LK)
 
@@ -87,14 +80,14 @@ class DenseKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax = PLAIN,
+        softmax: kernel.Softmax = kernel.PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        for fused in FUSED if self._may_fuse() else ():
+        for fused in kernel.FUSED if self._may_fuse() else ():
             fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:
                 return fused_BNLD
-        shape_BNLK = weights_shape(query_BNLD, keys_BNKD)
+        shape_BNLK = kernel.weights_shape(query_BNLD, keys_BNKD)
         _, heads, queries, keys = shape_BNLK
         dropout_BNLK, biases = 1.0, []
         if softmax.relative_bias is not None:
@@ -103,8 +96,8 @@ class DenseKernel(AttentionKernel):
             dropout_BNLK = softmax.dropout.factors(shape_BNLK, query_BNLD.dtype)
         return _attend(
             query_BNLD,
-            repeat_heads(keys_BNKD, heads),
-            repeat_heads(values_BNKD, heads),
+            kernel.repeat_heads(keys_BNKD, heads),
+            kernel.repeat_heads(values_BNKD, heads),
             *biases,
             *([] if softmax.sinks_N is None else [softmax.sinks_N]),
             biases=len(biases),

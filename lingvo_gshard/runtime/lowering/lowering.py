@@ -18,12 +18,7 @@ from lingvo_gshard.core import Layer, Seam, UserError, kernel_use, known_sizes, 
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.core.memory_kinds import MOVE
-from lingvo_gshard.runtime.lowering.folding import (
-    make_constants,
-    make_iotas,
-    separate_constants,
-    without_folding,
-)
+from lingvo_gshard.runtime.lowering import folding
 from lingvo_gshard.runtime.lowering.operations import (
     call_target,
     operations_of,
@@ -166,7 +161,7 @@ def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -
         )
 
     try:
-        with without_folding():
+        with folding.without_folding():
             return lowered()
     except ValueError as error:
         if "must be a compile-time constant" not in str(error):
@@ -224,15 +219,15 @@ def _portable(
             # The oldest version has no custom calls with a dictionary, which kernels and moves are.
             weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
             version = stablehlo.get_version_from_compatibility_requirement(weeks)
-        make_constants(parsed, found.constants)
+        folding.make_constants(parsed, found.constants)
         remove_last_barriers(parsed, len(found.held))
         if first:
             first(parsed)
-        make_iotas(parsed)
+        folding.make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         for rewrite in PASSES:
             rewrite(parsed, mesh)
-        separate_constants(parsed)
+        folding.separate_constants(parsed)
         if partitioner in OTHER_PARTITIONERS:
             OTHER_PARTITIONERS[partitioner].rewrite(parsed, mesh)
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))

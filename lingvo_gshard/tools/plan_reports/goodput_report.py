@@ -7,20 +7,12 @@ from collections.abc import Sequence
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.tools.console.output import Console
 from lingvo_gshard.tools.console.tables import make_table
-from lingvo_gshard.wings.planning.training.goodput_record import (
-    Alternative,
-    Assumption,
-    BudgetPlan,
-    Choice,
-    Goodput,
-    Range,
-    Sensitivity,
-)
+from lingvo_gshard.wings.planning.training import goodput_record
 
 _PARTS = ("machine", "experts", "size")
 
 
-def print_budget(plan: BudgetPlan, console: Console) -> None:
+def print_budget(plan: goodput_record.BudgetPlan, console: Console) -> None:
     """Prints what to train for a budget."""
     best = plan.best
     console.say(
@@ -46,7 +38,7 @@ def print_budget(plan: BudgetPlan, console: Console) -> None:
         console.say(f"Note: {note}")
 
 
-def _print_choices(console: Console, title: str, rows: Sequence[Choice]) -> None:
+def _print_choices(console: Console, title: str, rows: Sequence[goodput_record.Choice]) -> None:
     table = make_table(title, "experts", right=("active", "total", "tokens", "days", "loss"))
     for row in rows:
         table.add_row(
@@ -61,7 +53,7 @@ def _print_choices(console: Console, title: str, rows: Sequence[Choice]) -> None
     console.print_table(table)
 
 
-def _print_sensitivities(console: Console, rows: Sequence[Sensitivity]) -> None:
+def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensitivity]) -> None:
     table = make_table("with", "best choice", right=("active", "loss"))
     table.add_column("decides", overflow="fold")
     for row in rows:
@@ -92,7 +84,7 @@ _DAY = 24 * 3600
 _LONG = ((_DAY, "days"), (3600, "h"), (60, "min"))
 
 
-def print_goodput(goodput: Goodput, console: Console) -> None:
+def print_goodput(goodput: goodput_record.Goodput, console: Console) -> None:
     """Prints what a training takes with its failures."""
     _say_totals(console, goodput)
     _say_when_to_save(console, goodput)
@@ -110,7 +102,7 @@ def print_goodput(goodput: Goodput, console: Console) -> None:
     console.say(f"Goodput depends most on --{option}: {low} to {high}.")
 
 
-def _say_totals(console: Console, goodput: Goodput) -> None:
+def _say_totals(console: Console, goodput: goodput_record.Goodput) -> None:
     """Says how long the training takes and what it costs, how many steps and failures it has."""
     console.say(
         f"\nThe whole training: {units.digits(goodput.days.mean)} days, goodput "
@@ -129,7 +121,7 @@ def _say_totals(console: Console, goodput: Goodput) -> None:
     )
 
 
-def _say_when_to_save(console: Console, goodput: Goodput) -> None:
+def _say_when_to_save(console: Console, goodput: goodput_record.Goodput) -> None:
     """Says what a checkpoint or snapshot takes, and after how many steps to save one."""
     kind, option = ("Snapshots", "snapshot") if goodput.agents else ("Checkpoints", "checkpoint")
     console.say(
@@ -152,7 +144,7 @@ def duration(seconds: float) -> str:
     return units.in_seconds(seconds)
 
 
-def _print_ranges(console: Console, goodput: Goodput) -> None:
+def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
     table = make_table(f"{goodput.runs:,} simulated runs", right=("mean", "5%", "median", "95%"))
     rows = [
         ("goodput", goodput.goodput, units.in_fine_share),
@@ -172,7 +164,9 @@ def _print_ranges(console: Console, goodput: Goodput) -> None:
     )
 
 
-def _print_alternatives(console: Console, title: str, rows: Sequence[Alternative]) -> None:
+def _print_alternatives(
+    console: Console, title: str, rows: Sequence[goodput_record.Alternative]
+) -> None:
     table = make_table(title, right=("save every", "goodput", "days", "price"))
     for row in rows:
         table.add_row(
@@ -185,7 +179,7 @@ def _print_alternatives(console: Console, title: str, rows: Sequence[Alternative
     console.print_table(table)
 
 
-def _value(row: Assumption) -> str:
+def _value(row: goodput_record.Assumption) -> str:
     if row.unit == "share":
         return units.in_share(row.value)
     if row.unit == "seconds":
@@ -195,7 +189,7 @@ def _value(row: Assumption) -> str:
     return f"{units.in_large(row.value)} {row.unit}"
 
 
-def _price(price: Range | None, currency: str | None) -> str:
+def _price(price: goodput_record.Range | None, currency: str | None) -> str:
     if price is None:
         return "no price is published"
     return f"{units.in_large(price.mean)} {currency}"

@@ -14,23 +14,14 @@ from lingvo_gshard.tools.console.tables import (
     array_text,
     make_table,
 )
-from lingvo_gshard.wings.planning.plan.plan import (
-    MEMORY_CLASSES,
-    CollectiveRow,
-    FlopCounts,
-    HostTransferRow,
-    LayerRow,
-    MemoryBytes,
-    TemporaryRow,
-    TensorRow,
-)
+from lingvo_gshard.wings.planning.plan import plan
 
 _BAR_WIDTH = 30
 _CLASS_NAMES = {"activations": "activations, temporaries"}
 _KINDS = ("weights", "moments")
 
 
-def print_memory(console: Console, memory: MemoryBytes) -> None:
+def print_memory(console: Console, memory: plan.MemoryBytes) -> None:
     """Prints the memory of one device by class, with bars."""
     table = make_table("memory of one device", right=("bytes", "of capacity"))
     table.add_column("", no_wrap=True)
@@ -41,7 +32,7 @@ def print_memory(console: Console, memory: MemoryBytes) -> None:
         bar = "█" * min(round(share * _BAR_WIDTH), _BAR_WIDTH) or ("▏" if size else "")
         table.add_row(name, units.in_bytes(size), units.in_share(share), bar)
 
-    sizes = {name: getattr(memory, name) for name in MEMORY_CLASSES}
+    sizes = {name: getattr(memory, name) for name in plan.MEMORY_CLASSES}
     for name, size in sizes.items():
         add(_CLASS_NAMES.get(name, name), size)
     rest = memory.peak - sum(sizes.values())
@@ -57,7 +48,7 @@ def print_memory(console: Console, memory: MemoryBytes) -> None:
     console.print_table(table)
 
 
-def print_layer_sizes(console: Console, tensors: Sequence[TensorRow]) -> None:
+def print_layer_sizes(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
     """Prints the bytes of each layer's weights and moments on one device, largest first."""
     by_layer: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in tensors:
@@ -81,7 +72,7 @@ def print_layer_sizes(console: Console, tensors: Sequence[TensorRow]) -> None:
     console.print_table(table)
 
 
-def print_tensors(console: Console, tensors: Sequence[TensorRow]) -> None:
+def print_tensors(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
     """Prints the largest weights and moments with their shardings."""
     if not tensors:
         console.say("\nThe step keeps no weights or moments.")
@@ -100,7 +91,7 @@ def print_tensors(console: Console, tensors: Sequence[TensorRow]) -> None:
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
 
 
-def print_temporaries(console: Console, rows: Sequence[TemporaryRow]) -> None:
+def print_temporaries(console: Console, rows: Sequence[plan.TemporaryRow]) -> None:
     """Prints the largest temporaries."""
     if not rows:
         return
@@ -113,7 +104,7 @@ def print_temporaries(console: Console, rows: Sequence[TemporaryRow]) -> None:
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes, units.in_bytes)
 
 
-def print_collectives(console: Console, collectives: Sequence[CollectiveRow]) -> None:
+def print_collectives(console: Console, collectives: Sequence[plan.CollectiveRow]) -> None:
     """Prints the collectives that expose the most time, then sums by kind and axis.
 
     Computation hides a part of a collective's estimate. The step waits for the exposed rest.
@@ -136,7 +127,7 @@ def print_collectives(console: Console, collectives: Sequence[CollectiveRow]) ->
             *_call_cells([row]),
         )
     table.add_section()
-    groups: dict[tuple[str, str], list[CollectiveRow]] = collections.defaultdict(list)
+    groups: dict[tuple[str, str], list[plan.CollectiveRow]] = collections.defaultdict(list)
     for row in rows:
         groups[row.kind, row.axis].append(row)
     for (kind, axis), group in groups.items():
@@ -146,7 +137,7 @@ def print_collectives(console: Console, collectives: Sequence[CollectiveRow]) ->
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
+def _call_cells(rows: Sequence[plan.CollectiveRow]) -> tuple[str, ...]:
     """Returns the number of calls, their bound, hidden and exposed time and share, as text."""
     return (
         units.in_count(sum(row.count for row in rows)),
@@ -157,7 +148,7 @@ def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
     )
 
 
-def print_host_transfers(console: Console, transfers: Sequence[HostTransferRow]) -> None:
+def print_host_transfers(console: Console, transfers: Sequence[plan.HostTransferRow]) -> None:
     """Prints the copies between device and host; nothing without any."""
     if not transfers:
         return
@@ -176,7 +167,7 @@ def print_host_transfers(console: Console, transfers: Sequence[HostTransferRow])
     console.say_hidden(transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def print_arithmetic(console: Console, flops: FlopCounts) -> None:
+def print_arithmetic(console: Console, flops: plan.FlopCounts) -> None:
     """Prints what the executed operations are for."""
     table = make_table("arithmetic of one device", right=("per step", "of executed"))
     names = ("useful", "rematerialized", "dispatch", "padding")
@@ -192,7 +183,7 @@ def print_arithmetic(console: Console, flops: FlopCounts) -> None:
     console.print_table(table)
 
 
-def print_layer_times(console: Console, layers: Sequence[LayerRow]) -> None:
+def print_layer_times(console: Console, layers: Sequence[plan.LayerRow]) -> None:
     """Prints the layers that take the most time, then sums by phase."""
     if not layers:
         return
@@ -221,7 +212,7 @@ def print_layer_times(console: Console, layers: Sequence[LayerRow]) -> None:
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def _bottleneck(row: LayerRow) -> str:
+def _bottleneck(row: plan.LayerRow) -> str:
     """Returns the resource whose lower bound is largest."""
     bounds = {
         "compute": row.compute_seconds,

@@ -16,14 +16,9 @@ from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
 from lingvo_gshard.tools.flags.definitions import Flags, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.search import record
 from lingvo_gshard.wings.planning.search.experiment_search import ExperimentSearch, SearchOptions
 from lingvo_gshard.wings.planning.search.explanation import Alternative, explain
-from lingvo_gshard.wings.planning.search.record import (
-    CandidateRecord,
-    CostRecord,
-    MachineRecord,
-    SearchRecord,
-)
 from lingvo_gshard.wings.planning.search.results import RatedCandidate
 
 _MAX_CANDIDATES = 8
@@ -140,11 +135,11 @@ def _print_rows(console: output.Console, title: str, rows: Iterable[RatedCandida
     console.print_table(table)
 
 
-def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
+def to_record(searches: Sequence[ExperimentSearch]) -> record.SearchRecord:
     """Returns the result of the first search as data, with a row for the machine of each."""
     search = searches[0]
     result = search.result
-    return SearchRecord(
+    return record.SearchRecord(
         name=search.experiment.name,
         topology=search.topology.name,
         best=_candidate(search, result.best) if result.best else None,
@@ -162,9 +157,9 @@ def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
     )
 
 
-def _machine(search: ExperimentSearch) -> MachineRecord:
+def _machine(search: ExperimentSearch) -> record.MachineRecord:
     best = search.result.best
-    return MachineRecord(
+    return record.MachineRecord(
         topology=search.topology.name,
         mesh=best.candidate.mesh if best else "",
         strategy=best.candidate.strategy if best else "",
@@ -173,12 +168,12 @@ def _machine(search: ExperimentSearch) -> MachineRecord:
     )
 
 
-def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord:
-    return CandidateRecord(
+def _candidate(search: ExperimentSearch, row: RatedCandidate) -> record.CandidateRecord:
+    return record.CandidateRecord(
         **msgspec.structs.asdict(row.candidate),
         name=row.name,
         flags=[flag_of(setting) for setting in search.settings(row)],
-        model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
+        model=record.CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
         compiled=row.compiled,
         problem=row.problem,
     )

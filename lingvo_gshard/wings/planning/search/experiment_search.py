@@ -22,6 +22,7 @@ from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.roofline import Budget
+from lingvo_gshard.wings.planning.search import results
 from lingvo_gshard.wings.planning.search.balanced_dispatch import BalancedDispatch
 from lingvo_gshard.wings.planning.search.candidates import TracedStep
 from lingvo_gshard.wings.planning.search.choices import (
@@ -32,12 +33,6 @@ from lingvo_gshard.wings.planning.search.choices import (
     Variant,
 )
 from lingvo_gshard.wings.planning.search.costs import Rates
-from lingvo_gshard.wings.planning.search.results import (
-    CompileCandidate,
-    CompiledCost,
-    RatedCandidate,
-    SearchResult,
-)
 from lingvo_gshard.wings.planning.search.search import search
 from lingvo_gshard.wings.planning.search.tracing import trace
 
@@ -85,7 +80,7 @@ def candidate_compiler(
     topology: Topology,
     plans: dict[Candidate, Plan],
     progress: Progress = SILENT,
-) -> CompileCandidate:
+) -> results.CompileCandidate:
     """Returns a function that compiles a candidate's training step for a topology.
 
     Args:
@@ -93,7 +88,7 @@ def candidate_compiler(
       plans: collects the plan of each compiled candidate.
     """
 
-    def compile_candidate(candidate: Candidate) -> CompiledCost:
+    def compile_candidate(candidate: Candidate) -> results.CompiledCost:
         params = candidate.params(experiment, paths)
         sharding = params.sharding
         partitioning = Partitioning.make(sharding.mesh, sharding.strategy, sharding.overrides)
@@ -108,7 +103,7 @@ def candidate_compiler(
             compile_options=sharding.compile_options,
         )
         plans[candidate] = msgspec.structs.replace(plan, params=params.to_text())
-        return CompiledCost(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
+        return results.CompiledCost(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
 
     return compile_candidate
 
@@ -159,7 +154,7 @@ class ExperimentSearch:
 
     experiment: Params
     topology: Topology
-    result: SearchResult
+    result: results.SearchResult
     plan: Plan | None
     paths: ChoicePaths
     tokens: int
@@ -171,11 +166,11 @@ class ExperimentSearch:
             return None
         return roofline.budget(_BILLION, self.result.best.seconds / self.tokens, self.topology)
 
-    def settings(self, row: RatedCandidate) -> list[str]:
+    def settings(self, row: results.RatedCandidate) -> list[str]:
         """Returns the settings that select a candidate."""
         return row.candidate.settings(self.paths)
 
-    def params(self, row: RatedCandidate) -> Params:
+    def params(self, row: results.RatedCandidate) -> Params:
         """Returns the experiment's Params with all choices of a candidate."""
         return row.candidate.params(self.experiment, self.paths)
 
