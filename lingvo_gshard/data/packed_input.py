@@ -249,16 +249,13 @@ class PairInput(PackedInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a translation."""
         target = self.target_vocabulary
         return TextIds(target.target_start, target.end_ids, target.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Writes the vocabularies into a directory, such as a checkpoint's."""
         files.save_pair(os.fspath(directory), *self._vocabularies)
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabularies by saved ones."""
         self._vocabularies = files.load_pair(os.fspath(directory))
         self._forget_tokens()
 
@@ -275,7 +272,6 @@ class PairInput(PackedInput):
 
     @property
     def before(self) -> int:
-        """The id before the first token of a translation."""
         return self.target_vocabulary.target_start[0]
 
     def tokenized(self, rows: Sequence[Row]) -> MemoryTable:
@@ -351,17 +347,14 @@ class TextInput(PackedInput):
         return TextIds((vocabulary.bos_id,), vocabulary.end_ids, vocabulary.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Writes the vocabulary into a directory, such as a checkpoint's."""
         self.vocabulary.save(os.fspath(directory))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabulary by a saved one."""
         self.vocabulary = files.load(os.fspath(directory))
         self._forget_tokens()
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        """The side of a batch -> the ids that layers get, and their vocabulary."""
         return {"target": ("target_inputs", self.vocabulary)}
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
@@ -370,7 +363,6 @@ class TextInput(PackedInput):
 
     @property
     def before(self) -> int:
-        """The id before the first token of a text."""
         return self.vocabulary.bos_id
 
     def tokenized(self, rows: Sequence[Row], progress: Progress = SILENT) -> MemoryTable:

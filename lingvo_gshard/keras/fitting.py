@@ -103,7 +103,7 @@ def evaluate(
 ) -> Any:
     """Evaluates a compiled Keras model over a mesh, as `Model.evaluate` does on one device.
 
-    Arguments are as for `fit`. Further ones are those of `Model.evaluate`.
+    Arguments are as for `fit`, and `Model.evaluate` explains further ones.
 
     Returns:
       The loss and the metrics, as `Model.evaluate` returns them.

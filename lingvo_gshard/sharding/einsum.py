@@ -98,7 +98,7 @@ class Rounding(Protocol):
         """Returns the product of two factors by a kernel; None if `einsum` computes it.
 
         Args:
-          weight: Which of the three layouts is that of the weight, or of its gradient.
+          weight: The layout of the weight, or of its gradient: one of the three.
         """
         ...
 

@@ -184,12 +184,6 @@ class PlannedBatches(BaseBatches):
     same = "the training data, its settings (input.*)"
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Moves to a position.
-
-        Raises:
-          UserError: the position is of a stream with other data, seed or shapes, or in the format
-            of an earlier version.
-        """
         if "carried" in state:
             raise UserError(
                 'The saved data position has the format {"block", "batch", "carried"} of versions '
@@ -222,7 +216,6 @@ class PartialBatch(PackedBatch):
         self.examples, self.digest, self._read_all = arrays.examples, digest, read_all
 
     def whole(self) -> Batch:
-        """Returns the batch with the tokens of all rows."""
         return self._read_all()
 
 

@@ -106,16 +106,13 @@ class TokenChoiceRouting(Routing):
     metrics: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def load(self) -> tf.Tensor:
-        """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
         kept = [tf.cast(a.kept_GS, tf.float32) for a in self.assignments]
         return tf.reduce_sum(self._by_expert(kept), (0, 1))
 
     def gate_sums(self) -> tf.Tensor:
-        """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
         return tf.reduce_sum(self.token_gates(), (0, 1))
 
     def token_gates(self) -> tf.Tensor:
-        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         return self._by_expert([tf.where(a.kept_GS, a.gate_GS, 0.0) for a in self.assignments])
 
     def _by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -157,16 +154,13 @@ class ExpertChoiceRouting(Routing):
     metrics: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def load(self) -> tf.Tensor:
-        """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
         is_filled = tf.less(self.token_of_slot_GEC, known_sizes(self.is_taken_GS.shape)[1])
         return tf.reduce_sum(tf.cast(is_filled, tf.float32), (0, 2))
 
     def gate_sums(self) -> tf.Tensor:
-        """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
         return tf.reduce_sum(self.gate_of_slot_GEC, (0, 2))
 
     def token_gates(self) -> tf.Tensor:
-        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         # Empty slots have the token S, which one_hot leaves out.
         chosen_GECS = tf.one_hot(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
         return tf.einsum("GECS,GEC->GSE", chosen_GECS, self.gate_of_slot_GEC)

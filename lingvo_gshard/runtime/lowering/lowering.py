@@ -85,7 +85,6 @@ def lower(
       function: takes one tensor per input and returns its outputs. Tensors that it captures become
         constants.
       inputs: the program's inputs. Inputs without a split get the one the function annotates.
-      partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
       variables: all variables that the function may use.
 

@@ -49,7 +49,6 @@ class Histories(Measured):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds the Params of Fp8 to the trainer's."""
         p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
 
     @classmethod

@@ -39,7 +39,6 @@ class LossScale(Configurable, StatePart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `loss_scale` to the trainer's Params."""
         about = "How the loss is scaled, with float16."
         p.define("loss_scale", cls.params(), about, changes_results=False)
 
@@ -80,8 +79,6 @@ class LossScale(Configurable, StatePart):
             )
 
     def specs(self) -> NestedMap:
-        """Returns the state's tree of VariableSpec."""
-
         def spec(name: str, dtype: str, start: float) -> VariableSpec:
             return VariableSpec(f"{self.name}/{name}", "", (), dtype, initializers.constant(start))
 

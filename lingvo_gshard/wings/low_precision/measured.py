@@ -34,7 +34,6 @@ class Measured(StatePart):
         self._specs = NestedMap(leaves=[dataclasses.replace(s, is_frozen=False) for s in found])
 
     def specs(self) -> NestedMap:
-        """Returns the arrays' tree of VariableSpec."""
         return self._specs
 
     def before(self, own: NestedMap) -> dict[str, NestedMap]:

@@ -37,7 +37,6 @@ class Averages(StatePart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `average_decay` to the trainer's Params."""
         p.define(
             "average_decay",
             0.0,

@@ -39,7 +39,6 @@ class LocalUpdates(Configurable, StepPart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `local_updates` to the trainer's Params."""
         p.define("local_updates", cls.params(), "How workers train alone and synchronize.")
 
     @classmethod

@@ -56,7 +56,6 @@ class OffloadedMoments(StepPart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `offload_moments` to the trainer's Params."""
         p.define(
             "offload_moments",
             False,

@@ -49,7 +49,6 @@ class Spikes(Configurable, StatePart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `spikes` to the trainer's Params."""
         about = "How spikes of loss and gradient are handled."
         p.define("spikes", cls.params(), about, changes_results=False)
 
@@ -105,8 +104,6 @@ class Spikes(Configurable, StatePart):
         return p
 
     def specs(self) -> NestedMap:
-        """Returns the state's tree of VariableSpec."""
-
         def spec(name: str, dtype: str) -> VariableSpec:
             return VariableSpec(f"{self.name}/{name}", "", (), dtype, initializers.constant(0))
 

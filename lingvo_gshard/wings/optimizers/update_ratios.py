@@ -29,7 +29,6 @@ class UpdateRatios(StepPart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `update_ratios_every` to the trainer's Params."""
         p.define(
             "update_ratios_every",
             0,

@@ -190,8 +190,7 @@ def plan_program(
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
     stated, useful = planned.stated_flops, planned.useful_flops
     flops = operation_rows.flop_counts(timed, useful, topology.devices, stated)
-    notes = [*planned.notes, *_notes_on_repetition(flops, planned)]
-    notes += _operation_notes(timed, flops, topology, calibration, options or {})
+    notes = _operation_notes(timed, flops, planned, topology, calibration, options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -219,7 +218,7 @@ def plan_program(
         compile_seconds=compiled.seconds,
         has_code=compiled.has_code,
         versions=_versions(topology.compiler),
-        notes=[*notes, *_notes(compiled, found, program, partitioning, topology)],
+        notes=[*planned.notes, *notes, *_notes(compiled, found, program, partitioning, topology)],
     )
 
 
@@ -259,12 +258,14 @@ def _timed(
 def _operation_notes(
     timed: Sequence[TimedOperation],
     flops: FlopCounts,
+    planned: PlannedProgram,
     topology: Topology,
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> list[str]:
-    """Returns notes on times, slices, the host, what a GPU computes again, and options."""
-    notes = [calibration.note] if calibration else []
+    """Returns notes on repetition, times, slices, the host, what a GPU computes again, and options."""
+    notes = _notes_on_repetition(flops, planned)
+    notes += [calibration.note] if calibration else []
     notes += _notes_on_count(flops)
     notes += data_center_notes(timed, topology)
     notes += _notes_on_host(timed, topology)
