@@ -10,8 +10,7 @@ from rich.markup import escape
 
 from lingvo_gshard.core import Device, Progress
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, startup
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.accelerator import checks as accelerator
 from lingvo_gshard.tools.diagnosis.accelerator import report

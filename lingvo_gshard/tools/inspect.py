@@ -18,8 +18,7 @@ from lingvo_gshard.sharding import (
     recording,
     sharding_tables,
 )
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.console import output, stages_on_terminal, startup
 from lingvo_gshard.tools.flags.definitions import maker, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params

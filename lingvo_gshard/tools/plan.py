@@ -9,9 +9,7 @@ from absl import flags
 
 from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, startup, with_flags
 from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options

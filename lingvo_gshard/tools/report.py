@@ -9,8 +9,7 @@ from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks import Table
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import in_bytes, output, startup
 from lingvo_gshard.tools.flags.definitions import maker, repeated
 from lingvo_gshard.training import DEVICE_MEMORY, HOST_MEMORY
 from lingvo_gshard.wings.reporting import page

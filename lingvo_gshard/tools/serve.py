@@ -8,9 +8,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, startup, warn
 from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     decimal,

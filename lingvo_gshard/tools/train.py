@@ -12,8 +12,7 @@ from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import output, startup, warn
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.tools.flags.run import (

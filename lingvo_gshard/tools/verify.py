@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lingvo_gshard.api.partitioning import verify
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.console import output, stages_on_terminal, startup
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params

@@ -24,8 +24,7 @@ from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console, output
 from studies.command import check, completed, define_study_flags, folder_of, seeds_of
 from studies.member import Member
 from studies.recipes import results

@@ -22,7 +22,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.data import Row, TranslationInput
 from lingvo_gshard.tools import train
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.loading import facts_of

@@ -27,8 +27,7 @@ from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.step import products
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import output, transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, integer, maker
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter

@@ -15,9 +15,7 @@ from lingvo_gshard.api.training import share_filled
 from lingvo_gshard.core import Params, Progress, UserError
 from lingvo_gshard.data import Input, PackedBatch, TrainBatches
 from lingvo_gshard.tools.benchmarks import common
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import in_bytes, output, transient_stages
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.wings.services.memory import resident_bytes

@@ -6,8 +6,7 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tools.benchmarks import common, exported
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import output, transient_stages
 from lingvo_gshard.tools.flags.definitions import maker
 
 OPERAND = ("file", "write it with gshard-inspect --program=train_step.zip")

@@ -27,8 +27,7 @@ from lingvo_gshard.runtime import SingleDeviceRuntime
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import output, transient_stages
 from lingvo_gshard.tools.flags.definitions import Flags, integer, maker, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training import Trainer, experiments, make_trainer

@@ -16,8 +16,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import Layer, NestedMap, UserError, names, objects
 from lingvo_gshard.data import Row, readers, rows_by_language
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import make_table, output
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, string
 from lingvo_gshard.tools.flags.run import LOGDIR

@@ -14,7 +14,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end, objects
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training import (
     Checkpoint,

@@ -11,8 +11,7 @@ import rich.text
 from absl import flags
 
 from lingvo_gshard.core import UserError, names
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import make_table, output
 from lingvo_gshard.tools.flags.definitions import integer, maker
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord, routers_of_run

@@ -9,7 +9,7 @@ from absl import flags
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.flags.definitions import Definition, Flags, comma_list, repeated, string
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training import BEST, ObserverFactory

@@ -10,9 +10,7 @@ from lingvo_gshard.core import UserError, names
 from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.tables import array_text, make_table
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import Console, array_text, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.wings.propagation.activations import Activation
 from lingvo_gshard.wings.propagation.propagated import Resharding

@@ -9,7 +9,7 @@ from absl import flags
 
 from lingvo_gshard.core import names
 from lingvo_gshard.runtime import CompileOptions, compile_options, devices_for, platform_of
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.flags.definitions import Flags, refuse
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE

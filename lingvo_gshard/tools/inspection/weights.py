@@ -14,9 +14,7 @@ from rich.markup import escape
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import Params, UserError, VariableSpec
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import Console, make_table, stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse
 from lingvo_gshard.training import Checkpoint, Trainer, read_run, steps_in
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import output, warn
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.launch.command import read_command

@@ -12,8 +12,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard.core import UserError, names
-from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import make_table, output, units
 from lingvo_gshard.tools.flags.definitions import Flags, refuse, string, switch
 from lingvo_gshard.wings.planning.plan import diff, plan
 from lingvo_gshard.wings.planning.plan.diff import Checked, PlanDifference, is_number

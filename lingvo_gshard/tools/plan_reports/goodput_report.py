@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import Console, make_table, units
 from lingvo_gshard.wings.planning.training import goodput_record
 
 _PARTS = ("machine", "experts", "size")

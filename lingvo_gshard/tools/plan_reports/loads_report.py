@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.tables import MAX_ROWS, make_table
+from lingvo_gshard.tools.console import MAX_ROWS, Console, make_table, units
 from lingvo_gshard.tools.plan_reports import memory_tables
 from lingvo_gshard.wings.planning.generation import GenerationPlan
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.tables import (
-    MAX_ROWS,
-    array_text,
-    make_table,
-)
+from lingvo_gshard.tools.console import MAX_ROWS, Console, array_text, make_table, units
 from lingvo_gshard.wings.planning.plan import plan
 
 _BAR_WIDTH = 30

@@ -7,8 +7,7 @@ import pathlib
 from absl import flags
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import output, warn
 from lingvo_gshard.tools.flags import program
 from lingvo_gshard.tools.flags.definitions import (
     Flags,

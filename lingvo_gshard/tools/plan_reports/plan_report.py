@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import Console, make_table, units, with_flags
 from lingvo_gshard.tools.plan_reports import goodput_report, loads_report, memory_tables
 from lingvo_gshard.wings.planning.machines import compilers
 from lingvo_gshard.wings.planning.plan.plan import Plan, Remedy

@@ -9,10 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from absl import flags
 
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.spelling import flag_of
-from lingvo_gshard.tools.console.tables import make_table
-from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
+from lingvo_gshard.tools.console import flag_of, in_bytes, in_large, in_seconds, make_table, output
 from lingvo_gshard.tools.flags.definitions import Flags, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.wings.planning.machines import topologies

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.tables import MAX_ROWS, make_table
+from lingvo_gshard.tools.console import MAX_ROWS, Console, make_table, units
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
 from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
 from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY

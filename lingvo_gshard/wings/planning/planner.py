@@ -263,7 +263,7 @@ def _operation_notes(
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> list[str]:
-    """Returns notes on repetition, times, slices, the host, what a GPU computes again, and options."""
+    """Returns notes on repetition, times, slices, the host, recomputation on a GPU, and options."""
     notes = _notes_on_repetition(flops, planned)
     notes += [calibration.note] if calibration else []
     notes += _notes_on_count(flops)

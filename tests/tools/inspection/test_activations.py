@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.inspection import activations
 from lingvo_gshard.wings.propagation.activations import Activation
 from lingvo_gshard.wings.propagation.propagated import Resharding

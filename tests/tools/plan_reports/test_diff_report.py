@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.plan_reports import diff_report
 from lingvo_gshard.wings.planning.plan import diff
 from tests.planning import example_plan

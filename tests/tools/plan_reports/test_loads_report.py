@@ -10,8 +10,7 @@ import pytest
 
 import lingvo_gshard
 from lingvo_gshard.tools import experts, plan, train
-from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console, startup
 from lingvo_gshard.tools.plan_reports.loads_report import print_loads
 from lingvo_gshard.wings.planning.loads.file import Loads
 from lingvo_gshard.wings.planning.loads.rating import rate

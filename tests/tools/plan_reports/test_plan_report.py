@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.plan_reports import plan_report
 from tests.planning import example_plan
 

@@ -6,8 +6,7 @@ from absl import flags
 
 from lingvo_gshard.tools.benchmarks import common, exported
 from lingvo_gshard.tools.benchmarks.card.measure import CardRow, Gap, measure
-from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import output, transient_stages, units
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 

@@ -15,8 +15,7 @@ from lingvo_gshard.core import Params, Progress, UserError, explained
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
-from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, units
 from lingvo_gshard.tools.flags.definitions import decimal, maker, repeated, string
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import planned_program, planner
