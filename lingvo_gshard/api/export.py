@@ -22,8 +22,6 @@ class Export:
 
     Attributes:
       directory: where.
-      format: name of the format.
-      experiment: name of the experiment.
       step: the step of the checkpoint.
       files: path within the directory -> size in bytes.
       seconds: the time that reading and writing took.

@@ -205,7 +205,6 @@ class Layer(Configurable):
         """Declares a weight `theta.<name>`.
 
         Args:
-          name: Name of the weight.
           layout: One letter for each dimension, see core/letters.py.
           sizes: The size of each letter.
           unsplit: Letters of the layout that no strategy may split.
@@ -343,8 +342,6 @@ class Layer(Configurable):
         """Adds a scalar to the training loss under this layer's path.
 
         Args:
-          name: Name of the loss.
-          value: The scalar.
           weight: Number of items that the value is a mean over, such as tokens. The loss of a batch
             that is computed in parts is the mean of their losses by this weight. By default all
             parts count equally. None: the value is a sum, and so is the batch's.
@@ -370,8 +367,6 @@ class Layer(Configurable):
         """Reports a scalar metric under this layer's path.
 
         Args:
-          name: Name of the metric.
-          value: The scalar.
           weight: Weight of the value in averages over steps.
         """
         context.current().add_metric(self._join_metric(name), value, weight)

@@ -41,7 +41,6 @@ class MeshSteps:
         """Prepares the steps, which are compiled when they are first taken.
 
         Args:
-          model: the compiled model.
           layouts: the mesh, and how variables and batches are split over it.
           devices: as many as the mesh has places.
           partitioner: "gspmd" or "shardy".

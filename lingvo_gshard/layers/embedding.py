@@ -110,9 +110,6 @@ def are_few(tokens: int, rows: int) -> bool:
     """Returns whether parts of the rows of a device's tokens are fewer bytes than the table.
 
     Gradients of the tokens, float32, are twice as large as the rows of a 16-bit table.
-
-    Args:
-      tokens: the number of tokens of a device.
     """
     return 2 * tokens <= rows
 

@@ -69,7 +69,6 @@ def joined_product(
       layer: the layer that owns the weights.
       equations: name of each weight -> the equation of its own product.
       equation: the equation of the product with the joined weight.
-      weight: the weights, joined.
       split: splits the product into one for each weight, in order.
     """
     parts = split(multiply(equation, x, weight, theta, tuple(equations)))

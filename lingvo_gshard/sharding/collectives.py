@@ -44,7 +44,6 @@ def reduce_scatter(
     Args:
       part: This device's summand.
       axes: Mesh axes to sum over.
-      dimension: The dimension to slice.
       keeps_type: Whether 16-bit floats are sent as they are, by one all-to-all, and added by the
         device that gets the sum. That takes half the bytes. Otherwise they are sent in float32.
 

@@ -199,7 +199,6 @@ class LayerTest(TestCase):
         """Returns the layer's output. The default is `fprop` of x, and of the mask if it has one.
 
         Args:
-          layer: the layer.
           theta: its weights.
           inputs: see `LayerTest`.
         """

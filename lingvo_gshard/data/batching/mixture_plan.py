@@ -101,7 +101,6 @@ def windows(rows: np.ndarray, lengths: np.ndarray, length: int) -> Pieces:
 
     Args:
       lengths: source and target tokens of each row.
-      length: target tokens of a window.
     """
     tokens = lengths[:, 1]
     counts = -(-tokens // length)

@@ -107,7 +107,6 @@ class Attention(Layer):
         """Returns the layer's output [B,L,M] for the weighted values of all heads.
 
         Args:
-          mixed_BLND: the weighted values.
           gate_BLND: logits of what the values are multiplied with; None for all of each value.
         """
         if gate_BLND is not None:

@@ -175,7 +175,6 @@ def _exponentials(
     """Returns float32 exponentials of logits [B,N,L,K] and of sinks, and the sum of both.
 
     Args:
-      logits_BNLK: float32 logits.
       sinks: float32 logits [N] of sinks: one tensor, or none.
     """
     sinks = [tf.reshape(sinks_N, [1, -1, 1, 1]) for sinks_N in sinks]

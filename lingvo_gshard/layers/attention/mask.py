@@ -78,10 +78,6 @@ class AttentionMask:
         """Returns the float32 bias [B,1,L,K], or [1,1,L,K], that is added to the logits.
 
         It is 0 where a query attends to a key, and a large negative number elsewhere.
-
-        Args:
-          queries: number L of queries.
-          keys: number K of keys.
         """
         if self.bias_B1LK is not None:
             return self.bias_B1LK

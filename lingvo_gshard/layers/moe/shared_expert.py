@@ -54,7 +54,6 @@ def combine(
 
     Args:
       mask_BL: 0 at padding.
-      y_BLM: the output of the routed experts.
     """
     shared_BLM = layer.shared.fprop(theta.shared, x_BLM, mask_BL)
     if layer.p.shared_combination == _SUM:

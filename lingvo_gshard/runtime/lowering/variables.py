@@ -63,7 +63,6 @@ def captured(name: str, function: Any, variables: Sequence[HeldVariable]) -> Cap
 
     Args:
       name: the function's name, for messages.
-      function: the traced function.
       variables: all variables that it may use.
 
     Raises:

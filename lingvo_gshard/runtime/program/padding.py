@@ -39,11 +39,7 @@ def padded(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 
 def shown(array: Array, shape: Sequence[int], mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:
-    """Returns shape, dtype and sharding of a stored array without its padding.
-
-    Args:
-      shape: its shape without padding.
-    """
+    """Returns shape, dtype and sharding of a stored array without its padding."""
     if tuple(shape) == array.shape:
         return array.sharded_struct(mesh)
     sharding = _dividing(array, shape, mesh)

@@ -231,7 +231,6 @@ class ProgramTiming:
       fastest_seconds: time of a step in the fastest run.
       slowest_seconds: time of a step in the slowest run.
       tokens: tokens of a batch.
-      tokens_per_second: tokens / step_seconds.
       flops: useful floating-point operations of a step.
       gemm_dtype: element type of the reference product.
       gemm_size: rows and columns of its matrices.

@@ -224,7 +224,6 @@ class Trainer(Configurable):
         Args:
           state: the state before the step.
           metrics: name -> (value, weight).
-          gradients: the gradients, from `step_gradients`.
         """
         gradients = NestedMap(gradients)
         measured = {name: gradients.pop(name) for name in self.parts if name in gradients}

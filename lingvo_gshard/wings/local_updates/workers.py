@@ -76,7 +76,6 @@ class Workers:
       partitioning: the partitioning over one worker's mesh.
       together: the mesh of all devices, with the axis `worker` first.
       everywhere: the partitioning over `together`. Rows are split over workers, weights are not.
-      devices: the devices of each worker.
       mesh: the jax mesh of all devices.
     """
 

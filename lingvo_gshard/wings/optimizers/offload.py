@@ -100,7 +100,6 @@ class _OffloadedStep:
 
     Attributes:
       step: the weight, its gradient and its moments in their own dtypes.
-      moments: the specs of the moments, by name.
     """
 
     step: WeightStep

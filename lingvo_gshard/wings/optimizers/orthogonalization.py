@@ -215,7 +215,6 @@ def _splits(matrices: Matrices, start: _Axes, stack: str, mesh: Mesh) -> tuple[_
     larger side are dropped, which is an all-gather of a matrix.
 
     Args:
-      start: the split of the moments.
       stack: the letter of the stack that is computed in parts, or "".
     """
     found = [start]

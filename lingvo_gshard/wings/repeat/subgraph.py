@@ -112,7 +112,6 @@ def _graph_def(
 
     Args:
       operations: The operations, in the order of the graph.
-      names: The new name of each operation.
     """
     copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:

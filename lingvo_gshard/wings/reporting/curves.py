@@ -110,8 +110,6 @@ class Curves(msgspec.Struct, frozen=True):
     """Metrics over consecutive intervals of steps.
 
     Attributes:
-      first: the first step of each interval.
-      last: the last step of each interval.
       metrics: name of a metric -> its values in each interval.
     """
 

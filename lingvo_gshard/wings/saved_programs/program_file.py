@@ -58,7 +58,6 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
         run on all.
       bodies: the platforms that have a body of their own, with kernels. All others run the portable
         one. UNSET if there are none.
-      digest: `Program.digest`.
       stamp: hash of the file's content except for the stamp.
     """
 

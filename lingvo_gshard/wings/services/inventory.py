@@ -85,7 +85,6 @@ def prunable(directory: pathlib.Path, keep: int) -> list[int]:
 
     Args:
       directory: of the checkpoints.
-      keep: number of newest checkpoints.
     """
     steps = steps_in(directory)
     policy, best = NewestAndBest(keep), best_of(directory, steps)

@@ -121,7 +121,6 @@ class RollBack(msgspec.Struct, frozen=True):
 
     Attributes:
       step: the last of the spikes in a row.
-      first_spike: the first of these spikes.
       last_step: the last step before them that the run keeps.
       checkpoint: the newest checkpoint up to that step.
       first_batch: the first batch that is skipped, counted from 1.

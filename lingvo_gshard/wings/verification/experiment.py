@@ -59,9 +59,6 @@ def verify_experiment(
 ) -> findings.Verification:
     """Compares an experiment's training step over a mesh with the same step on one device.
 
-    Args:
-      options: how to verify it.
-
     Raises:
       UserError: there is no mesh, or a hyperparameter or name is wrong.
     """

@@ -368,7 +368,6 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
       kind: one of KINDS.
-      name: the tensor.
       layer: path of the layer that computes it; empty at the root.
       likely: the likely cause, in a sentence; empty if nothing points to one.
       annotation: the nearest annotation or manual region.

@@ -83,7 +83,6 @@ class Wanted:
     Attributes:
       settings: the experiment's settings, as --gin_param takes them.
       grown: the setting to choose, such as "task.decoder.num_layers".
-      topology: the card.
       memory: bytes of the card.
       share: the largest share of `memory` that the planned peak may take.
     """

@@ -104,7 +104,6 @@ class _ExchangedExperts:
     """Experts that are split over all devices, which have a group of tokens each.
 
     Attributes:
-      tokens: tokens of a group.
       is_timed: whether only the time of the forward pass is of interest.
     """
 

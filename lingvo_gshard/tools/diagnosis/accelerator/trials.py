@@ -143,11 +143,7 @@ class Outcome:
         return float(sum(op.matmul_flops * op.times for op in self.operations))
 
     def timing(self, unit: str, point: str = "") -> Timing:
-        """Returns the time as a rate.
-
-        Args:
-          point: as in `Timing`.
-        """
+        """Returns the time as a rate."""
         calls = [(op.collective, op.times) for op in self.operations if op.collective]
         amount = {
             FLOPS: self.flops,

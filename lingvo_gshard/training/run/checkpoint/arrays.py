@@ -53,7 +53,6 @@ def digest_of_part(
 
     Args:
       part: elements of the array with these first indices.
-      shape: shape of the array.
       start: the first of the part along the dimension after the indices.
     """
     offset = (*index, start, *(0,) * (part.ndim - 1)) if part.ndim else index

@@ -41,7 +41,6 @@ def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -
     The best, if the run keeps it, comes before the newest, and each before older ones.
 
     Args:
-      directory: the directory of the checkpoints.
       steps: their steps, ascending.
       choice: BEST, NEWEST, or a step, whose checkpoint is then the only one.
 

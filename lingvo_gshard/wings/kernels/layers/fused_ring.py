@@ -118,8 +118,6 @@ class FusedRing:
 
         Args:
           query_BNLD: this device's queries, already scaled.
-          keys_BNKD: this device's keys.
-          values_BNKD: this device's values.
           integers: this device's parts of the `integers` of `kernels.attention.attend`.
           sinks: float32 logits [N], if the call has them.
         """

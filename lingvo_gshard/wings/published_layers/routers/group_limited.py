@@ -102,7 +102,6 @@ def limit(
     Use the result for selection only: -inf times the 0 of a one-hot is NaN.
 
     Args:
-      scores_GSE: the score of each expert for each token.
       groups_per_token: number of groups that a token's experts may come from.
       scores_per_group: the score of a group is the sum of this many of its largest expert scores.
     """
