@@ -13,15 +13,9 @@ from lingvo_gshard.api.training import train
 from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup, warn
+from lingvo_gshard.tools.flags import run
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
-from lingvo_gshard.tools.flags.run import (
-    EXPERIMENT,
-    PROFILE_STEPS,
-    profilers,
-    runtime_flags,
-    runtime_options,
-)
 from lingvo_gshard.training import Logdir
 from lingvo_gshard.training.run.loop import Outcome
 
@@ -61,7 +55,7 @@ def replay_step(values: flags.FlagValues, console: output.Console) -> int:
     from lingvo_gshard.api.replay import replay
 
     found = replay(
-        values.logdir, values.replay_step, options=runtime_options(values), console=console
+        values.logdir, values.replay_step, options=run.runtime_options(values), console=console
     )
     if processes.is_main():
         record = {"logdir": values.logdir, **dataclasses.asdict(found)}
@@ -72,7 +66,7 @@ def replay_step(values: flags.FlagValues, console: output.Console) -> int:
 NAME = "gshard-train"
 
 define_flags = maker(
-    **EXPERIMENT,
+    **run.EXPERIMENT,
     plan=plan_flag(
         "With --profile_steps, the profile is compared with the plan, and the ratios are "
         "written for gshard-plan --calibration."
@@ -86,9 +80,9 @@ define_flags = maker(
         "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, "
         "separated by a comma. Sets run.writers."
     ),
-    **runtime_flags(),
+    **run.runtime_flags(),
     **check_flags(),
-    profile_steps=PROFILE_STEPS,
+    profile_steps=run.PROFILE_STEPS,
     json=output.json_flag("how training ended, or what --list shows,"),
     list=switch("Lists the experiments and exits."),
     params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
@@ -123,9 +117,9 @@ def main(argv: list[str]) -> int:
             params,
             values.logdir,
             init_from=values.init_from,
-            options=runtime_options(values, planned),
+            options=run.runtime_options(values, planned),
             console=console,
-            observers=profilers(values, params, planned, console),
+            observers=run.profilers(values, params, planned, console),
         )
     except signals.TrainingFailedError as error:
         if processes.is_main():

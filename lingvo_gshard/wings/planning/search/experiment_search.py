@@ -22,16 +22,9 @@ from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.roofline import Budget
-from lingvo_gshard.wings.planning.search import results
+from lingvo_gshard.wings.planning.search import choices, results
 from lingvo_gshard.wings.planning.search.balanced_dispatch import BalancedDispatch
 from lingvo_gshard.wings.planning.search.candidates import TracedStep
-from lingvo_gshard.wings.planning.search.choices import (
-    DISPATCHES,
-    Candidate,
-    ChoicePaths,
-    Saving,
-    Variant,
-)
 from lingvo_gshard.wings.planning.search.costs import Rates
 from lingvo_gshard.wings.planning.search.search import search
 from lingvo_gshard.wings.planning.search.tracing import trace
@@ -75,10 +68,10 @@ class SearchOptions(Options):
 
 def candidate_compiler(
     experiment: Params,
-    paths: ChoicePaths,
+    paths: choices.ChoicePaths,
     batch: BatchSpecs,
     topology: Topology,
-    plans: dict[Candidate, Plan],
+    plans: dict[choices.Candidate, Plan],
     progress: Progress = SILENT,
 ) -> results.CompileCandidate:
     """Returns a function that compiles a candidate's training step for a topology.
@@ -88,7 +81,7 @@ def candidate_compiler(
       plans: collects the plan of each compiled candidate.
     """
 
-    def compile_candidate(candidate: Candidate) -> results.CompiledCost:
+    def compile_candidate(candidate: choices.Candidate) -> results.CompiledCost:
         params = candidate.params(experiment, paths)
         sharding = params.sharding
         partitioning = Partitioning.make(sharding.mesh, sharding.strategy, sharding.overrides)
@@ -156,7 +149,7 @@ class ExperimentSearch:
     topology: Topology
     result: results.SearchResult
     plan: Plan | None
-    paths: ChoicePaths
+    paths: choices.ChoicePaths
     tokens: int
 
     @property
@@ -200,10 +193,10 @@ def search_experiment(
         partitioner=experiments.requested_partitioner(experiment, partitioner),
         compile_options=experiments.requested_compile_options(experiment, compile_options),
     )
-    paths, batch = ChoicePaths.of(experiment), experiments.batch_specs(experiment)
+    paths, batch = choices.ChoicePaths.of(experiment), experiments.batch_specs(experiment)
     progress.say("tracing the model")
     steps = list(traced_steps(experiment, paths, batch, options.search_precision, topology))
-    plans: dict[Candidate, Plan] = {}
+    plans: dict[choices.Candidate, Plan] = {}
     compile_candidate, variants = None, []
     if options.search_compilations:
         compile_candidate = candidate_compiler(experiment, paths, batch, topology, plans, progress)
@@ -235,18 +228,18 @@ def seconds_bound(
     return step_flops(make_trainer(experiment).task, batch) / (topology.devices * peak)
 
 
-def savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
+def savings(paths: choices.ChoicePaths, topology: Topology) -> list[choices.Saving]:
     """Returns what to try: in the memory of the host only where its bandwidth is known."""
     is_offloaded = (False, True) if topology.chip.host_bandwidth else (False,)
     policies = remat_policy.POLICIES if is_offloaded[-1] else remat_policy.ON_DEVICE
     if not paths.rematerialize:
         policies = (remat_policy.NONE,)
-    return [Saving(policy, moments) for moments in is_offloaded for policy in policies]
+    return [choices.Saving(policy, moments) for moments in is_offloaded for policy in policies]
 
 
 def traced_steps(
     experiment: Params,
-    paths: ChoicePaths,
+    paths: choices.ChoicePaths,
     batch: BatchSpecs,
     precisions: Sequence[str],
     topology: Topology,
@@ -255,7 +248,7 @@ def traced_steps(
     platform = platform_of_kind(topology)
     for types in dict.fromkeys(precisions) or [""]:
         for micro_batches in _micro_batches(batch):
-            chosen = Candidate("", "", (), remat_policy.NONE, micro_batches, types)
+            chosen = choices.Candidate("", "", (), remat_policy.NONE, micro_batches, types)
             changed = chosen.params(experiment, paths)
             if _LOGITS in changed.task:
                 # The model reads the letters of products. Chunks of logits lack the rows' letter.
@@ -274,29 +267,31 @@ def _micro_batches(batch: BatchSpecs) -> list[int]:
 
 def _variants(
     experiment: Params,
-    paths: ChoicePaths,
+    paths: choices.ChoicePaths,
     step: TracedStep,
     topology: Topology,
     batch: BatchSpecs,
-) -> list[Variant]:
+) -> list[choices.Variant]:
     """Returns the changes to compile the best candidate with."""
     has_experts = any("E" in spec.layout for spec in step.weights)
     found = []
     if has_experts and paths.dispatch:
         used = {experiment.get(path).cls for path in paths.dispatch}
-        found += [Variant(dispatch=cls.__name__) for cls in DISPATCHES if used != {cls}]
+        found += [
+            choices.Variant(dispatch=cls.__name__) for cls in choices.DISPATCHES if used != {cls}
+        ]
     device = topology.compile_devices()[0]
     options = option_variants(device, experiment.sharding.compile_options)
     exchanges = options.pop(ALL_TO_ALLS, ())
     if has_experts and exchanges:
-        found.append(Variant(compile_options=exchanges))
+        found.append(choices.Variant(compile_options=exchanges))
     if has_experts:
         # Ragged exchanges in several streams are not safe; see the option's reason.
         options.pop(PARALLEL, ())
-    found += [Variant(compile_options=each) for each in options.values()]
+    found += [choices.Variant(compile_options=each) for each in options.values()]
     if paths.interleaved and _INTERLEAVED in _micro_batches(batch):
         # The parts hide each other's collectives only if these are asynchronous.
-        found.append(Variant(interleaved=_INTERLEAVED, compile_options=exchanges))
+        found.append(choices.Variant(interleaved=_INTERLEAVED, compile_options=exchanges))
     return found
 
 
