@@ -101,12 +101,9 @@ def evaluate(
     devices: Sequence[Device] | None = None,
     **arguments: Any,
 ) -> Any:
-    """Evaluates a compiled Keras model over a mesh, as `Model.evaluate` does on one device.
+    """Evaluates a compiled Keras model over a mesh. Returns what `Model.evaluate` returns.
 
     Arguments are as for `fit`, and `Model.evaluate` explains further ones.
-
-    Returns:
-      The loss and the metrics, as `Model.evaluate` returns them.
 
     Raises:
       UserError: as `fit` raises it.

@@ -134,9 +134,7 @@ def _make_virtual(count: int, total: int, asked_by: str) -> None:
     """Sets the number of this process's CPU devices, unless jax has started.
 
     Args:
-      count: number of CPU devices of this process.
       total: number of CPU devices of all processes, for messages.
-      asked_by: the option that needs so many devices, for messages.
     """
     if count > _MOST_VIRTUAL:
         raise UserError(

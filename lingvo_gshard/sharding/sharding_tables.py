@@ -108,16 +108,13 @@ class Replicated:
 def replicated(
     specs: Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights", least: int = 0
 ) -> list[Replicated]:
-    """Returns the tensors that are replicated although the strategy splits one of their letters.
+    """Returns the replicated tensors with a letter that the strategy splits, the largest first.
 
     Args:
       specs: The weights or moments.
       partitioning: How they are split.
       kind: "weights" or "moments".
       least: Bytes below which a tensor is left out.
-
-    Returns:
-      The tensors, largest first.
     """
     found = []
     for spec in specs:

@@ -271,14 +271,7 @@ class TokenTask(Task):
         segments_BL: tf.Tensor,
         z_loss_weight: float = 0.0,
     ) -> CrossEntropy:
-        """Returns sums of losses. If V is large, only a chunk of the logits exists at a time.
-
-        Args:
-          x_BLM: the decoder's output.
-          labels_BL: int32 ids to predict.
-          segments_BL: int32 segments, 0 in padding.
-          z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
-        """
+        """Returns sums of losses. If V is large, only a chunk of the logits exists at a time."""
         p = self.p
         vocabulary_size = self.shared_embedding.p.vocabulary_size
         loss = loss_without_logits(p.logits_positions, x_BLM, vocabulary_size)

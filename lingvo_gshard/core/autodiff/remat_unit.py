@@ -118,13 +118,10 @@ class RematUnit:
     def forward(
         self, tensors: Sequence[tf.Tensor], iteration: Iteration | None = None
     ) -> tuple[tf.Tensor, Reports, SavedProducts]:
-        """Runs the function.
+        """Runs the function. Returns output, reports of layers, and products that the policy saves.
 
         Args:
           iteration: Position in a compiled loop over layers, if the unit is its body.
-
-        Returns:
-          The output, the reports of layers, and the products that the policy saves.
         """
         saved = SavedProducts(self.policy)
         with context.use(self._context.part(iteration)) as part, saving(saved):

@@ -54,14 +54,11 @@ class RowFiller:
         self._lengths = np.concatenate([self._lengths, lengths])
 
     def fill(self, left: int = 0) -> list[list[int]]:
-        """Takes pieces from the pool as full rows.
+        """Takes pieces from the pool as full rows. Returns the numbers of the pieces in each row.
 
         Args:
           left: number of pieces that stay in the pool, to choose from later; the last row may take
             some of them.
-
-        Returns:
-          The numbers of the pieces in each row.
         """
         pool = _Pool(self._numbers, self._lengths, self._limits)
         rows = []

@@ -214,8 +214,6 @@ def sine_and_cosine(
 
     Args:
       rotated: number r of rotated dimensions.
-      base: base of the wavelengths.
-      scaling: changes wavelengths and lengths.
     """
     timescales = scaling.timescales(rotated, base, positions.length_BL)
     angles = tf.cast(positions.index_BL, tf.float32)[:, :, None, None] / timescales

@@ -59,9 +59,6 @@ def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Metric]:
                           share of the real tokens that no expert chose
     utilization           share of the capacity slots that hold a token
     dead_experts          number of experts that keep no token
-
-    Args:
-      mask_GS: float32, 0 at padding.
     """
     load_E = routing.load()
     total, tokens = tf.reduce_sum(load_E), tf.reduce_sum(mask_GS)
@@ -83,9 +80,6 @@ def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Calla
     gate      [E]: sum of the gates of these tokens
     tokens    scalar: real tokens
     slots     scalar: capacity slots
-
-    Args:
-      mask_GS: float32, 0 at padding.
     """
     slots = float(mask_GS.shape[0] * routing.num_experts * routing.capacity)
     return {
@@ -107,6 +101,5 @@ def gate_metrics(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, tf.Tenso
 
     Args:
       gates_GSE: float32, gates that sum to 1 for each token.
-      mask_GS: float32, 0 at padding.
     """
     return {ENTROPY: gate_entropy(gates_GSE, mask_GS)}

@@ -303,11 +303,7 @@ class Optimizer(Configurable):
             yield spec, weight, gradient, own
 
     def _update_by_rule(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
-        """Updates one weight by its own rule, by `update_weight`, or not at all.
-
-        Args:
-          step: the weight and its gradient in their own dtypes.
-        """
+        """Updates one weight by its own rule, by `update_weight`, or not at all."""
         spec, rate = step.spec, step.learning_rate
         weight, gradient = tf.cast(step.weight, tf.float32), tf.cast(step.gradient, tf.float32)
         if spec.update_rule and not spec.is_frozen:

@@ -52,8 +52,6 @@ class Partitioned:
         Args:
           partitioning: the mesh, and what is split over its axes.
           devices: as many as the mesh has places.
-          donate: positions of the arguments whose memory the results may reuse.
-          partitioner: "gspmd" or "shardy".
           tracing: as in `lower`.
           platform: the platform whose kernels the function uses. By default the devices' platform.
           compile_options: changes to the options of `runtime/compile_options.py`.

@@ -119,7 +119,6 @@ def summed(
     Rows after the last group are undefined.
 
     Args:
-      sizes_E: int32, the number of rows of each group.
       *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
     """
     pairs = len(factors) // 2
@@ -142,7 +141,6 @@ def activated(
 
     Args:
       call: the static arguments, with an activation.
-      sizes_E: int32, the number of rows of each group.
       *hidden_RH: the arrays that the activation takes, one group after another.
     """
     assert call.activation is not None
@@ -167,7 +165,6 @@ def activated_gradient(
 
     Args:
       call: the static arguments, with an activation; transposed.
-      sizes_E: int32, the number of rows of each group.
       *hidden_RH: as in `activated`.
     """
     assert call.activation is not None
@@ -194,7 +191,6 @@ def weight_gradient(
 
     Args:
       rows_RM: the rows of all groups, one group after another.
-      sizes_E: int32, the number of rows of each group.
     """
     count, groups = rows_RM.shape[0], sizes_E.shape[0]
     tile = row_tile(call, groups)

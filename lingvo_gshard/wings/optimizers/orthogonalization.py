@@ -213,9 +213,6 @@ def _splits(matrices: Matrices, start: _Axes, stack: str, mesh: Mesh) -> tuple[_
     Each step moves the axes of one letter. They become the minor axes of the letter that they move
     to, so that the step is one all-to-all. Axes of the smaller side that divide no letter of the
     larger side are dropped, which is an all-gather of a matrix.
-
-    Args:
-      stack: the letter of the stack that is computed in parts, or "".
     """
     found = [start]
     sizes = dict(zip(matrices.spec.layout, matrices.spec.shape, strict=True))

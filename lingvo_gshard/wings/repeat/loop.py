@@ -68,7 +68,6 @@ class _TracedBody:
     """The traced graph of one iteration of the body.
 
     Attributes:
-      reports: names of the losses and metrics that the body reported.
       saved_layouts: letters of each saved tensor; None where they are unknown.
       saved_shards: whether each saved tensor is a shard, computed inside a manual region.
       saves_on_host: whether saved tensors are kept in host memory, except for shards and tensors

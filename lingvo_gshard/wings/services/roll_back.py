@@ -189,14 +189,11 @@ class RollBacks:
         return row.get(ROLL_BACK, 0.0) > 0
 
     def plan(self, step: int, row: MetricsRow, checkpoints: Sequence[int]) -> RollBack | None:
-        """Returns the roll back that answers the spikes up to a step.
+        """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
         Args:
           step: the step that asks for it.
           checkpoints: the steps that have a complete checkpoint, ascending.
-
-        Returns:
-          None if no checkpoint is older than the spikes.
 
         Raises:
           RollBackLimitError: there were as many roll backs as are allowed.

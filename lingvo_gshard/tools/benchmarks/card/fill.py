@@ -176,7 +176,7 @@ def _first_value(wanted: Wanted) -> int:
 
 
 def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilations: int) -> int:
-    """Returns the largest positive integer whose bytes are within a capacity.
+    """Returns the largest integer whose bytes are within a capacity; 0 if not even 1 fits.
 
     Bytes grow with the integer, almost linearly: layers and rows take the same memory each. So the
     next integer to try is where the line through two known points reaches the capacity.
@@ -187,9 +187,6 @@ def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilati
       first: the first integer to try.
       compilations: largest number of calls of `bytes_of`. If they do not suffice, the result is the
         largest integer that is known to fit.
-
-    Returns:
-      0 if not even 1 fits.
     """
     known = {first: bytes_of(first)}
     while len(known) < compilations:

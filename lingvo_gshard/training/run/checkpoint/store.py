@@ -158,12 +158,9 @@ class CheckpointStore:
             self.finish()
 
     def peek(self) -> Checkpoint | None:
-        """Returns the first checkpoint whose `run` item is readable, without its arrays.
+        """Returns the first checkpoint with a readable `run` item, without arrays; else None.
 
         The newest is the first, unless another was chosen.
-
-        Returns:
-          None if there is no checkpoint.
 
         Raises:
           UserError: there are checkpoints, but none is readable, or a later version of the

@@ -145,11 +145,7 @@ def _encode(step: int, row: MetricsRow) -> bytes:
 
 
 def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
-    """Rewrites the file without the rows of later steps and without damaged rows.
-
-    Returns:
-      The rows that are kept.
-    """
+    """Rewrites the file without damaged rows and rows of later steps. Returns what is kept."""
     try:
         lines = regular.read_regular(path).splitlines(keepends=True)
     except FileNotFoundError:

@@ -170,11 +170,7 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
 
 @dataclasses.dataclass(frozen=True)
 class _RatedLayer:
-    """One layer under its loads. T is the number of steps.
-
-    Attributes:
-      replicas: further copies of experts that the placement has.
-    """
+    """One layer under its loads. T is the number of steps."""
 
     rows: LayerRecords
     seconds: LayerSeconds
