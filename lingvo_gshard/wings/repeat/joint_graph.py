@@ -103,7 +103,7 @@ class JointGraph:
         return self.outputs[0].graph
 
     def forward(self, forward_inputs: Tensors, shared: Tensors) -> tuple[list[tf.Tensor], Tensors]:
-        """Runs the forward pass in the current graph. Returns the outputs and the tensors to save."""
+        """Runs the forward pass in the current graph. Returns outputs and tensors to save."""
         known = self._known_in_both(shared) | _by_name(self.forward_inputs, forward_inputs)
         results = subgraph.copy_into_current_graph([*self.outputs, *self.saved], known)
         return results[: len(self.outputs)], results[len(self.outputs) :]
