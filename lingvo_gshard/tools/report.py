@@ -44,12 +44,9 @@ def main(argv: list[str]) -> int:
     output.write_text(values.html, page.to_html(report) if values.html else "", "html")
     output.write_json(values.json, report)
     if values.html not in (None, output.STANDARD_OUTPUT):
-        console.say(f"Report on {_named(report.runs)} written to {values.html}")
+        labels = ", ".join(run.label for run in report.runs)
+        console.say(f"Report on {labels} written to {values.html}")
     return 0
-
-
-def _named(runs: Sequence[RunReport]) -> str:
-    return ", ".join(run.label for run in runs)
 
 
 def _print(console: output.Console, report: Report) -> None:
