@@ -85,7 +85,6 @@ def _stream(run: LoadedRun, output: str | os.PathLike, format: str) -> int:
 
 
 def _read(run: LoadedRun) -> TrainedModel:
-    """Returns the model of the run's checkpoint."""
     run.progress.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
         checkpoint = store.restore(parts=(trainer.evaluated_part,))

@@ -104,7 +104,6 @@ def _is_none(leaf: Any) -> bool:
 
 
 def _packed(batch: Any, tensors: Sequence[tf.Tensor]) -> Any:
-    """Returns tensors in the structure of a batch."""
     rest = iter(tensors)
     leaves = [None if _is_none(leaf) else next(rest) for leaf in tf.nest.flatten(batch)]
     return tf.nest.pack_sequence_as(batch, leaves)

@@ -134,7 +134,6 @@ def _part(name: str) -> str:
 
 
 def _largest_by_part(values: Mapping[str, jax.Array]) -> dict[str, float]:
-    """Returns the largest number in the arrays of each part of the state."""
     found: dict[str, float] = {}
     for name, value in values.items():
         if value.ndim and value.dtype.kind == "f":

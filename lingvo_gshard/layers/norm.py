@@ -105,7 +105,6 @@ class RMSNorm(Layer):
     _layout = "M"
 
     def _sizes(self) -> dict[str, int]:
-        """Returns the size of each letter of the weight."""
         return {"M": self.p.model_dim}
 
     @layer_method

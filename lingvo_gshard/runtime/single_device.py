@@ -85,7 +85,6 @@ class SingleDeviceRuntime:
 
     @property
     def _held(self) -> NestedMap:
-        """The variables of the state."""
         assert self._variables is not None, "init_state, load_state or load_theta comes first"
         return self._variables
 

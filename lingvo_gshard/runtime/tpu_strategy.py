@@ -127,7 +127,6 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         return self._annotate(tensor, array.split or ())
 
     def _annotate_replicated(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Annotates a result as replicated."""
         return self._annotate(tensor, ((),) * len(tensor.shape))
 
     def _annotate(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:

@@ -119,7 +119,6 @@ def _evaluate_split(
 def _evaluate_on_tasks(
     values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Returns the scores of a run on tasks."""
     from lingvo_gshard.api.tasks import evaluate_on_tasks
 
     refuse(values, ("split", "output", *_TASK_FLAGS, *_SEARCH_FLAGS), "has no effect on --tasks")

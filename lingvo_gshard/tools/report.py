@@ -50,7 +50,6 @@ def main(argv: list[str]) -> int:
 
 
 def _print(console: output.Console, report: Report) -> None:
-    """Prints the report as tables."""
     labels = [run.label for run in report.runs]
     rows = [(name, *(show(run) for run in report.runs)) for name, show in _FIGURES.items()]
     rows = [row for row in rows if any(row[1:])]

@@ -55,7 +55,6 @@ def main(argv: list[str]) -> int:
 
 
 def _open_translator(values: flags.FlagValues, run: Run, options: DecodingOptions) -> Translator:
-    """Returns the translator of a run between the languages of the flags."""
     given: dict[str, Any] = {
         side: values[f"{side}_language"].value for side in ("source", "target")
     }

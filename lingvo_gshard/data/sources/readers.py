@@ -309,7 +309,6 @@ class FileReader(Reader):
         yield from self._whole.rows[split]
 
     def _divide(self, rows: list[Row]) -> held_out.Split:
-        """Returns the rows of `train` divided into splits."""
         return held_out.divide(rows, self.p.held_out_per_mille)
 
     def files(self, split: str, setting: str = "") -> list[str]:

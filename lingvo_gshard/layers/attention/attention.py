@@ -71,7 +71,6 @@ class Attention(Layer):
         return Reach(self.p.window)
 
     def _mask_of_rows(self, segments_BL: tf.Tensor | None) -> AttentionMask:
-        """Returns the mask of packed rows for a self-attention."""
         mask = AttentionMask(segments_BL, is_causal=self.p.is_causal, window=self.p.window)
         return mask if segments_BL is None else self.kernel.prepare(mask)
 

@@ -105,6 +105,5 @@ def run_interleaved(
 
 
 def _rows_of_parts(tensor: tf.Tensor, parts: int) -> list[tf.Tensor]:
-    """Returns the rows [B/parts,...] of each part of a tensor [B,...]."""
     rows, *shape = tensor.shape
     return tf.unstack(tf.reshape(tensor, [rows // parts, parts, *shape]), axis=1)

@@ -130,7 +130,6 @@ class TransformerStack(Layer):
 
     @property
     def _sequential_first(self) -> int:
-        """Number of layers that run one by one."""
         return max(self.p.dense_first, self.p.sequential_first)
 
     def _create_shared_bias(self, attention: Params) -> None:
@@ -243,7 +242,6 @@ class TransformerStack(Layer):
         return {attention.reach: attention for attention in reversed(attentions)}
 
     def _masks(self, theta: NestedMap, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
-        """Returns the masks of all reaches."""
         attentions = self.by_reach().values()
         masks = [attention.mask(segments_BL) for attention in attentions]
         bias = self.learned_bias(theta)

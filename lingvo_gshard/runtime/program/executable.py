@@ -250,7 +250,6 @@ class Executable:
 
 
 def _digest(program: Program, options: Mapping[str, Any]) -> str:
-    """Returns the digest of a program and of the options that it is compiled with."""
     text = json.dumps(dict(options), sort_keys=True, default=str)
     return (
         hashlib.sha256(f"{program.digest}{text}".encode()).hexdigest()

@@ -255,7 +255,6 @@ def check_collectives(machine: trials.Machine, numbers: int = 0) -> Iterator[Che
 
 
 def _judged(name: str, is_right: bool, timing: Timing, device: Device) -> Check:
-    """Returns the check of a collective with its time."""
     rate = timing.amount / timing.seconds
     found = f"{rate / 1e9:,.3g} GB/s from each device"
     if not is_right:

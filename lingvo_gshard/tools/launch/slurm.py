@@ -171,7 +171,6 @@ def _follow(job: str, log: pathlib.Path) -> int:
 
 
 def _state(job: str) -> tuple[str, int]:
-    """Returns the state of a job and its exit code."""
     # At the beginning of a line, and not in the name of the job or of its files.
     shown = _run(["scontrol", "show", "job", job])
     state = re.search(r"^ *JobState=(\w+)", shown, re.MULTILINE)

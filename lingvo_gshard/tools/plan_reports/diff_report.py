@@ -69,7 +69,6 @@ def _lines(section: str, changes: Sequence[PlanDifference], width: int) -> Itera
 
 
 def _change_lines(row: Cells, label: int, sizes: Sequence[int], width: int) -> Iterator[str]:
-    """Yields the lines of one change."""
     if _is_short(row):
         *above, last = _wrapped(row[0], label)
         yield from above

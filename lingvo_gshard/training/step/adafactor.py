@@ -82,7 +82,6 @@ class Adafactor(Optimizer):
         return scale * unclipped
 
     def _second_moment(self, step: WeightStep, share: tf.Tensor) -> Moments:
-        """Returns the new moments."""
         square = step.gradient * step.gradient + self.p.epsilon
         letters = self.factored_letters(step.spec)
 

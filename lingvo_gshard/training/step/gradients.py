@@ -222,8 +222,6 @@ class Gradients:
         passing: context.Context,
         scale: tf.Tensor | None,
     ) -> Result:
-        """Returns what `_of_part` does for a whole batch, computed in parts."""
-
         def compute(part: TensorBatch, key: tf.Tensor, weights: LossWeights) -> Result:
             now = dataclasses.replace(passing.part(), seed=key, batch_weights=weights)
             return self._of_part(theta, part, now, scale)

@@ -266,7 +266,6 @@ class Trainer(Configurable):
         return state_part.Update(*facts, updates, learning_rate, is_skipped, stopped)
 
     def _next_state(self, update: state_part.Update) -> NestedMap:
-        """Returns the state after a step."""
         state = update.state
         found = [part.update_weights(update) for part in self.step_parts]
         theta, moments = next(filter(None, found), None) or self.optimizer.update(

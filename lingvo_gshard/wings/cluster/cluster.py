@@ -177,7 +177,6 @@ class Cluster:
         self._monitor.announce_departure(Departure(self.index, reason, code))
 
     def _send(self, process: int | None, message: msgspec.Struct) -> None:
-        """Sends a message about a hang."""
         if self._monitor is not None:
             self._monitor.send(process, message)
 

@@ -145,7 +145,6 @@ class RollCall:
             self._is_calling.release()
 
     def _ask(self) -> dict[int, Snapshot]:
-        """Returns the snapshots of the processes that answer, by number."""
         assert self._take_snapshot is not None
         with self._has_news:
             self._answers = {}

@@ -162,7 +162,6 @@ class ExpertRegion:
         return y_TM, collectives.psum(left, self.group_axes)
 
     def _exchange(self, choices: int, padded_experts: int) -> RowExchange:
-        """Returns the exchange of rows between the devices of the experts."""
         p, devices = self.dispatch.p, count_devices(self.expert_axes)
         path = f"{self.dispatch.path}.exchange"
         cls = exchange_class(

@@ -141,7 +141,6 @@ RULES.register("adapters")(_Rule())
 
 
 def _has_adapter(theta: NestedMap, name: str) -> bool:
-    """Returns whether a weight of a layer has an adapter."""
     return CHILD in theta and f"{name}_a" in theta[CHILD]
 
 

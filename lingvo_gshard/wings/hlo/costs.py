@@ -139,7 +139,6 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
 
 
 def _number_of_keys(instruction: Instruction) -> int:
-    """Returns the number of keys of a row."""
     keys = _attention_operands(instruction)[1].dimensions
     # cuDNN reads lengths and offsets of packed segments, and then arrays [B,length,N,D].
     is_packed = len(_operands(instruction, 2, {"s32"})) >= _PACKED_OPERANDS and _is_cudnn(
@@ -415,5 +414,4 @@ def _bytes(shape: Shape, elements: int) -> int:
 
 
 def _array_bytes(array: Shape) -> float:
-    """The bytes of an array in main memory."""
     return array.size * element_bits(array.dtype) / 8 * array.padding if array.space == 0 else 0.0

@@ -195,7 +195,6 @@ def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> 
 
 
 def _largest(call: KernelCall) -> Shape:
-    """Returns the largest operand."""
     return max(call.operands, key=lambda shape: shape.size)
 
 

@@ -143,7 +143,6 @@ def _workspace(call: AttentionCall, query: Sequence[int], keys: Sequence[int]) -
 
 
 def _split(x: jax.Array, dimension: int, parts: int) -> list[jax.Array]:
-    """Returns equal parts of an array along a dimension."""
     return jnp.split(x, parts, dimension) if parts > 1 else [x]
 
 

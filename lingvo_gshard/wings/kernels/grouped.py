@@ -329,7 +329,6 @@ class _Groups:
 def _weight_gradient(
     rows_RM: tf.Tensor, d_products_RH: tf.Tensor, sizes_E: tf.Tensor, usual_rows: int
 ) -> tf.Tensor:
-    """Returns the gradient [E,M,H] of the weights."""
     (groups,), (count, inner) = known_sizes(sizes_E.shape), known_sizes(rows_RM.shape)
     result = tf.TensorSpec([groups, inner, d_products_RH.shape[1]], rows_RM.dtype)
     call = GroupedCall(usual_rows)

@@ -169,7 +169,6 @@ def stacked(array: Array, count: int) -> Array:
 
 
 def _share(rows: int, mesh: Mesh) -> int:
-    """Returns the number of rows of each worker."""
     count = mesh.axis_size(AXIS)
     if rows % count:
         raise UserError(

@@ -380,7 +380,6 @@ def _summed(x: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _swapped(x: tf.Tensor, first: int, second: int) -> tf.Tensor:
-    """Returns a tensor with two dimensions swapped."""
     order = list(range(x.shape.rank))
     order[first], order[second] = second, first
     return tf.transpose(x, order)

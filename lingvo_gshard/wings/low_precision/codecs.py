@@ -99,7 +99,6 @@ def _e4m3_bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def _of_e4m3_bits(bits: tf.Tensor) -> tf.Tensor:
-    """Returns the float32 values of e4m3 in uint8."""
     constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
     word = tf.cast(bits, tf.uint32)
     code = tf.bitwise.bitwise_and(word, constant(_NAN))

@@ -52,7 +52,6 @@ def beside(layer: Layer) -> dict[str, VariableSpec]:
 
 
 def _known(rounding: DelayedScales, history_fh: tf.Tensor) -> DelayedScales:
-    """Returns a rounding by the scales of a history."""
     largest = tf.reduce_max(tf.stop_gradient(history_fh), -1)
     return dataclasses.replace(rounding, largest=largest)
 

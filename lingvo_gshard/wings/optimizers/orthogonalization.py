@@ -181,7 +181,6 @@ class _Plan:
         return x
 
     def _iterate(self, x: tf.Tensor, steps: int) -> tf.Tensor:
-        """Returns the tensor after the iterations."""
         layout, row = self.matrices.spec.layout, self.matrices.smaller
         batch = "".join(x for x in layout if x not in row + self.matrices.larger)
         unused = [letter for letter in string.ascii_lowercase if letter not in layout]

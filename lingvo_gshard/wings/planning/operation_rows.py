@@ -103,7 +103,6 @@ def flop_counts(
 
 
 def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:
-    """Returns sums over calls by the name of the field."""
     return {name: sum(getattr(each, name) for each in calls) for name in fields}
 
 

@@ -240,7 +240,6 @@ def _timed(
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> tuple[list[TimedOperation], StepTime]:
-    """Returns the time of each operation and of the step, calibrated if there is a calibration."""
     mesh, has_streams = planned.program.mesh, has_parallel_collectives(options)
 
     def has_own_links(collective: hlo.Collective) -> bool:

@@ -146,7 +146,6 @@ def _schedule(name: str, pairs: object) -> list[tuple[float, float]]:
 
 
 def _value_at(schedule: Sequence[tuple[float, float]], step: float) -> float:
-    """Returns the value of a schedule at a step."""
     after = bisect.bisect_right(schedule, step, key=lambda pair: pair[0])
     if after in (0, len(schedule)):
         return schedule[min(after, len(schedule) - 1)][1]

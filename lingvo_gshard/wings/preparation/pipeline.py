@@ -126,7 +126,6 @@ def prepare(
 
 
 def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
-    """Returns the pool that runs the tasks."""
     if options.beam is not None:
         return BeamPool(job, options.beam)
     return Pool(job, options.workers or os.cpu_count() or 1)

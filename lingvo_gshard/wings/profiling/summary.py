@@ -127,7 +127,6 @@ class Summary:
         return operation.matmul_flops * operation.times * len(self._divisions)
 
     def _parts(self) -> list[PartTime]:
-        """Returns the time of each part."""
         seconds: collections.Counter[str] = collections.Counter()
         for division in self._divisions.values():
             seconds.update(self._of(division))

@@ -114,7 +114,6 @@ class GatedDeltaNet(Layer):
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Size of each letter."""
         p = self.p
         return {
             "M": p.model_dim,
@@ -280,7 +279,6 @@ def _shifted(x_BLNf: tf.Tensor, segments_BL: tf.Tensor, back: int) -> tf.Tensor:
 
 
 def _unit(x_BLND: tf.Tensor) -> tf.Tensor:
-    """Returns vectors of length 1."""
     squares_BLN1 = tf.reduce_sum(tf.square(x_BLND), -1, keepdims=True)
     return annotate(x_BLND * tf.math.rsqrt(squares_BLN1 + _EPSILON), "BLND")
 

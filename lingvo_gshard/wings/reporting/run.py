@@ -317,7 +317,6 @@ def check_run(logdir: str) -> None:
 
 
 def _runs_in(directory: pathlib.Path) -> list[str]:
-    """Returns the names of the runs in a directory, sorted."""
     try:
         inside = objects.names(directory)
         return [name for name in inside if objects.is_file(directory / name / "params.txt")]

@@ -143,7 +143,6 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
 
 
 def _entry(platform: str) -> str:
-    """Returns the name of the entry with a platform's body."""
     return f"{_EXPORTED}-{platform}"
 
 

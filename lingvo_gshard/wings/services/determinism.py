@@ -114,7 +114,6 @@ def words(found: Sequence[ShardDifference], device_count: int) -> str:
 
 
 def _devices_of_parts(array: Any) -> list[list[str]]:
-    """Returns for each part of an array the devices that hold it."""
     sharding = getattr(array, "sharding", None)
     if sharding is None:
         return []

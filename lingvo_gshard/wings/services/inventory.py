@@ -137,7 +137,6 @@ def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
 
 
 def _copy_file(source: str, target: str) -> int:
-    """Copies a file and returns its size."""
     if store := stores.store_of(target):
         if is_bucket(source):
             content = objects.read_bytes(source)

@@ -304,7 +304,6 @@ def _replace(path: pathlib.Path, content: bytes) -> None:
 
 
 def _read(path: pathlib.Path) -> _Found | None:
-    """Returns a lock file; None if there is none."""
     try:
         # Opening a file makes a network file system show its current content and times.
         with regular.open_regular(path) as file:

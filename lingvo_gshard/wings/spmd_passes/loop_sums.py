@@ -313,7 +313,6 @@ class _Rewriting:
         return stablehlo.dynamic_update_slice(argument, term, [first, *starts])
 
     def _build(self, value: ir.Value) -> ir.Value:
-        """Returns the partial sums of a value."""
         if value not in self._built:
             maker = maker_of(value)
             assert maker is not None
@@ -328,7 +327,6 @@ class _Rewriting:
         return self._built[value]
 
     def _start(self, value: ir.Value, maker: ir.Operation) -> ir.Value:
-        """Returns the partial sums that an operation computes."""
         partial = self._paths.partials[value]
         split = self._paths.splits.of(value) or ((),) * len(shape_of(value))
         built = partial.build()

@@ -87,7 +87,6 @@ class Worker:
         self._has_ended = True
 
     def _active(self) -> int:
-        """Returns the number of texts in batches."""
         return sum(batch.active for batch in (*self._batches.values(), *self._outgrown))
 
     def _batches_with_texts(self) -> list[DecodeBatch]:

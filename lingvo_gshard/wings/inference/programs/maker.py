@@ -225,7 +225,6 @@ class ProgramMaker:
         state: NestedMap,
         extra: Sequence[Array],
     ) -> Program:
-        """Returns the program of a function of weights, state and extra arrays."""
         program, weights = self._prepared
         arrays = [
             *program.outputs,

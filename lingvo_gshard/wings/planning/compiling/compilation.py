@@ -162,7 +162,6 @@ def _compile(
 
 
 def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
-    """Returns a compiled program with one more note."""
     return msgspec.structs.replace(compiled, note=". ".join(filter(None, (note, compiled.note))))
 
 

@@ -164,7 +164,6 @@ def larger(topology: Topology, times: int) -> Topology | None:
 
 
 def _keys(kind: str) -> tuple[str, ...]:
-    """Returns the keys of the chips of a kind."""
     return tuple(chip.key for chip in chips.CHIPS.values() if chip.kind == kind)
 
 

@@ -325,7 +325,6 @@ def read(path: str | os.PathLike, topology: Topology, facts: ProgramFacts) -> Pl
 
 
 def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exported:
-    """Returns the function that the content of a file has."""
     try:
         return jax_export.deserialize(bytearray(content))
     except ImportError:

@@ -279,7 +279,6 @@ class _MeshSearch:
         return candidates
 
     def _costs(self, model: CostModel) -> list[list[Cost]]:
-        """Returns the costs of the options that are kept."""
         return [
             [model.group_cost(g, of_group[i]) for i in kept]
             for g, of_group, kept in zip(

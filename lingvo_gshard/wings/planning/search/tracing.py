@@ -142,7 +142,6 @@ def trace(
 
 
 def _part(spec: tf.TensorSpec, micro_batches: int) -> tf.TensorSpec:
-    """Returns the spec of a micro-batch of an array."""
     rows, *rest = known_sizes(spec.shape)
     return tf.TensorSpec((rows // micro_batches, *rest), spec.dtype)
 

@@ -400,7 +400,6 @@ class PublishedVocabulary(TokenizerVocabulary):
         self.unk_id = self.eos_id
 
     def _read(self) -> Tokenizer:
-        """Reads the tokenizer."""
         return tokenizer_of(self.directory)
 
     def decode(self, ids: Sequence[int]) -> str:

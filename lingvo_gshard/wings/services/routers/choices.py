@@ -105,7 +105,6 @@ class Choices(StepObserver):
             self._run.say(f"step {step:,}: the routers' choices until here are in {self._folder}")
 
     def _read(self, step: int, digest: int) -> replayed.Codes:
-        """Returns the recorded choices of a step."""
         file = self._replayed[step]
         with np.load(file) as found:
             recorded = dict(found)
