@@ -24,9 +24,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import in_turns
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import Console, make_table, transient_stages
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.wings.repeat.loop import Repeat
 

@@ -37,8 +37,7 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.signals import called_before_abrupt_end
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translation, Translator

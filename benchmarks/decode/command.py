@@ -25,8 +25,7 @@ from benchmarks.decode import measure, sizes
 from benchmarks.decode.peers import LIBRARIES, Peers
 from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.definitions import define, integer, string
 
 

@@ -17,7 +17,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.data import TranslationInput
 from lingvo_gshard.tasks import TokenTask, TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters

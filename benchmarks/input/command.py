@@ -17,8 +17,7 @@ from absl import flags
 
 from benchmarks import common
 from benchmarks.input import preparation, training
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.definitions import define, integer
 
 

@@ -11,8 +11,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import reading
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import Console, in_bytes
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 
 _STEPS = 20

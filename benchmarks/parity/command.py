@@ -26,8 +26,7 @@ from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 
 
 def define_flags() -> flags.FlagValues:

@@ -34,8 +34,7 @@ from benchmarks.train import measure, settings
 from benchmarks.train.peers import Peers
 from lingvo_gshard.core.config import names, registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.console.output import Console
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define
 
 

@@ -13,7 +13,7 @@ from benchmarks.decode.sizes import DenseSizes, dense_sizes
 from lingvo_gshard.api.saved_run import SavedRun
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data import Row, TranslationInput
-from lingvo_gshard.tools.console.output import Console
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.inference.loading import facts_of
