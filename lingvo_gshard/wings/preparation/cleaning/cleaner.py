@@ -156,6 +156,9 @@ class BaseCleaner(Configurable, abc.ABC):
             report.drop(rows[index], near_duplicates.NEAR_DUPLICATE)
         return [row for index, row in enumerate(rows) if index not in copies]
 
+    def _normalizer_to(self, report: CleaningReport) -> Normalizer:
+        return Normalizer(report.rewritten, self.p.unicode_form, self.p.drop_stray_joiners)
+
 
 class Cleaner(BaseCleaner):
     """Normalizes sentence pairs and drops pairs that would only add noise to training."""
@@ -182,7 +185,7 @@ class Cleaner(BaseCleaner):
 
     def rules(self, split: str, report: CleaningReport) -> RowRules:
         """Returns what cleans the pairs of a split one by one, and counts in the report."""
-        normal = Normalizer(report.rewritten, self.p.unicode_form, self.p.drop_stray_joiners)
+        normal = self._normalizer_to(report)
 
         def normal_row(row: Row) -> Row:
             language, source, target, file, line = row
