@@ -26,7 +26,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.optimizers.offload",
         "lingvo_gshard.wings.low_precision.fp8",
     ),
-    "run_options": ("lingvo_gshard.wings.services.run_options",),
+    "service_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.wings.object_stores.checkpoints",),
     "evaluations": (
@@ -50,8 +50,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "run_locks": ("lingvo_gshard.wings.services.run_lock",),
     "run_directories": ("lingvo_gshard.wings.object_stores.run_directory",),
     "useful_flops": ("lingvo_gshard.wings.facts.step",),
-    "vocabularies": ("lingvo_gshard.wings.preparation.vocabularies.json_vocabulary",),
-    "products": (
+    "vocabulary_kinds": ("lingvo_gshard.wings.preparation.vocabularies.json_vocabulary",),
+    "product_rules": (
         "lingvo_gshard.wings.inference.stored_weights",
         "lingvo_gshard.wings.low_precision.delayed_scales",
         "lingvo_gshard.wings.fine_tuning.adapters",
@@ -62,6 +62,6 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.low_precision.loss_scale",
         "lingvo_gshard.wings.low_precision.fp8",
     ),
-    "tasks": ("lingvo_gshard.wings.fine_tuning.lora",),
-    "language_models": ("lingvo_gshard.wings.fine_tuning.preferences",),
+    "task_features": ("lingvo_gshard.wings.fine_tuning.lora",),
+    "language_model_features": ("lingvo_gshard.wings.fine_tuning.preferences",),
 }

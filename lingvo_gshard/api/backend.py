@@ -109,7 +109,7 @@ class Backend:
         experiments.check_overrides(self.partitioning, trainer)
         limit = self._options.max_replicated_mb
         if self.kind == "tpu_strategy":
-            from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
+            from lingvo_gshard.runtime import TpuStrategyRuntime
 
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, limit)
         from lingvo_gshard.runtime import SpmdOptions, SpmdRuntime

@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from lingvo_gshard.api.decoding.decoder import LoadedRun
-from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
+from lingvo_gshard.training import restored_theta
 from lingvo_gshard.wings.export.decoder import DecoderSettings, TrainedModel
 from lingvo_gshard.wings.export.formats import PEFT, format_of
 from lingvo_gshard.wings.export.new_directory import check_output, file_sizes, new_directory

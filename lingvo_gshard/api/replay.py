@@ -19,9 +19,9 @@ from lingvo_gshard.training import (
     experiments,
     make_trainer,
     read_run,
+    restored_state,
     steps_in,
 )
-from lingvo_gshard.training.run.checkpoint.trainer_state import restored_state
 from lingvo_gshard.wings.services import determinism as replaying
 from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.determinism import Replayed

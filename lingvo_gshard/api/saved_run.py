@@ -23,9 +23,9 @@ from lingvo_gshard.training import (
     experiments,
     make_trainer,
     preferred,
+    restored_theta,
 )
 from lingvo_gshard.training.run.checkpoint.choice import check_choice
-from lingvo_gshard.training.run.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 

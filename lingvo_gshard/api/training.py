@@ -28,11 +28,12 @@ from lingvo_gshard.training import (
     Logdir,
     ObservedRun,
     ObserverFactory,
+    Outcome,
     Trainer,
+    TrainingLoop,
     experiments,
     make_trainer,
 )
-from lingvo_gshard.training.run.loop import Outcome, TrainingLoop
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.starting import FirstWeights, StartingPoint
 from lingvo_gshard.wings.services import divergence, run_records, snapshots, trackers
@@ -205,6 +206,8 @@ def _train(
     )
     try:
         newest = store.peek()
+        # Refuses batches that are too large for any step, before data is read.
+        experiments.batch_specs(params)
         input_ = params.input.instantiate()
         first = newest or start
         if first:

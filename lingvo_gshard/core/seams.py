@@ -3,9 +3,9 @@
 A seam belongs to the module that calls its features, and says in its docstring what a feature is.
 A feature registers itself when its module is imported:
 
-    RULES: Seam[ProductRule] = Seam("products")     # the library
+    PRODUCT_RULES: Seam[ProductRule] = Seam("product_rules")  # the library
 
-    @RULES.register("adapters")                     # a feature, in a module of its own
+    @PRODUCT_RULES.register("adapters")                        # a feature, in a module of its own
     class Adapters(ProductRule): ...
 
 `lingvo_gshard.features` names the modules of the package's own features. They are imported when

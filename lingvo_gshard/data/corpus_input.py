@@ -16,7 +16,7 @@ from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, language_shares
 from lingvo_gshard.data.batching.table import Group, MemoryTable
 from lingvo_gshard.data.packed_input import PackedInput
-from lingvo_gshard.data.sources.report import LIMITS, NOTES, CleaningReport
+from lingvo_gshard.data.sources.report import LIMITS, REPORT_NOTES, CleaningReport
 from lingvo_gshard.data.sources.row import Row
 
 
@@ -56,7 +56,7 @@ class CorpusInput(PackedInput):
         p = super().params()
         p.define("corpus", None, "Params of the reader of the corpus.")
         p.define("cleaning", None, "Params of the cleaner.")
-        vocabularies = stages.STAGES[stages.VOCABULARIES].params()
+        vocabularies = stages.INPUT_STAGES[stages.VOCABULARIES].params()
         p.define("vocabulary", vocabularies, "Params of the vocabularies.")
         return p
 
@@ -90,7 +90,7 @@ class CorpusInput(PackedInput):
     @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
-        about_rows = [line for notes in NOTES for line in notes(self.report)]
+        about_rows = [line for notes in REPORT_NOTES for line in notes(self.report)]
         about_files = self._reader.notes + self._reader.file_notes
         return [*about_rows, *about_files, *self._trainer.notes]
 
@@ -193,7 +193,7 @@ def _check_any_left(report: CleaningReport, split: str) -> None:
         return
     if not report.read:
         raise UserError(f"input.corpus.{split} has no rows: its files are empty")
-    advice = " ".join(NOTES[LIMITS](report)) if LIMITS in NOTES else ""
+    advice = " ".join(REPORT_NOTES[LIMITS](report)) if LIMITS in REPORT_NOTES else ""
     kind = "training" if split == "train" else split
     raise UserError(
         f"No {kind} row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()

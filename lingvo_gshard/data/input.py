@@ -85,10 +85,6 @@ class Input(Configurable, abc.ABC):
     progress: Progress = SILENT
     own_rows: Callable[[Mapping[str, tf.TensorSpec]], np.ndarray] | None = None
 
-    def __init__(self, params: Params):
-        super().__init__(params)
-        check_sizes(self.batch_specs(self.p))
-
     @classmethod
     @abc.abstractmethod
     def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:

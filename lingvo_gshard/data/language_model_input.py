@@ -23,7 +23,7 @@ class LanguageModelInput(TextInput, CorpusInput):
         p = super().params()
         p.set(
             corpus=text.EmbeddedEnglish.params(),
-            cleaning=stages.STAGES[stages.DOCUMENTS].params(),
+            cleaning=stages.INPUT_STAGES[stages.DOCUMENTS].params(),
         )
         return p
 

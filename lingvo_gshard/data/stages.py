@@ -12,7 +12,7 @@ from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # Name of a stage -> its class: PAIRS and DOCUMENTS are `RowCleaner`s, VOCABULARIES is a
 # `VocabularyMaker`. An input that is not told otherwise has the Params of these classes.
-STAGES: Seam[type[Configurable]] = Seam("input_stages")
+INPUT_STAGES: Seam[type[Configurable]] = Seam("input_stages")
 PAIRS, DOCUMENTS, VOCABULARIES = "pairs", "documents", "vocabularies"
 
 

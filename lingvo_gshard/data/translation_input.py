@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError, names
-from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core import Params, UserError, listed, names
 from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.batching.table import MemoryTable
@@ -33,7 +32,7 @@ class TranslationInput(PairInput, CorpusInput):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        cleaner = stages.STAGES[stages.PAIRS]
+        cleaner = stages.INPUT_STAGES[stages.PAIRS]
         p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaner.params())
         p.define("languages", (), "Source languages to use; empty: all.")
         p.define(

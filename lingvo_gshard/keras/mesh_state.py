@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax, multihost_utils
-from lingvo_gshard.runtime import Array
-from lingvo_gshard.runtime.lowering.variables import HeldVariable
+from lingvo_gshard.runtime import Array, HeldVariable
 
 # Variables of at most so many elements are compared before every step, so that a callback may set
 # them at any time: learning rates, counters, metrics, seeds.

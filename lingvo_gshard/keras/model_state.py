@@ -9,8 +9,7 @@ from typing import Any
 from lingvo_gshard.core import UserError, known_sizes
 from lingvo_gshard.core.lazy import keras
 from lingvo_gshard.keras.layouts import MOMENTS, WEIGHTS, Layouts
-from lingvo_gshard.runtime import Array
-from lingvo_gshard.runtime.lowering.variables import HeldVariable
+from lingvo_gshard.runtime import Array, HeldVariable
 from lingvo_gshard.sharding import Split
 
 # Parts of the state, which begin the paths of its arrays.

@@ -12,8 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core import UserError, known_sizes, tf
 from lingvo_gshard.keras.layouts import Layouts
-from lingvo_gshard.runtime import Array, Program, Tracing, lower
-from lingvo_gshard.runtime.lowering.variables import HeldVariable
+from lingvo_gshard.runtime import Array, HeldVariable, Program, Tracing, lower
 
 TRAIN, TEST = "train", "test"
 

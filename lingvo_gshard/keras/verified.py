@@ -14,8 +14,7 @@ from lingvo_gshard.keras import model_state
 from lingvo_gshard.keras.fitting import layouts_for
 from lingvo_gshard.keras.layouts import Layouts, LayoutTable
 from lingvo_gshard.keras.step_programs import TRAIN, as_arrays, lower_step
-from lingvo_gshard.runtime import Executable, devices_for
-from lingvo_gshard.runtime.lowering.variables import HeldVariable
+from lingvo_gshard.runtime import Executable, HeldVariable, devices_for
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.verification.causes import describe
 from lingvo_gshard.wings.verification.findings import Compared, Verification, compare

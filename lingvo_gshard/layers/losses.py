@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
-from lingvo_gshard.core import Seam, tf
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import Seam, custom_gradient, tf
 
 
 @dataclasses.dataclass(frozen=True)

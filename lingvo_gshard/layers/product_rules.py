@@ -1,9 +1,9 @@
 """Rules: features that take part in all products of activations with weights.
 
-A rule takes part in the products of every layer, of the package's and of users'. RULES has those
-that act where theta has arrays of theirs: in a child of the layer, such as the factors of adapters,
-or among what training steps measure (`context.Context.beside`). A precision has rules for its
-passes, which leave sensitive products, such as logits, as they are.
+A rule takes part in the products of every layer, of the package's and of users'. PRODUCT_RULES
+contains rules that act where theta has arrays of theirs: in a child of the layer, such as the
+factors of adapters, or among what training steps measure (`context.Context.beside`). A precision
+has rules for its passes, which leave sensitive products, such as logits, as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ProductContext:
     Attributes:
       rounding: Rounds the factors of products in training; None computes in the type of the
         activations.
-      rules: More rules for products in training, beside RULES.
+      rules: More rules for products in training, beside PRODUCT_RULES.
       table_dtype: The type that rows of tables are rounded to in training; empty for the table's.
     """
 
@@ -109,9 +109,9 @@ class ProductRule:
         return f"{type(self).__name__} computes its products"
 
 
-RULES: Seam[ProductRule] = Seam("products")
+PRODUCT_RULES: Seam[ProductRule] = Seam("product_rules")
 
 
 def current_rules() -> list[ProductRule]:
     """Returns the rules of the current pass, the first one first."""
-    return [*RULES, *context.extension(ProductContext).rules]
+    return [*PRODUCT_RULES, *context.extension(ProductContext).rules]

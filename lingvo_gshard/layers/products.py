@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient, tf
 from lingvo_gshard.layers.product_rules import (
-    RULES,
+    PRODUCT_RULES,
     Product,
     ProductContext,
     ProductRule,
     current_rules,
 )
-from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.partitioning import parts_of
+from lingvo_gshard.sharding import annotate, einsum, parts_of
 
 
 def unrounded() -> contextlib.AbstractContextManager[context.Context]:
@@ -128,7 +127,7 @@ def factors(
       equation: see `multiply`. The summed letter is the last of x.
     """
     weight = theta[name]
-    for rule in RULES:
+    for rule in PRODUCT_RULES:
         x, weight = rule.factors(Product(equation, theta, (name,), layer), x, weight)
     return x, weight
 
@@ -175,7 +174,7 @@ def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:
     """
     if not isinstance(table, NestedMap):
         return lookup(table, ids)
-    found = (rule.look_up(table, ids) for rule in RULES)
+    found = (rule.look_up(table, ids) for rule in PRODUCT_RULES)
     return next(rows for rows in found if rows is not None)
 
 

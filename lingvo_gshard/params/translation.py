@@ -8,8 +8,7 @@ from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers import FeedForward, TransformerStack
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training import Linear, RunOptions, Trainer
-from lingvo_gshard.training.step.optimizer import OPTIMIZERS
+from lingvo_gshard.training import OPTIMIZERS, Linear, RunOptions, Trainer
 
 TEN_LANGUAGES = ("es", "pt", "pt_BR", "it", "ca", "fr", "de", "nl", "sv", "gl")
 

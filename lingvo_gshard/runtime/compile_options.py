@@ -71,7 +71,7 @@ class Traits:
 _PLAIN = Traits()
 # A feature returns the options, by name, that steps for a device are compiled with by default. It
 # takes jax's names of the platform and of the device, and the step's traits.
-DEFAULTS: Seam[Callable[[str, str, Traits], dict[str, str]]] = Seam("compiler_options")
+COMPILER_OPTIONS: Seam[Callable[[str, str, Traits], dict[str, str]]] = Seam("compiler_options")
 
 
 def chosen(
@@ -95,7 +95,7 @@ def chosen(
     kept = set(_SET.findall(texts))
     found: dict[str, str] = {}
     if NONE not in given:
-        for defaults in DEFAULTS:
+        for defaults in COMPILER_OPTIONS:
             options = defaults(platform, device_kind, traits)
             found |= {name: value for name, value in options.items() if name not in kept}
     for text in given:

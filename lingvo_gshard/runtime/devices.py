@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core import Device, UserError, jax, tf
 from lingvo_gshard.runtime import standard_error
 
 # From glibc's malloc.h.

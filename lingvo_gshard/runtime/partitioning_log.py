@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.kernel_use import uses_in_words
 from lingvo_gshard.runtime.compile_options import in_words
-from lingvo_gshard.runtime.program.executable import READERS, Executable
+from lingvo_gshard.runtime.program.executable import PROGRAM_READERS, Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, describe
 
@@ -18,7 +18,7 @@ _SHOWN = 5
 def describe_program(executable: Executable) -> list[str]:
     """Returns lines about a compiled program: memory, collectives, kernels, and warnings."""
     memory = {name: size / 2**20 for name, size in executable.memory().items()}
-    collectives = "; ".join(reader.collectives_in_words(executable) for reader in READERS)
+    collectives = "; ".join(reader.collectives_in_words(executable) for reader in PROGRAM_READERS)
     lines = [
         f"{executable.program.name}: {memory['peak']:.1f} MiB per device "
         f"(arguments {memory['arguments']:.1f}, temporaries {memory['temporaries']:.1f}); "

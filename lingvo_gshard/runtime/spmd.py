@@ -27,13 +27,8 @@ from lingvo_gshard.runtime.step_compiler import (
 )
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
-from lingvo_gshard.training import ReadMeasured, Trainer
-from lingvo_gshard.training.step.metric_vectors import (
-    Measurement,
-    StepMetrics,
-    WeightedMetrics,
-    pair_with_weights,
-)
+from lingvo_gshard.training import Measurement, ReadMeasured, StepMetrics, Trainer, WeightedMetrics
+from lingvo_gshard.training.step.metric_vectors import pair_with_weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,8 @@ from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.metric_vectors import StepMetrics
+from lingvo_gshard.training import StepMetrics, Trainer
 from lingvo_gshard.training.step.precision import may_be_ahead
-from lingvo_gshard.training.step.trainer import Trainer
 
 
 def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:

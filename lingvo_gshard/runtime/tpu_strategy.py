@@ -19,8 +19,7 @@ from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding import Partitioning, Split, use_partitioning, xla
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
-from lingvo_gshard.training import TensorBatch, Trainer
-from lingvo_gshard.training.step.metric_vectors import Measurement
+from lingvo_gshard.training import Measurement, TensorBatch, Trainer
 
 WAIT_SECONDS = 300.0
 _CONNECT_SECONDS = 10.0

@@ -12,8 +12,7 @@ partitioner compiles that into the collective.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import custom_gradient, known_sizes, tf
-from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core import custom_gradient, known_sizes, listed, tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.mesh import Mesh

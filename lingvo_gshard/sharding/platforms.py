@@ -15,7 +15,7 @@ HARDWARE = ("cuda", "tpu")
 _INTERPRETED = "_interpreted"
 PLATFORMS = (*HARDWARE, *(platform + _INTERPRETED for platform in HARDWARE))
 # A feature replaces its marks in a StableHLO module by code for a platform, one of PLATFORMS.
-BODIES: Seam[Callable[[ir.Module, str], object]] = Seam("kernel_bodies")
+KERNEL_BODIES: Seam[Callable[[ir.Module, str], object]] = Seam("kernel_bodies")
 
 
 def platform_in_use() -> str:

@@ -3,10 +3,15 @@ from .evaluation import EvaluationRuntime as EvaluationRuntime
 from .evaluation import Table as Table
 from .evaluation import WeightedMeans as WeightedMeans
 from .evaluation import perplexity as perplexity
+from .language_model import LANGUAGE_MODEL_FEATURES as LANGUAGE_MODEL_FEATURES
 from .language_model import LanguageModelTask as LanguageModelTask
+from .task import EVALUATIONS as EVALUATIONS
+from .task import TASK_FEATURES as TASK_FEATURES
 from .task import BatchSpecs as BatchSpecs
 from .task import Decoding as Decoding
 from .task import Task as Task
+from .task import TaskFeature as TaskFeature
+from .token_task import FutureToken as FutureToken
 from .token_task import TokenTask as TokenTask
 from .token_task import token_loss as token_loss
 from .translation import TranslationTask as TranslationTask

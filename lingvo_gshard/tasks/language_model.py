@@ -28,7 +28,7 @@ _SHIFTED = (
 )
 
 # Features of language models alone, by the names of their Params.
-LANGUAGE_MODEL_FEATURES: Seam[type[TaskFeature]] = Seam("language_models")
+LANGUAGE_MODEL_FEATURES: Seam[type[TaskFeature]] = Seam("language_model_features")
 
 
 class LanguageModelTask(TokenTask):

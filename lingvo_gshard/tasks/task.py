@@ -85,7 +85,7 @@ class TaskFeature(Configurable):
 
 
 # Features of all tasks, by the names of their Params.
-TASK_FEATURES: Seam[type[TaskFeature]] = Seam("tasks")
+TASK_FEATURES: Seam[type[TaskFeature]] = Seam("task_features")
 
 
 class EvaluateTask(Protocol):

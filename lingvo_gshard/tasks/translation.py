@@ -8,8 +8,7 @@ from types import MappingProxyType
 from lingvo_gshard.core import NestedMap, Params, TokenShape, UserError, known_sizes, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.token_kinds import KINDS
-from lingvo_gshard.layers import TransformerStack, token_context
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.layers import Memory, TransformerStack, token_context
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
 from lingvo_gshard.tasks.token_task import TokenTask, loss_of_sums
 

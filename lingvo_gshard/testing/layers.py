@@ -23,8 +23,7 @@ from lingvo_gshard.core import (
     params_text,
 )
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer_layer import inherit
+from lingvo_gshard.layers import MixtureOfExperts, inherit
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.testing import passes
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V

@@ -16,8 +16,7 @@ from lingvo_gshard.tools.console import output, startup, warn
 from lingvo_gshard.tools.flags import run
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
-from lingvo_gshard.training import Logdir
-from lingvo_gshard.training.run.loop import Outcome
+from lingvo_gshard.training import Logdir, Outcome
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.planning.planned_training import PlannedTraining

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, tf
 from lingvo_gshard.data.input import Batch, Input, check_sizes
-from lingvo_gshard.sharding import Mesh, Partitioning
-from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
+from lingvo_gshard.sharding import DEFAULT_STRATEGY, Mesh, Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.trainer import Trainer
 

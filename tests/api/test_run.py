@@ -27,6 +27,24 @@ def test_importing_the_package_is_light():
         gshard.trian  # noqa: B018
 
 
+def test_a_server_reads_vocabularies_without_tensorflow():
+    code = (
+        "import sys, lingvo_gshard as gshard\n"
+        "for name in ('translation.quickstart', 'language_model.quickstart'):\n"
+        "    gshard.experiment(name).input.instantiate()\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_batches_too_large_for_any_step_are_refused_before_data_is_read(tmp_path, monkeypatch):
+    settings = ["input.batch_rows = 100_000_000", "input.source_length = 100"]
+    params = gshard.experiment("translation.quickstart", settings=settings)
+    monkeypatch.setattr(params.input.corpus.cls, "__init__", None)
+    with pytest.raises(UserError, match=r"10,000,000,000 numbers; .* Lower input\.batch_rows"):
+        gshard.train(params, tmp_path / "run", console=QUIET)
+
+
 def test_every_public_name_is_importable():
     assert {"train", "load", "plan", "verify"} < set(gshard.__all__)
     assert callable(gshard.keras.fit)

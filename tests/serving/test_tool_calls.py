@@ -9,12 +9,15 @@ import pytest
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.inference.requests import Hypothesis, NewTokens
 from lingvo_gshard.wings.serving.endpoints.chat import ChatBody, _Chat
-from lingvo_gshard.wings.serving.endpoints.tool_calls import format_of
+from lingvo_gshard.wings.serving.endpoints.tool_calls import format_of, types_in
 from lingvo_gshard.wings.serving.errors import RequestError
 from tests.fine_tuning.conversations.chat_forms import FORMS, Form
 from tests.fine_tuning.conversations.test_chat_forms import vocabulary_of
 
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+PROPERTIES = {"city": {"type": "string"}, "days": {"type": "array"}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": {"properties": PROPERTIES}}}
+]
 OSLO, ROME = {"city": "Oslo ü"}, {"city": "Rome", "days": [1, {"a": "}"}]}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -42,7 +45,66 @@ DEEPSEEK_NEW = DEEPSEEK.format(
         for a in (OSLO, ROME)
     )
 )
+KIMI = (
+    "<|tool_calls_section_begin|>"
+    + "".join(
+        f"<|tool_call_begin|>functions.weather:{i}<|tool_call_argument_begin|>{json.dumps(a)}"
+        "<|tool_call_end|>"
+        for i, a in enumerate((OSLO, ROME))
+    )
+    + "<|tool_calls_section_end|>"
+)
+
+
+def tagged(call, argument, begin="", end="", between="\n"):
+    """Returns both calls with a tag for each argument, as templates of transformers print them."""
+    texts = []
+    for arguments in (OSLO, ROME):
+        values = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in arguments.items()
+        }
+        texts.append(call.format(between.join(argument.format(key, values[key]) for key in values)))
+    return begin + "\n".join(texts) + end
+
+
+QWEN_CODER = tagged(
+    "<tool_call>\n<function=weather>\n{}\n</function>\n</tool_call>",
+    "<parameter={}>\n{}\n</parameter>",
+)
+GLM = tagged(
+    "<tool_call>weather\n{}\n</tool_call>",
+    "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>",
+)
+GLM_NEW = tagged(
+    "<tool_call>weather{}</tool_call>",
+    "<arg_key>{}</arg_key><arg_value>{}</arg_value>",
+    between="",
+)
+MINIMAX = tagged(
+    '<invoke name="weather">\n{}\n</invoke>',
+    '<parameter name="{}">{}</parameter>',
+    "<minimax:tool_call>\n",
+    "\n</minimax:tool_call>",
+)
+DSML = tagged(
+    '<｜DSML｜invoke name="weather">\n{}\n</｜DSML｜invoke>',
+    '<｜DSML｜parameter name="{}">{}</｜DSML｜parameter>',
+    "<｜DSML｜function_calls>\n",
+    "\n</｜DSML｜function_calls>",
+)
+for key, is_text in (("city", "true"), ("days", "false")):
+    DSML = DSML.replace(f'name="{key}"', f'name="{key}" string="{is_text}"')
+TAGGED = [
+    ("<tool_call><function=", "I look.\n", QWEN_CODER),
+    ("<tool_call><arg_key>", "", GLM),
+    ("<tool_call><arg_key>", "I look.", GLM_NEW),
+    ("<minimax:tool_call>", "", MINIMAX),
+    ("<｜DSML｜function_calls>", "I look.\n\n", DSML),
+]
 CALLS = [
+    *TAGGED,
+    ("<|tool_calls_section_begin|>", "I look.", KIMI),
     ("<tool_call>", "Let me see.\n", HERMES),
     ("<|python_tag|>", "", LLAMA),
     ("<|python_tag|>", "", f"<|python_tag|>{LLAMA}"),
@@ -124,8 +186,46 @@ def test_other_texts_stay_as_they_are(marker, before, calls, tmp_path):
 
 def test_formats_that_are_unknown_are_left_alone():
     assert format_of("{{ messages }}") is None
-    assert format_of("<tool_call>\n<function=f>") is None
-    assert format_of("<tool_call>f\n<arg_key>") is None
+
+
+@pytest.mark.parametrize(("marker", "before", "calls"), TAGGED)
+def test_calls_that_were_cut_off_are_text(marker, before, calls, tmp_path):
+    model = served(tmp_path, marker)
+    for length in (len(calls) - 5, len(calls) - 22, calls.rindex("city") + 3):
+        text = before + calls[:length]
+        choice, streamed, parts = answered(model, text)
+        assert choice["message"]["content"] == text == streamed and parts is None
+
+
+def test_values_in_tags_have_the_declared_types():
+    types = types_in([{"function": {"name": "f", "parameters": {"properties": DECLARED}}}])
+    (found,) = [form for form in [format_of("<function=")] if form]
+    body = "".join(f"<parameter={key}>\n{VALUES[key][0]}\n</parameter>\n" for key in VALUES)
+    calls = found.calls(f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>", types)
+    assert calls == [("f", {key: value for key, (_, value) in VALUES.items()})]
+
+
+# Schemas, then texts in the tags with the values that they stand for.
+DECLARED = {
+    "zip": {"type": "string"},
+    "none": {"type": ["string", "null"]},
+    "n": {"type": "number"},
+}
+VALUES = {
+    "zip": ("0150", "0150"),
+    "none": ("7", "7"),
+    "n": ("-2.5", -2.5),
+    "yes": ("True", True),
+    "no": ("false", False),
+    "code": ("def f():\n    return '<b>'\n", "def f():\n    return '<b>'\n"),
+    "empty": ("", ""),
+    "object": ('{"a": [1]}', {"a": [1]}),
+}
+
+
+@pytest.mark.parametrize("tools", [[], [{}], [{"function": 1}], [{"function": {"name": "f"}}]])
+def test_odd_declarations_have_no_types(tools):
+    assert all(types == {} for types in types_in(tools).values())
 
 
 def test_tools_that_the_template_does_not_print_are_an_error(tmp_path):

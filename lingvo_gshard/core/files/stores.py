@@ -82,13 +82,13 @@ class Store(Protocol):
 
 
 # Scheme of URLs, such as "gs" -> its store.
-STORES: Seam[Store] = Seam("object_stores")
+OBJECT_STORES: Seam[Store] = Seam("object_stores")
 
 
 def store_of(path: GivenPath) -> Store | None:
     """Returns the store of a path; None for a local one."""
     scheme = scheme_of(path)
-    return STORES[scheme] if scheme in STORES else None
+    return OBJECT_STORES[scheme] if scheme in OBJECT_STORES else None
 
 
 def scheme_of(path: GivenPath) -> str:
@@ -119,7 +119,7 @@ def path_of(path: GivenPath) -> pathlib.Path:
     if store := store_of(path):
         return store.path_of(text)
     if scheme := scheme_of(path):
-        known = " and ".join(f"{scheme}://" for scheme, _ in STORES.items())
+        known = " and ".join(f"{scheme}://" for scheme, _ in OBJECT_STORES.items())
         raise UserError(f"{text}: {scheme}:// is not supported; give a local path, {known}")
     return pathlib.Path(text)
 

@@ -115,7 +115,7 @@ class CleaningReport:
 
 
 # Subject of a report, such as LIMITS -> returns lines about it for the user.
-NOTES: Seam[Callable[[CleaningReport], list[str]]] = Seam("report_notes")
+REPORT_NOTES: Seam[Callable[[CleaningReport], list[str]]] = Seam("report_notes")
 LIMITS = "limits"
 
 

@@ -8,7 +8,7 @@ from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
 
 # Kinds of vocabularies other than SentencePiece's, which differ in the `suffix` of their files.
-KINDS: Seam[type[Vocabulary]] = Seam("vocabularies")
+VOCABULARY_KINDS: Seam[type[Vocabulary]] = Seam("vocabulary_kinds")
 
 
 def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
@@ -22,7 +22,7 @@ def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
 
 def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
     """Reads what `save_pair` wrote; a joint vocabulary is returned twice as one object."""
-    if any(os.path.exists(_path(directory, "joint", kind)) for kind in (Vocabulary, *KINDS)):
+    if any(_exists(directory, "joint", kind) for kind in (Vocabulary, *VOCABULARY_KINDS)):
         joint = load(directory, "joint")
         return joint, joint
     return load(directory, "source"), load(directory, "target")
@@ -30,9 +30,9 @@ def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
 
 def load(directory: str, name: str = "vocabulary") -> Vocabulary:
     """Reads what `save` of a vocabulary wrote; ValueError if it is missing or damaged."""
-    found = (kind for kind in KINDS if os.path.exists(_path(directory, name, kind)))
+    found = (kind for kind in VOCABULARY_KINDS if _exists(directory, name, kind))
     return next(found, Vocabulary).load(directory, name)
 
 
-def _path(directory: str, name: str, kind: type[Vocabulary]) -> str:
-    return os.path.join(directory, f"{name}{kind.suffix}")
+def _exists(directory: str, name: str, kind: type[Vocabulary]) -> bool:
+    return os.path.exists(os.path.join(directory, f"{name}{kind.suffix}"))

@@ -67,7 +67,7 @@ class DenseKernel(kernel.AttentionKernel):
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""
-        if self._may_fuse() and any(fused.reads_bias_tables() for fused in kernel.FUSED):
+        if self._may_fuse() and any(fused.reads_bias_tables() for fused in kernel.FUSED_ATTENTION):
             return bias
         return bias.at(distances_LK)
 
@@ -83,7 +83,7 @@ class DenseKernel(kernel.AttentionKernel):
         softmax: kernel.Softmax = kernel.PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        for fused in kernel.FUSED if self._may_fuse() else ():
+        for fused in kernel.FUSED_ATTENTION if self._may_fuse() else ():
             fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:
                 return fused_BNLD

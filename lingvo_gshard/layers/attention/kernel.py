@@ -57,7 +57,7 @@ class FusedAttention(Protocol):
 
 
 # Used by programs for a platform in use (sharding/platforms.py).
-FUSED: Seam[FusedAttention] = Seam("fused_attention")
+FUSED_ATTENTION: Seam[FusedAttention] = Seam("fused_attention")
 
 
 class AttentionKernel(Configurable):

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import annotate
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, Params, UserError, initializers, layer_method, tf
-from lingvo_gshard.core.layer import BIAS
+from lingvo_gshard.core import BIAS, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import add_bias, joined_product

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import NestedMap, Params, UserError, initializers, layer_method, tf
-from lingvo_gshard.core.layer import BIAS
+from lingvo_gshard.core import BIAS, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask

@@ -28,8 +28,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import Partitioning, Split, annotate, current_partitioning, xla
-from lingvo_gshard.sharding.partitioning import axes_of
+from lingvo_gshard.sharding import Partitioning, Split, annotate, axes_of, current_partitioning, xla
 
 
 class Codec:

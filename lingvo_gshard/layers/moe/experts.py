@@ -8,8 +8,7 @@ from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_met
 from lingvo_gshard.layers import feed_forward, products
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.products import add_bias, multiply, product, rounded_by_rows
-from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.partitioning import axes_of, parts_of
+from lingvo_gshard.sharding import annotate, axes_of, parts_of
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more"}
 

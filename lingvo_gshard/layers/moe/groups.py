@@ -16,8 +16,7 @@ import numpy as np
 
 from lingvo_gshard.core import random_numbers, tf
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.sharding import Mesh, annotate, current_partitioning, xla
-from lingvo_gshard.sharding.partitioning import axes_of
+from lingvo_gshard.sharding import Mesh, annotate, axes_of, current_partitioning, xla
 
 
 @dataclasses.dataclass(frozen=True)

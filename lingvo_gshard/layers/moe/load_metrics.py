@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingvo_gshard.core import Layer, tf
 from lingvo_gshard.core.context import Metric
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing

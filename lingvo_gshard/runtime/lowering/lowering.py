@@ -35,15 +35,15 @@ from lingvo_gshard.runtime.lowering.variables import (
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import Mesh, Partitioning, Split, recording, use_partitioning, xla
-from lingvo_gshard.sharding.platforms import BODIES, PLATFORMS
+from lingvo_gshard.sharding.platforms import KERNEL_BODIES, PLATFORMS
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
 Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 
 # A feature rewrites a StableHLO module in place, as TensorFlow has made it.
-FIRST_PASSES: Seam[Callable[[ir.Module], None]] = Seam("first_lowering_passes")
+FIRST_LOWERING_PASSES: Seam[Callable[[ir.Module], None]] = Seam("first_lowering_passes")
 # A feature rewrites a StableHLO module in place before XLA partitions it over a mesh.
-PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
+LOWERING_PASSES: Seam[Callable[[ir.Module, Mesh], None]] = Seam("lowering_passes")
 
 
 class Partitioner(Protocol):
@@ -58,7 +58,7 @@ class Partitioner(Protocol):
         ...
 
 
-OTHER_PARTITIONERS: Seam[Partitioner] = Seam("partitioners")
+PARTITIONERS: Seam[Partitioner] = Seam("partitioners")
 
 # Rewrites a StableHLO module in place.
 Rewrite: TypeAlias = "Callable[[ir.Module], None]"
@@ -130,8 +130,8 @@ def lower(
 
 def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
     """Raises UserError, before anything is traced, if a partitioner cannot partition a model."""
-    if partitioner in OTHER_PARTITIONERS:
-        OTHER_PARTITIONERS[partitioner].check(model, mesh)
+    if partitioner in PARTITIONERS:
+        PARTITIONERS[partitioner].check(model, mesh)
 
 
 @contextlib.contextmanager
@@ -207,12 +207,12 @@ def _portable(
         name_module(parsed, name)
         version = stablehlo.get_minimum_version()
         # The names of calls mark the operations of kernels, whose functions must not be inlined.
-        for rewrite in FIRST_PASSES:
+        for rewrite in FIRST_LOWERING_PASSES:
             rewrite(parsed)
         has_moves = _name_memory_kinds(parsed)
         has_kernels = partitioning.platform in PLATFORMS
         if has_kernels:
-            for replace_marks in BODIES:
+            for replace_marks in KERNEL_BODIES:
                 replace_marks(parsed, partitioning.platform)
         if has_kernels or has_moves:
             # The oldest version has no custom calls with a dictionary, which kernels and moves are.
@@ -224,11 +224,11 @@ def _portable(
             first(parsed)
         folding.make_iotas(parsed)
         shorten_shardings(parsed, mesh)
-        for rewrite in PASSES:
+        for rewrite in LOWERING_PASSES:
             rewrite(parsed, mesh)
         folding.separate_constants(parsed)
-        if partitioner in OTHER_PARTITIONERS:
-            OTHER_PARTITIONERS[partitioner].rewrite(parsed, mesh)
+        if partitioner in PARTITIONERS:
+            PARTITIONERS[partitioner].rewrite(parsed, mesh)
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
 
 

@@ -7,8 +7,7 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import UserError, jax, jnp
 from lingvo_gshard.core.memory_kinds import HOST
 
 

@@ -147,11 +147,11 @@ class ProgramReader(Protocol):
         ...
 
 
-READERS: Seam[ProgramReader] = Seam("program_readers")
+PROGRAM_READERS: Seam[ProgramReader] = Seam("program_readers")
 
 
 def _reader() -> ProgramReader:
-    return next(iter(READERS))
+    return next(iter(PROGRAM_READERS))
 
 
 class Executable:
@@ -246,7 +246,7 @@ class Executable:
 
         They are `hlo.FullReplication`s.
         """
-        return [each for reader in READERS for each in reader.full_replications(self)]
+        return [each for reader in PROGRAM_READERS for each in reader.full_replications(self)]
 
 
 def _digest(program: Program, options: Mapping[str, Any]) -> str:

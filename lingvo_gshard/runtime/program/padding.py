@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, jnp, tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import jax, jnp, known_sizes, tf
 from lingvo_gshard.runtime.program.array import Array
 
 

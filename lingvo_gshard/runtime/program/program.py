@@ -66,7 +66,7 @@ class ProgramFiles(Protocol):
         ...
 
 
-FILES: Seam[ProgramFiles] = Seam("program_files")
+PROGRAM_FILES: Seam[ProgramFiles] = Seam("program_files")
 _ZIP = "zip"
 
 
@@ -184,7 +184,7 @@ class Program:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the program as one file, which has a body for each platform with kernels."""
-        FILES[_ZIP].write(self, path)
+        PROGRAM_FILES[_ZIP].write(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike, mesh: Mesh | None = None) -> Program:
@@ -196,7 +196,7 @@ class Program:
         Raises:
           UserError: names the file and the problem: its format, content, mesh or version of jax.
         """
-        program = FILES[_ZIP].read(path)
+        program = PROGRAM_FILES[_ZIP].read(path)
         if mesh is not None and mesh != program.mesh:
             raise UserError(
                 f"{path} was made for `mesh={_describe(program.mesh)}`, not for {_describe(mesh)}"

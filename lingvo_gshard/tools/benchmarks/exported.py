@@ -23,8 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core import SILENT, Device, Progress, UserError, explained, jax, jnp
-from lingvo_gshard.runtime import Array, Program, platform_of, using_partitioner
-from lingvo_gshard.runtime.program.program import memory_bytes
+from lingvo_gshard.runtime import Array, Program, memory_bytes, platform_of, using_partitioner
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.benchmarks.timing import in_turns, pipelined_seconds
 from lingvo_gshard.wings.saved_programs import program_file

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from lingvo_gshard.core import Options, UserError, declared
-from lingvo_gshard.core.options import Option
+from lingvo_gshard.core import Option, Options, UserError, declared
 from lingvo_gshard.tools.flags.definitions import (
     Definition,
     Flags,

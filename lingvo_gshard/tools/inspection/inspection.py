@@ -11,19 +11,26 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core import Device, Layer, Params, UserError, kernel_use, names, scope_name
-from lingvo_gshard.runtime import Program, devices_for, platform_of, train_program
-from lingvo_gshard.runtime.program.step_programs import eval_program, init_program
+from lingvo_gshard.runtime import (
+    Program,
+    devices_for,
+    eval_program,
+    init_program,
+    platform_of,
+    train_program,
+)
 from lingvo_gshard.sharding import (
     HARDWARE,
     Mesh,
     Partitioning,
+    Replicated,
     Split,
+    WeightRow,
     recording,
     sharding_tables,
     weight_patterns,
     weight_rows,
 )
-from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
 from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.pipeline import pipeline

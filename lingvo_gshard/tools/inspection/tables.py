@@ -8,8 +8,7 @@ import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core import kernel_use
-from lingvo_gshard.sharding import HARDWARE, Partitioning
-from lingvo_gshard.sharding.sharding_tables import Replicated, WeightRow
+from lingvo_gshard.sharding import HARDWARE, Partitioning, Replicated, WeightRow
 from lingvo_gshard.tools.console import Console, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import (

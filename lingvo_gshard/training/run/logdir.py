@@ -75,10 +75,10 @@ class SyncedFolder(Protocol):
 
 # Scheme of a store, "" for disks -> takes the lock at a path there, or raises LockedError. Without
 # such a feature, directories are not locked.
-LOCKS: Seam[Callable[[pathlib.Path, Say], Lock]] = Seam("run_locks")
+RUN_LOCKS: Seam[Callable[[pathlib.Path, Say], Lock]] = Seam("run_locks")
 # Scheme of a store -> returns an empty local copy of a folder there. The second argument tells, by
 # name, which files and folders at the top stay in the store alone.
-SYNCED: Seam[Callable[[pathlib.Path, Callable[[str], bool]], SyncedFolder]] = Seam(
+RUN_DIRECTORIES: Seam[Callable[[pathlib.Path, Callable[[str], bool]], SyncedFolder]] = Seam(
     "run_directories"
 )
 
@@ -100,7 +100,7 @@ class Logdir:
         self.checkpoints = self.place / "checkpoints"
         self._scheme = stores.scheme_of(path) if stores.is_bucket(path) else ""
         # Imported first: a store's feature registers its locks as well.
-        self._remote = SYNCED[self._scheme] if self._scheme else None
+        self._remote = RUN_DIRECTORIES[self._scheme] if self._scheme else None
         self._lock: Lock | None = None
 
     @property
@@ -318,8 +318,8 @@ class Logdir:
         """Locks the directory for this process. Returns the problem if that is impossible."""
         try:
             objects.make_folder(self.place)
-            if self._scheme in LOCKS:
-                self._lock = LOCKS[self._scheme](self.place / _LOCK, say)
+            if self._scheme in RUN_LOCKS:
+                self._lock = RUN_LOCKS[self._scheme](self.place / _LOCK, say)
             if self._remote:
                 self._synced.pull()
                 self._synced.start(say)

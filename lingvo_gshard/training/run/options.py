@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Configurable, Params, Seam
 
 
 class ServiceOptions:
@@ -21,7 +20,7 @@ class ServiceOptions:
 
 
 # The options of services, by service.
-SERVICE_OPTIONS: Seam[type[ServiceOptions]] = Seam("run_options")
+SERVICE_OPTIONS: Seam[type[ServiceOptions]] = Seam("service_options")
 
 
 class RunOptions(Configurable):

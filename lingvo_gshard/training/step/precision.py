@@ -23,9 +23,8 @@ from typing import Any, cast
 from lingvo_gshard.core import NestedMap, Params, Seam, UserError, VariableSpec, names, tf
 from lingvo_gshard.core.layer import TABLE
 from lingvo_gshard.layers.product_rules import ProductContext, ProductRule
-from lingvo_gshard.sharding import annotate_like
-from lingvo_gshard.sharding.einsum import Rounding
-from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
+from lingvo_gshard.sharding import Rounding, annotate_like, current_partitioning
+from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 
 _PARAM = "step.precision"

@@ -86,7 +86,7 @@ _RAGGED = "https://github.com/marin-community/marin/pull/8081"
 OPTIONS = objects.table_beside(__file__, "options.json", tuple[CompilerOption, ...])
 
 
-@compile_options.DEFAULTS.register("table")
+@compile_options.COMPILER_OPTIONS.register("table")
 def defaults(platform: str, device_kind: str, traits: compile_options.Traits) -> dict[str, str]:
     """Returns the options of the table that are on, by name; for the arguments see `is_on`."""
     values = {each.name: each.value_for(platform, device_kind, traits) for each in OPTIONS}

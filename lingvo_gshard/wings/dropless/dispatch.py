@@ -27,8 +27,7 @@ from lingvo_gshard.core import (
     random_numbers,
     tf,
 )
-from lingvo_gshard.layers import Exchange, Experts, TokenChoiceRouting, token_context
-from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
+from lingvo_gshard.layers import Dispatch, Exchange, Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.sharding import (
     annotate_weights,
     collectives,

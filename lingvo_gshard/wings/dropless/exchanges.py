@@ -30,8 +30,7 @@ from lingvo_gshard.core import (
     scopes,
     tf,
 )
-from lingvo_gshard.layers import Codec, Exchange, Experts
-from lingvo_gshard.layers.moe.dispatches.gather import Permutation
+from lingvo_gshard.layers import Codec, Exchange, Experts, Permutation
 from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use, platform_in_use
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless.sorted_rows import SortedRows, clip_loads

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import NestedMap, tf
-from lingvo_gshard.layers import Experts, count_rows, sort_rows
-from lingvo_gshard.layers.moe.dispatches.gather import Permutation
+from lingvo_gshard.layers import Experts, Permutation, count_rows, sort_rows
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless import sorted_experts
 from lingvo_gshard.wings.dropless.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows

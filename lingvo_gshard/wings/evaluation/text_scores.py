@@ -20,8 +20,14 @@ import numpy as np
 from lingvo_gshard.core import SILENT, Progress, UserError
 from lingvo_gshard.core.lazy import bleu, chrf
 from lingvo_gshard.data import TextInput, TextSize, packing, permutation
-from lingvo_gshard.tasks import Evaluation, EvaluationRuntime, Table, WeightedMeans, perplexity
-from lingvo_gshard.tasks.task import EVALUATIONS
+from lingvo_gshard.tasks import (
+    EVALUATIONS,
+    Evaluation,
+    EvaluationRuntime,
+    Table,
+    WeightedMeans,
+    perplexity,
+)
 
 # Languages with fewer rows are scored, but left out of the average.
 LEAST_ROWS = 20

@@ -10,8 +10,7 @@ import numpy as np
 
 from lingvo_gshard.core import SILENT, Progress, UserError, names
 from lingvo_gshard.data import Row, TranslationInput, permutation, rows_by_language
-from lingvo_gshard.tasks import Evaluation, EvaluationRuntime, Table
-from lingvo_gshard.tasks.task import EVALUATIONS
+from lingvo_gshard.tasks import EVALUATIONS, Evaluation, EvaluationRuntime, Table
 from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.evaluation.likelihood import Likelihood, combined, measure_by_language
 from lingvo_gshard.wings.evaluation.text_scores import LanguageScores

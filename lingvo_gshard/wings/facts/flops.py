@@ -28,8 +28,7 @@ from lingvo_gshard.layers import (
 )
 from lingvo_gshard.layers.embedding import Softmax
 from lingvo_gshard.layers.moe.routers.router import Part
-from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask
-from lingvo_gshard.tasks.token_task import FutureToken
+from lingvo_gshard.tasks import FutureToken, LanguageModelTask, TokenTask, TranslationTask
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.adapters import Adapters
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.runtime.program.step_programs import USEFUL_FLOPS
+from lingvo_gshard.runtime import USEFUL_FLOPS
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters

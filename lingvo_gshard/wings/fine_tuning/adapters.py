@@ -29,8 +29,7 @@ from lingvo_gshard.core import (
     letters,
     tf,
 )
-from lingvo_gshard.layers import RULES, Product, ProductRule, products
-from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers import PRODUCT_RULES, Dropout, Product, ProductRule, products
 
 LOCAL_LETTERS = {"z": "rank of an adapter"}
 
@@ -137,7 +136,7 @@ class _Rule(ProductRule):
         return "its weights have adapters" if theta.get(CHILD) else ""
 
 
-RULES.register("adapters")(_Rule())
+PRODUCT_RULES.register("adapters")(_Rule())
 
 
 def _has_adapter(theta: NestedMap, name: str) -> bool:

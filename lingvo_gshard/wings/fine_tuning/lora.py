@@ -7,8 +7,7 @@ import dataclasses
 from lingvo_gshard.core import Layer, NestedMap, Params, UserError, VariableSpec, tf
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
-from lingvo_gshard.tasks import Task
-from lingvo_gshard.tasks.task import TASK_FEATURES, TaskFeature
+from lingvo_gshard.tasks import TASK_FEATURES, Task, TaskFeature
 from lingvo_gshard.wings.fine_tuning.adapters import CHILD, Adapters, is_factor, merged
 
 

@@ -18,8 +18,7 @@ import math
 from typing import Any
 
 from lingvo_gshard.core import NestedMap, context, known_sizes, tf
-from lingvo_gshard.layers import RULES, Product, ProductRule
-from lingvo_gshard.layers.product_rules import Multiply
+from lingvo_gshard.layers import PRODUCT_RULES, Multiply, Product, ProductRule
 from lingvo_gshard.sharding import annotate, einsum
 
 INT8, INT8_WEIGHTS = "int8", "int8_weights"
@@ -87,7 +86,7 @@ class _StoredWeights(ProductRule):
         return "its weights are int8" if any(map(is_stored, theta.values())) else ""
 
 
-RULES.register("stored_weights")(_StoredWeights())
+PRODUCT_RULES.register("stored_weights")(_StoredWeights())
 
 
 def _multiply_stored(equation: str, x: tf.Tensor, weight: NestedMap) -> tf.Tensor:

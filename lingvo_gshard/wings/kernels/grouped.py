@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from lingvo_gshard.core import custom_gradient, known_sizes, tf
-from lingvo_gshard.sharding import hardware_of, platform_in_use
-from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
+from lingvo_gshard.sharding import Blocks, Factor, FactorFor, Rounding, hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels import grouped_rows, grouped_tpu, grouped_triton
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall

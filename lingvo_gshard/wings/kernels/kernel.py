@@ -11,8 +11,7 @@ import msgspec
 
 from lingvo_gshard.core import scopes, tf
 from lingvo_gshard.core.lazy import gen_xla_ops
-from lingvo_gshard.sharding import hardware_of
-from lingvo_gshard.sharding.platforms import is_interpreted
+from lingvo_gshard.sharding import hardware_of, is_interpreted
 
 _PREFIX = "lingvo_gshard.kernels."
 

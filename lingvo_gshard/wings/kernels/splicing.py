@@ -8,7 +8,7 @@ import msgspec
 
 from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.core.lazy import func, ir, stablehlo
-from lingvo_gshard.sharding.platforms import BODIES, is_interpreted
+from lingvo_gshard.sharding import KERNEL_BODIES, is_interpreted
 from lingvo_gshard.wings.kernels.kernel import Kernel, marked
 
 _CUSTOM_CALL = "stablehlo.custom_call"
@@ -18,7 +18,7 @@ _DTYPES = {
 }
 
 
-@BODIES.register("kernels")
+@KERNEL_BODIES.register("kernels")
 def replace_markers(module: ir.Module, platform: str) -> int:
     """Replaces the marks in a module by calls of functions that it adds; returns their number.
 

@@ -33,8 +33,7 @@ from lingvo_gshard.runtime import (
 from lingvo_gshard.runtime.compilations import Inputs, inputs_of
 from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key
 from lingvo_gshard.sharding import Partitioning, annotate_weights
-from lingvo_gshard.training import ReadMeasured, Trainer
-from lingvo_gshard.training.step.metric_vectors import Measurement, WeightedMetrics
+from lingvo_gshard.training import Measurement, ReadMeasured, Trainer, WeightedMetrics
 from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked
 from lingvo_gshard.wings.optimizers.local_updates import OUTER, WORKERS, LocalUpdates
 

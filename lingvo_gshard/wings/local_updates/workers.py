@@ -11,7 +11,7 @@ import numpy as np
 from lingvo_gshard.core import Device, Params, UserError, jax, letters, processes
 from lingvo_gshard.runtime import Array
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
-from lingvo_gshard.training.step.metric_vectors import StepMetrics
+from lingvo_gshard.training import StepMetrics
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
 
 # The metric that is summed over workers. It weights the others, which are averaged.

@@ -15,11 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lingvo_gshard.core import Params, custom_gradient, known_sizes, tf
-from lingvo_gshard.layers import AttentionKernel, AttentionMask, repeat_heads, soft_cap
-from lingvo_gshard.layers.attention.dense import soft_cap_gradient
-from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
-from lingvo_gshard.layers.attention.mask import BLOCK_PADDING
-from lingvo_gshard.layers.dropout import DropoutMask
+from lingvo_gshard.layers import (
+    BLOCK_PADDING,
+    PLAIN,
+    AttentionKernel,
+    AttentionMask,
+    DropoutMask,
+    repeat_heads,
+    soft_cap,
+    soft_cap_gradient,
+)
+from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.sharding import annotate, einsum
 
 

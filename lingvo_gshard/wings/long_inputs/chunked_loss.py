@@ -28,11 +28,15 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core import LOSS_SCOPE, context, custom_gradient, known_sizes, tf
-from lingvo_gshard.layers import soft_cap
-from lingvo_gshard.layers.attention.dense import soft_cap_gradient
-from lingvo_gshard.layers.losses import LONG_LOSSES, CrossEntropy, LossOfProducts, Objective
-from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.partitioning import parts_of
+from lingvo_gshard.layers import (
+    LONG_LOSSES,
+    CrossEntropy,
+    LossOfProducts,
+    Objective,
+    soft_cap,
+    soft_cap_gradient,
+)
+from lingvo_gshard.sharding import annotate, einsum, parts_of
 
 Tensors: TypeAlias = "Sequence[tf.Tensor]"
 

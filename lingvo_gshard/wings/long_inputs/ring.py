@@ -16,12 +16,16 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes, tf
-from lingvo_gshard.layers import AttentionKernel, AttentionMask, soft_cap
-from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
-from lingvo_gshard.layers.attention.mask import BLOCK_PADDING
-from lingvo_gshard.layers.dropout import DropoutMask
-from lingvo_gshard.sharding import annotate, collectives, einsum
-from lingvo_gshard.sharding.partitioning import parts_of
+from lingvo_gshard.layers import (
+    BLOCK_PADDING,
+    PLAIN,
+    AttentionKernel,
+    AttentionMask,
+    DropoutMask,
+    soft_cap,
+)
+from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.sharding import annotate, collectives, einsum, parts_of
 from lingvo_gshard.wings.kernels.layers.fused_attention import attend_fused
 from lingvo_gshard.wings.long_inputs import blockwise
 from lingvo_gshard.wings.long_inputs.blockwise import RunningSums, SoftmaxStatistics

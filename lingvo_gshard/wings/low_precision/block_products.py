@@ -13,8 +13,15 @@ import math
 from typing import cast
 
 from lingvo_gshard.core import context, kernel_use, known_sizes, tf
-from lingvo_gshard.sharding import collectives, current_partitioning, manual, mesh_in_use, resolve
-from lingvo_gshard.sharding.einsum import Factor, summed_letters
+from lingvo_gshard.sharding import (
+    Factor,
+    collectives,
+    current_partitioning,
+    manual,
+    mesh_in_use,
+    resolve,
+)
+from lingvo_gshard.sharding.einsum import summed_letters
 from lingvo_gshard.wings import kernels
 
 Axes = tuple[str, ...]

@@ -17,8 +17,13 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient, tf
-from lingvo_gshard.layers import RULES, Product, ProductRule
-from lingvo_gshard.layers.product_rules import Multiply, ProductContext
+from lingvo_gshard.layers import (
+    PRODUCT_RULES,
+    Multiply,
+    Product,
+    ProductContext,
+    ProductRule,
+)
 from lingvo_gshard.wings.low_precision.rounding import DelayedScales, largest_magnitude
 
 LOCAL_LETTERS = {
@@ -113,4 +118,4 @@ class _Histories(ProductRule):
         return ""
 
 
-RULES.register("delayed_scales")(_Histories())
+PRODUCT_RULES.register("delayed_scales")(_Histories())

@@ -19,8 +19,15 @@ from lingvo_gshard.core import (
     initializers,
     tf,
 )
-from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision, StatePart
-from lingvo_gshard.training.step.state_part import Seen, Verdict
+from lingvo_gshard.training import (
+    PRECISIONS,
+    STEP_PARTS,
+    Ingredients,
+    Precision,
+    Seen,
+    StatePart,
+    Verdict,
+)
 
 PRECISIONS.register("float16")(Precision("float16", "float16", scales_loss=True))
 

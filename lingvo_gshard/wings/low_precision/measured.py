@@ -6,8 +6,7 @@ import dataclasses
 
 from lingvo_gshard.core import NestedMap, VariableSpec, context, tf
 from lingvo_gshard.tasks import Task
-from lingvo_gshard.training import StatePart
-from lingvo_gshard.training.step.state_part import Update
+from lingvo_gshard.training import StatePart, Update
 
 
 class Measured(StatePart):

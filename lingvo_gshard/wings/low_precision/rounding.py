@@ -29,8 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core import known_sizes, tf
-from lingvo_gshard.sharding import hardware_of, platform_in_use
-from lingvo_gshard.sharding.einsum import Blocks, Factor, FactorFor, Rounding
+from lingvo_gshard.sharding import Blocks, Factor, FactorFor, Rounding, hardware_of, platform_in_use
 from lingvo_gshard.wings.low_precision.block_products import BlockProduct
 
 # Size of a block of DeepSeek-V3, arXiv 2412.19437, section 3.3.2, and of an MX format.

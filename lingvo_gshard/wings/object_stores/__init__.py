@@ -6,4 +6,4 @@ from lingvo_gshard.wings.object_stores import buckets, connections
 _BUCKETS: stores.Store = buckets
 
 for _scheme in connections.SCHEMES:
-    stores.STORES.register(_scheme)(_BUCKETS)
+    stores.OBJECT_STORES.register(_scheme)(_BUCKETS)

@@ -18,9 +18,17 @@ from typing import Any
 
 from lingvo_gshard.core import BucketError, is_bucket, objects, whole_number
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.training import NewestAndBest, RunRecord, WriteExtras, marker, steps_in
-from lingvo_gshard.training.run.checkpoint.orbax_storage import ORBAX
-from lingvo_gshard.training.run.checkpoint.storage import STORAGES, DiskStorage, unused_name
+from lingvo_gshard.training import (
+    CHECKPOINT_STORAGES,
+    ORBAX_STORES,
+    DiskStorage,
+    NewestAndBest,
+    RunRecord,
+    WriteExtras,
+    marker,
+    steps_in,
+)
+from lingvo_gshard.training.run.checkpoint.storage import unused_name
 from lingvo_gshard.wings.object_stores import buckets
 from lingvo_gshard.wings.object_stores.connections import SCHEMES, key_value_store
 from lingvo_gshard.wings.object_stores.problems import problem_of
@@ -167,5 +175,5 @@ def _private(module: str, *names: str) -> Any:
 
 
 for _scheme in SCHEMES:
-    ORBAX.register(_scheme)(teach_orbax)
-    STORAGES.register(_scheme)(BucketStorage)
+    ORBAX_STORES.register(_scheme)(teach_orbax)
+    CHECKPOINT_STORAGES.register(_scheme)(BucketStorage)

@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.training import LOCKS, LockedError
-from lingvo_gshard.training.run.logdir import SYNCED
+from lingvo_gshard.training import RUN_DIRECTORIES, RUN_LOCKS, LockedError
 from lingvo_gshard.wings.object_stores.buckets import CompareAndSwapFile, Generation
 from lingvo_gshard.wings.object_stores.connections import SCHEMES
 from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder
@@ -176,5 +175,5 @@ def _words(found: _Content | None) -> str:
 
 
 for _scheme in SCHEMES:
-    LOCKS.register(_scheme)(BucketLock)
-    SYNCED.register(_scheme)(SyncedFolder)
+    RUN_LOCKS.register(_scheme)(BucketLock)
+    RUN_DIRECTORIES.register(_scheme)(SyncedFolder)

@@ -12,7 +12,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core import processes
-from lingvo_gshard.training.run.checkpoint.run_handler import RunSave
+from lingvo_gshard.training import RunSave
 from lingvo_gshard.wings.object_stores import buckets, scratch
 
 

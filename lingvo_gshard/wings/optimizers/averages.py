@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, scope_name, tf
-from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
-from lingvo_gshard.training.step.state_part import Update
+from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart, Update
 
 if TYPE_CHECKING:
     import jax

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import Params, tf
-from lingvo_gshard.training import WeightStep
-from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.step.optimizer import Moments
+from lingvo_gshard.training import MomentOptimizer, Moments, WeightStep
+from lingvo_gshard.training.step.moments import FIRST
 
 
 class Momentum(MomentOptimizer):

@@ -7,9 +7,16 @@ import math
 
 from lingvo_gshard.core import NestedMap, Params, VariableSpec, tf
 from lingvo_gshard.sharding import HARDWARE, platform_in_use, weight_patterns
-from lingvo_gshard.training import Adam, WeightStep
-from lingvo_gshard.training.step.moments import FIRST, MomentOptimizer, decayed_mean
-from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32, OPTIMIZERS, Moments
+from lingvo_gshard.training import (
+    OPTIMIZERS,
+    Adam,
+    MomentOptimizer,
+    Moments,
+    WeightStep,
+    decayed_mean,
+)
+from lingvo_gshard.training.step.moments import FIRST
+from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32
 from lingvo_gshard.wings.optimizers.orthogonalization import Matrices, matrices_of, orthogonalize
 
 MATCH_RMS_ADAMW, ORIGINAL = "match_rms_adamw", "original"

@@ -31,10 +31,16 @@ from lingvo_gshard.core import (
 from lingvo_gshard.core.layer import is_vector
 from lingvo_gshard.core.lazy import gen_xla_ops
 from lingvo_gshard.sharding import annotate_like, current_partitioning
-from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer, StepPart, WeightStep
+from lingvo_gshard.training import (
+    STEP_PARTS,
+    Ingredients,
+    Moments,
+    Optimizer,
+    StepPart,
+    Update,
+    WeightStep,
+)
 from lingvo_gshard.training.step.clipping import Clipping
-from lingvo_gshard.training.step.optimizer import Moments
-from lingvo_gshard.training.step.state_part import Update
 
 # The letter of stacked layers, whose weights are updated one after the other.
 _LAYERS = "R"

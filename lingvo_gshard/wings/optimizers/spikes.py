@@ -20,8 +20,7 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 from __future__ import annotations
 
 from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec, initializers, tf
-from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart
-from lingvo_gshard.training.step.state_part import Seen, Verdict
+from lingvo_gshard.training import STEP_PARTS, Ingredients, Seen, StatePart, Verdict
 
 ROLL_BACK = "roll_back"
 POLICIES = ("off", "warn", "skip", ROLL_BACK)

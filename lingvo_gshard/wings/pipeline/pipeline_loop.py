@@ -25,8 +25,13 @@ from typing import TypeAlias
 
 from lingvo_gshard.core import Iteration, RematUnit, Repetition, VariableSpec, custom_gradient, tf
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.sharding import annotate, collectives, current_partitioning, use_partitioning
-from lingvo_gshard.sharding.partitioning import parts_of
+from lingvo_gshard.sharding import (
+    annotate,
+    collectives,
+    current_partitioning,
+    parts_of,
+    use_partitioning,
+)
 from lingvo_gshard.wings.pipeline.pipeline_operands import (
     MicroBatchOperand,
     Schedule,

@@ -8,8 +8,7 @@ import msgspec
 
 from lingvo_gshard.core import SILENT, Params, Progress, option
 from lingvo_gshard.runtime import CompileOptions, platform_of
-from lingvo_gshard.sharding import Partitioning, PartitioningOptions
-from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
+from lingvo_gshard.sharding import DEFAULT_STRATEGY, Partitioning, PartitioningOptions
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import calibration, planner
 from lingvo_gshard.wings.planning.compiling import compilation

@@ -27,8 +27,7 @@ from lingvo_gshard.core import (
     option,
     scope_name,
 )
-from lingvo_gshard.runtime import Program, platform_of
-from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.runtime import Program, bytes_of, platform_of
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import TokenTask
 from lingvo_gshard.training import experiments, make_trainer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.runtime import Program
-from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.runtime import Program, bytes_of
 from lingvo_gshard.wings.hlo import names as hlo_names
 from lingvo_gshard.wings.hlo.module import Instruction, Module, Shape, numpy_name
 from lingvo_gshard.wings.planning.plan.plan import TemporaryRow

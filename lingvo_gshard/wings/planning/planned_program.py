@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import LOSS_SCOPE, scope_name
-from lingvo_gshard.runtime import LayerNames, Program, train_program
-from lingvo_gshard.runtime.program.program import bytes_of
-from lingvo_gshard.sharding import Partitioning, recording, weight_rows
-from lingvo_gshard.sharding.sharding_tables import WeightRow, split_in_words
+from lingvo_gshard.runtime import LayerNames, Program, bytes_of, train_program
+from lingvo_gshard.sharding import Partitioning, WeightRow, recording, weight_rows
+from lingvo_gshard.sharding.sharding_tables import split_in_words
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.facts.parameters import active_parameters

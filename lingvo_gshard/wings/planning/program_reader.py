@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lingvo_gshard.core import jax
-from lingvo_gshard.runtime import Executable
-from lingvo_gshard.runtime.program.executable import READERS
+from lingvo_gshard.runtime import PROGRAM_READERS, Executable
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo import names
 
@@ -48,4 +47,4 @@ class HloReader:
         return names.full_replications(executable.compiler_output)
 
 
-READERS.register("hlo")(HloReader())
+PROGRAM_READERS.register("hlo")(HloReader())

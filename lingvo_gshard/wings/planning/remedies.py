@@ -15,8 +15,7 @@ import msgspec
 
 from lingvo_gshard.core import SILENT, Params, Progress, UserError
 from lingvo_gshard.layers import MixtureOfExperts
-from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
+from lingvo_gshard.sharding import DEFAULT_STRATEGY, Mesh
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.gin.binding import gin_name
 from lingvo_gshard.wings.planning import roofline

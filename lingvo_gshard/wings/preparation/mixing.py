@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core import Configurable, Params, UserError, names
-from lingvo_gshard.data import mixture_plan
-from lingvo_gshard.data.batching.table import Group
+from lingvo_gshard.data import Group, mixture_plan
 
 
 def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.ndarray:

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core import Progress
-from lingvo_gshard.data import Row
-from lingvo_gshard.data.sources.report import excerpt
+from lingvo_gshard.data import Row, excerpt
 from lingvo_gshard.wings.preparation.job import Job
 
 # Digests are divided by their first 12 bits. A bucket is a range of digests, not of hash values

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core import Progress, UserError
-from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.data.vocabularies.files import load_pair
+from lingvo_gshard.data import Vocabulary, load_pair
 from lingvo_gshard.wings.preparation import duplicates, row_files
 from lingvo_gshard.wings.preparation.cleaning.leaks import reasons_against
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE

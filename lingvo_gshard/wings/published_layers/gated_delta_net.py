@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from lingvo_gshard.core import (
+    BIAS,
+    SCALE,
     Layer,
     NestedMap,
     Params,
@@ -15,9 +17,15 @@ from lingvo_gshard.core import (
     layer_method,
     tf,
 )
-from lingvo_gshard.core.layer import BIAS, SCALE
-from lingvo_gshard.layers import AttentionKernel, AttentionMask, Reach, RMSNorm, product, rotary
-from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers import (
+    AttentionKernel,
+    AttentionMask,
+    DenseKernel,
+    Reach,
+    RMSNorm,
+    product,
+    rotary,
+)
 from lingvo_gshard.layers.products import joined_product
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops

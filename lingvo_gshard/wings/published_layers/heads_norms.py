@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
-from lingvo_gshard.core.layer import SCALE
+from lingvo_gshard.core import SCALE, Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers import RMSNorm
 from lingvo_gshard.layers.norm import layer_norm
 

@@ -20,12 +20,12 @@ from lingvo_gshard.layers import (
     MASKED,
     AttentionKernel,
     AttentionMask,
+    DenseKernel,
     LayerNorm,
     heads_first,
     products,
     rotary,
 )
-from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core import (
+    BIAS,
     NestedMap,
     Params,
     TokenShape,
@@ -13,7 +14,6 @@ from lingvo_gshard.core import (
     layer_method,
     tf,
 )
-from lingvo_gshard.core.layer import BIAS
 from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of

@@ -8,8 +8,7 @@ import msgspec
 
 from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.core.lazy import jax_export
-from lingvo_gshard.runtime import Program
-from lingvo_gshard.runtime.program.program import FILES
+from lingvo_gshard.runtime import PROGRAM_FILES, Program
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.saved_programs import program_file
 from lingvo_gshard.wings.saved_programs.platforms import platforms_of
@@ -61,7 +60,7 @@ class ZipFiles:
             )
 
 
-FILES.register("zip")(ZipFiles())
+PROGRAM_FILES.register("zip")(ZipFiles())
 
 
 def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exported:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lingvo_gshard.core import UserError, processes
-from lingvo_gshard.core.config.names import nearest
+from lingvo_gshard.core import UserError, nearest, processes
 from lingvo_gshard.data import Batch
 from lingvo_gshard.tasks import WeightedMeans, perplexity
-from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
-from lingvo_gshard.training.run.checkpoint.run_item import Best
+from lingvo_gshard.training import Best, Checkpoint, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.services.run_options import DEV
 
 _SHOWN = ("loss", "perplexity", "accuracy")

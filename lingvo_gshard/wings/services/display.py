@@ -11,7 +11,7 @@ import rich.progress
 import rich.table
 import rich.text
 
-from lingvo_gshard.core.progress import duration
+from lingvo_gshard.core import duration
 from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.training.run.monitoring.step_observer import COMPILING
 from lingvo_gshard.wings.services.expert_balance import ExpertBalance

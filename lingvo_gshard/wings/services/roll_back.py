@@ -21,8 +21,7 @@ import msgspec
 
 from lingvo_gshard.core import Params, atomic, explained, objects, processes, signals
 from lingvo_gshard.data import Batch, TrainBatches
-from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
-from lingvo_gshard.training.run.monitoring.step_observer import RollBackError
+from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, RollBackError, StepObserver
 from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 

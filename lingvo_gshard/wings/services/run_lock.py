@@ -23,7 +23,7 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.core import regular
-from lingvo_gshard.training import LOCKS, LockedError
+from lingvo_gshard.training import RUN_LOCKS, LockedError
 from lingvo_gshard.training.run.logdir import MovedError
 
 # Environment variables that the agents of a cluster set: the job of this process, and its round.
@@ -152,7 +152,7 @@ class _Found(msgspec.Struct):
         return str(self.holder or "an unknown process")
 
 
-@LOCKS.register("")
+@RUN_LOCKS.register("")
 class RunLock:
     """Holds a lock file from construction to `release`."""
 

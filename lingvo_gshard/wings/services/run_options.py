@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import Configurable, Params, UserError
-from lingvo_gshard.training.run.options import SERVICE_OPTIONS, ServiceOptions
+from lingvo_gshard.training import SERVICE_OPTIONS, ServiceOptions
 
 # Metrics of the dev split begin so.
 DEV = "dev/"

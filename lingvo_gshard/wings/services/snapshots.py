@@ -24,7 +24,9 @@ import numpy as np
 
 from lingvo_gshard.core import NestedMap, jax, processes
 from lingvo_gshard.training import (
+    IN_RUN_RECORD,
     Arrays,
+    Best,
     Checkpoint,
     Logdir,
     MetricsRow,
@@ -32,8 +34,7 @@ from lingvo_gshard.training import (
     RunRecord,
     StepObserver,
 )
-from lingvo_gshard.training.run.checkpoint.arrays import IN_RUN_RECORD, check_fit
-from lingvo_gshard.training.run.checkpoint.run_item import Best
+from lingvo_gshard.training.run.checkpoint.arrays import check_fit
 from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.wings.services.roll_back import count_roll_backs
 from lingvo_gshard.wings.services.run_lock import ROUND

@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
-from lingvo_gshard.core import UserError, declared, names
-from lingvo_gshard.core.options import Option, OptionError
+from lingvo_gshard.core import Option, OptionError, UserError, declared, names
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.published_settings import PublishedSettings
 from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, ClientGoneError, RequestError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime.lowering.lowering import FIRST_PASSES, PASSES
+from lingvo_gshard.runtime import FIRST_LOWERING_PASSES, LOWERING_PASSES
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops
 from lingvo_gshard.wings.spmd_passes.loop_sums import reduce_after_loops
@@ -12,10 +12,10 @@ from lingvo_gshard.wings.spmd_passes.uneven_sums import reduce_to_uneven_parts
 from lingvo_gshard.wings.spmd_passes.whole_dimensions import keep_whole
 from lingvo_gshard.wings.spmd_passes.whole_tables import keep_tables_whole
 
-FIRST_PASSES.register("inlining")(inline_in_loops)
+FIRST_LOWERING_PASSES.register("inlining")(inline_in_loops)
 
 
-@PASSES.register("spmd_passes")
+@LOWERING_PASSES.register("spmd_passes")
 def prepare(module: ir.Module, mesh: Mesh) -> None:
     """Runs all passes over a module, in the order that they need."""
     add_before_reducing(module, mesh)

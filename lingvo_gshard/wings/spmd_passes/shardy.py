@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import Layer, UserError
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime import annotation_of, operations_of
-from lingvo_gshard.runtime.lowering.lowering import OTHER_PARTITIONERS
+from lingvo_gshard.runtime import PARTITIONERS, annotation_of, operations_of
 from lingvo_gshard.runtime.lowering.operations import (
     ENTERS_REGION,
     LEAVES_REGION,
@@ -27,7 +26,7 @@ _REFUSAL = (
 )
 
 
-@OTHER_PARTITIONERS.register("shardy")
+@PARTITIONERS.register("shardy")
 class Shardy:
     """Annotations for XLA's partitioner Shardy."""
 

@@ -12,8 +12,7 @@ import numpy as np
 from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import Executable, Program, devices_for
-from lingvo_gshard.sharding import Mesh, Partitioning
-from lingvo_gshard.sharding.platforms import interpreted
+from lingvo_gshard.sharding import Mesh, Partitioning, interpreted
 from lingvo_gshard.training import Trainer, experiments, precision
 from lingvo_gshard.wings.local_updates.runtime import outer_step_program
 from lingvo_gshard.wings.local_updates.workers import Workers, check

@@ -14,8 +14,7 @@ from typing import Any
 
 from lingvo_gshard.core import Device, UserError, context, names, tf
 from lingvo_gshard.runtime import Executable, devices_for
-from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning
-from lingvo_gshard.sharding.platforms import interpreted
+from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning, interpreted
 from lingvo_gshard.wings.functions.partition import Partitioned
 from lingvo_gshard.wings.verification import steps
 from lingvo_gshard.wings.verification.causes import find_first

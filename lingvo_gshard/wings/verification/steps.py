@@ -12,9 +12,17 @@ import numpy as np
 from lingvo_gshard.core import Device, NestedMap, jax, kernel_use, known_sizes, tf
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.data import Batch
-from lingvo_gshard.runtime import Array, Executable, Program, batch_specs, lower, state_arrays
+from lingvo_gshard.runtime import (
+    Array,
+    Executable,
+    Program,
+    batch_arrays,
+    batch_specs,
+    lower,
+    state_arrays,
+)
 from lingvo_gshard.runtime.lowering.lowering import check_layers
-from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
+from lingvo_gshard.runtime.program.step_programs import annotated
 from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.training import Trainer, metric_vector
 from lingvo_gshard.wings.verification import findings

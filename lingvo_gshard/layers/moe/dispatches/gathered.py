@@ -22,8 +22,7 @@ from lingvo_gshard.layers.moe.routing import (
     Routing,
     TokenChoiceRouting,
 )
-from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
+from lingvo_gshard.sharding import annotate, axes_of, current_partitioning
 
 LOCAL_LETTERS = {"d": "devices along the axes that split both groups and experts"}
 

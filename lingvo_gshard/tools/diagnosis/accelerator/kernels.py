@@ -15,8 +15,7 @@ import numpy as np
 from lingvo_gshard.core import UserError, context, tf
 from lingvo_gshard.layers import DistanceBuckets, products
 from lingvo_gshard.runtime import platform_of
-from lingvo_gshard.sharding import hardware_of
-from lingvo_gshard.sharding.platforms import is_interpreted
+from lingvo_gshard.sharding import hardware_of, is_interpreted
 from lingvo_gshard.tools.diagnosis.accelerator import references, trials
 from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
 from lingvo_gshard.training import PRECISIONS

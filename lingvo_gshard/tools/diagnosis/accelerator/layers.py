@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core import SILENT, Params
-from lingvo_gshard.runtime import chosen_for, platform_of, traits_of
-from lingvo_gshard.runtime.program.program import memory_bytes
+from lingvo_gshard.runtime import chosen_for, memory_bytes, platform_of, traits_of
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks.card.measure import profiled_step
 from lingvo_gshard.tools.benchmarks.exported import SavedStep

@@ -15,8 +15,7 @@ import numpy as np
 
 from lingvo_gshard.core import Device, UserError, jax, tf
 from lingvo_gshard.runtime import Executable, platform_of
-from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning
-from lingvo_gshard.sharding.platforms import PLATFORMS, is_interpreted
+from lingvo_gshard.sharding import HARDWARE, PLATFORMS, Mesh, Partitioning, is_interpreted
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
 from lingvo_gshard.wings import hlo

@@ -22,13 +22,13 @@ from lingvo_gshard.core.processes import SharedError
 COMMIT_MARKER = "commit_success.txt"
 
 # Scheme of a store -> makes Orbax able to read and write arrays there.
-ORBAX: Seam[Callable[[], None]] = Seam("orbax_stores")
+ORBAX_STORES: Seam[Callable[[], None]] = Seam("orbax_stores")
 
 
 def prepare_orbax(directory: pathlib.Path) -> None:
     """Makes Orbax able to read and write arrays in a directory, on a disk or in a store."""
     if is_bucket(directory):
-        ORBAX[scheme_of(directory)]()
+        ORBAX_STORES[scheme_of(directory)]()
 
 
 def steps_in(directory: pathlib.Path) -> list[int]:

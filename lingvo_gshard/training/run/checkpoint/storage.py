@@ -133,7 +133,7 @@ class DiskStorage:
 
 
 # Scheme of a store -> makes the storage of a directory there, with arguments as of `storage_of`.
-STORAGES: Seam[Callable[[pathlib.Path, Callable[[], None]], DiskStorage]] = Seam(
+CHECKPOINT_STORAGES: Seam[Callable[[pathlib.Path, Callable[[], None]], DiskStorage]] = Seam(
     "checkpoint_storages"
 )
 
@@ -147,7 +147,7 @@ def storage_of(
       before_commit: called before a checkpoint in a store becomes complete.
     """
     if is_bucket(directory):
-        return STORAGES[scheme_of(directory)](directory, before_commit)
+        return CHECKPOINT_STORAGES[scheme_of(directory)](directory, before_commit)
     return DiskStorage(directory)
 
 

@@ -28,8 +28,7 @@ from typing import Any
 
 import rich.console
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Params, Seam
 from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.data.input import Batch, Input, TrainBatches
 from lingvo_gshard.sharding.partitioning import Partitioning

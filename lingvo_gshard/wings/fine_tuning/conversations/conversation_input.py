@@ -13,6 +13,7 @@ import numpy as np
 from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.data import (
     CleaningReport,
+    CorpusInput,
     Limit,
     MemoryTable,
     Row,
@@ -23,7 +24,7 @@ from lingvo_gshard.data import (
     mixture_plan,
     packing,
 )
-from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
+from lingvo_gshard.data.corpus_input import TokenizedRows
 from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.wings.fine_tuning.conversations import chat_template, encoding
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder

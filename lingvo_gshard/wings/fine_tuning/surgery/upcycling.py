@@ -17,10 +17,10 @@ from lingvo_gshard.layers import (
     MixtureOfExperts,
     TransformerStack,
     feed_forward,
+    inherit,
     is_expert_layer,
     token_context,
 )
-from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.training import Arrays, Trainer, arrays
 from lingvo_gshard.wings.fine_tuning.surgery import conversion
 

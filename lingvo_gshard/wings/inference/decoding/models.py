@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method, tf
-from lingvo_gshard.layers import token_context
+from lingvo_gshard.layers import Memory, token_context
 from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask
 from lingvo_gshard.wings.inference.layers import decoding_weights, transformer
 from lingvo_gshard.wings.inference.layers.cached import CacheView, row_view

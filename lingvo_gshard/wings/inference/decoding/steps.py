@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from lingvo_gshard.core import NestedMap, context, scopes, shapes, tf
 from lingvo_gshard.layers import MASKED
-from lingvo_gshard.sharding import annotate, platform_in_use
-from lingvo_gshard.sharding.partitioning import axes_of
+from lingvo_gshard.sharding import annotate, axes_of, platform_in_use
 from lingvo_gshard.tasks import TokenTask, TranslationTask
 from lingvo_gshard.wings.inference.decoding.beam import add_coverage, extend_beam
 from lingvo_gshard.wings.inference.decoding.greedy import choose_best

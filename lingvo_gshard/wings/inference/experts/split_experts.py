@@ -24,13 +24,13 @@ from lingvo_gshard.sharding import (
     Split,
     collectives,
     current_partitioning,
+    even,
     manual,
     mesh_in_use,
     resolve,
     use_partitioning,
     xla,
 )
-from lingvo_gshard.sharding.partitioning import even
 
 LOCAL_LETTERS = {"k": "choices of a token", "c": "an expert and a gate for each choice"}
 

@@ -7,12 +7,12 @@ from lingvo_gshard.layers import (
     Attention,
     CrossAttention,
     MultiHeadAttention,
+    RelativeBias,
     SelfAttention,
     heads_first,
     rotary,
 )
 from lingvo_gshard.layers.attention import multi_head_attention
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import annotate, platform_in_use
 from lingvo_gshard.wings.inference.layers import cached
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible

@@ -18,11 +18,18 @@ import itertools
 from collections.abc import Sequence
 
 from lingvo_gshard.core import NestedMap, shapes, tf
-from lingvo_gshard.layers import MASKED, AttentionMask, Reach, heads_first, rotary, soft_cap
-from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
-from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.partitioning import axes_of
+from lingvo_gshard.layers import (
+    MASKED,
+    PLAIN,
+    AttentionMask,
+    Reach,
+    RelativeBias,
+    heads_first,
+    rotary,
+    soft_cap,
+)
+from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.sharding import annotate, axes_of, einsum
 
 _MOST_BLOCKS = 4
 # Rows are divided into fewer blocks rather than into blocks of fewer positions than this.

@@ -8,8 +8,7 @@ from typing import cast
 from lingvo_gshard.core import NestedMap, context, kernel_use, known_sizes, tf
 from lingvo_gshard.layers import heads_first
 from lingvo_gshard.layers.attention.kernel import Softmax
-from lingvo_gshard.sharding import manual, mesh_in_use, platform_in_use, resolve
-from lingvo_gshard.sharding.partitioning import even
+from lingvo_gshard.sharding import even, manual, mesh_in_use, platform_in_use, resolve
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.inference.layers.cached import Ring, Visible
 from lingvo_gshard.wings.kernels.cache_call import CacheCall

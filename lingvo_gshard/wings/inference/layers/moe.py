@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from lingvo_gshard.core import NestedMap, known_sizes, tf
-from lingvo_gshard.layers import Experts, Groups, MixtureOfExperts, token_context
-from lingvo_gshard.layers.moe import load_metrics
+from lingvo_gshard.layers import Experts, Groups, MixtureOfExperts, load_metrics, token_context
 from lingvo_gshard.sharding import current_partitioning
 from lingvo_gshard.wings.inference.experts import chosen_experts, split_experts
 from lingvo_gshard.wings.inference.layers.faces import decoding_weights, infer

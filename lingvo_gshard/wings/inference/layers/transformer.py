@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import NestedMap, face, layer_method, tf
-from lingvo_gshard.layers import MASKED, Reach, TransformerLayer, TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.layers import MASKED, Memory, Reach, TransformerLayer, TransformerStack
 from lingvo_gshard.wings.inference.layers import attention, faces
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, used_slots
 

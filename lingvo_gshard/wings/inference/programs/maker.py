@@ -15,6 +15,7 @@ from lingvo_gshard.core import NestedMap, known_sizes, letters, tf
 from lingvo_gshard.runtime import Array, Program, lower
 from lingvo_gshard.runtime.lowering.lowering import Outputs
 from lingvo_gshard.sharding import (
+    PLATFORMS,
     Partitioning,
     Split,
     Strategy,
@@ -22,7 +23,6 @@ from lingvo_gshard.sharding import (
     use_partitioning,
     xla,
 )
-from lingvo_gshard.sharding.platforms import PLATFORMS
 from lingvo_gshard.tasks import TokenTask
 from lingvo_gshard.wings.inference.decoding.models import expert_gates, token_scores
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, stored_weights

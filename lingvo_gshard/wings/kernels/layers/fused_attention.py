@@ -7,10 +7,17 @@ from collections.abc import Callable
 from typing import cast
 
 from lingvo_gshard.core import context, kernel_use, known_sizes, tf
-from lingvo_gshard.layers import AttentionMask, repeat_heads
-from lingvo_gshard.layers.attention.kernel import FUSED, Softmax, weights_shape
-from lingvo_gshard.sharding import Split, hardware_of, manual, mesh_in_use, platform_in_use, resolve
-from lingvo_gshard.sharding.partitioning import even
+from lingvo_gshard.layers import FUSED_ATTENTION, AttentionMask, repeat_heads
+from lingvo_gshard.layers.attention.kernel import Softmax, weights_shape
+from lingvo_gshard.sharding import (
+    Split,
+    even,
+    hardware_of,
+    manual,
+    mesh_in_use,
+    platform_in_use,
+    resolve,
+)
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.call import AttentionCall
 from lingvo_gshard.wings.kernels.layers.fused_ring import FusedRing
@@ -93,7 +100,7 @@ class PlatformAttention:
         return hardware_of(platform_in_use()) == "cuda"
 
 
-FUSED.register("kernels")(PlatformAttention())
+FUSED_ATTENTION.register("kernels")(PlatformAttention())
 
 
 def _ring(

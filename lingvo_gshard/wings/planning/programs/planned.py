@@ -25,8 +25,7 @@ from lingvo_gshard.core import (
     scope_name,
 )
 from lingvo_gshard.core.lazy import jax_export
-from lingvo_gshard.runtime import Array, Program
-from lingvo_gshard.runtime.program.program import bytes_of
+from lingvo_gshard.runtime import Array, Program, bytes_of
 from lingvo_gshard.sharding import REPLICATED, Mesh
 from lingvo_gshard.wings.planning import memory, planner
 from lingvo_gshard.wings.planning.machines.chips import PLATFORMS

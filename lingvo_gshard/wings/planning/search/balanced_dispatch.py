@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core import NestedMap, Params, known_sizes, tf
-from lingvo_gshard.layers import Exchange, Experts, TokenChoiceRouting
-from lingvo_gshard.layers.moe.dispatches import GatherDispatch
+from lingvo_gshard.layers import Exchange, Experts, GatherDispatch, TokenChoiceRouting
 
 
 class BalancedDispatch(GatherDispatch):

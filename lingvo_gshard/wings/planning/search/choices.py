@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core import Params, remat_policy
-from lingvo_gshard.layers import EinsumDispatch, Sequential
-from lingvo_gshard.layers.moe.dispatches import GatherDispatch
+from lingvo_gshard.layers import EinsumDispatch, GatherDispatch, Sequential
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.gin.binding import gin_name
 from lingvo_gshard.wings.planning.plan.plan import Record

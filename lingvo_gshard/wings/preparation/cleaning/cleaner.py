@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
-from lingvo_gshard.data import CleaningReport, Limit, Row
-from lingvo_gshard.data.stages import PAIRS, STAGES
+from lingvo_gshard.data import INPUT_STAGES, CleaningReport, Limit, Row
+from lingvo_gshard.data.stages import PAIRS
 from lingvo_gshard.wings.preparation.cleaning import (
     all_rules,
     markup,
@@ -201,4 +201,4 @@ class Cleaner(BaseCleaner):
         return RowRules(report, normal_row, self._rules, limit)
 
 
-STAGES.register(PAIRS)(Cleaner)
+INPUT_STAGES.register(PAIRS)(Cleaner)

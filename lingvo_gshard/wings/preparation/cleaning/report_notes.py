@@ -7,8 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from lingvo_gshard.data import CleaningReport, Limit
-from lingvo_gshard.data.sources.report import LIMITS, NOTES
+from lingvo_gshard.data import LIMITS, REPORT_NOTES, CleaningReport, Limit
 
 _SHARES = (0.99, 0.999, 1.0)
 # Batches and buffers of these lengths suit all kinds of devices.
@@ -16,7 +15,7 @@ _MULTIPLE = 8
 _COUNTERS = ("dropped", "rewritten", "kept_by_language", "dropped_by_language")
 
 
-@NOTES.register("languages")
+@REPORT_NOTES.register("languages")
 def about_languages(report: CleaningReport) -> list[str]:
     """Returns a line with the rows kept of each language, and one for each that lost most."""
     kept = report.kept_by_language
@@ -32,7 +31,7 @@ def about_languages(report: CleaningReport) -> list[str]:
     return [*language_notes(kept), *filter(None, losses)]
 
 
-@NOTES.register(LIMITS)
+@REPORT_NOTES.register(LIMITS)
 def about_limits(report: CleaningReport) -> list[str]:
     """Returns a line about each limit that rows exceed."""
     return [advice_of(limit) for limit in report.limits if limit.exceeded]

@@ -16,8 +16,7 @@ import numpy as np
 import polib
 
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.data import Row, readers
-from lingvo_gshard.data.sources.report import excerpt
+from lingvo_gshard.data import Row, excerpt, readers
 
 _BYTE_ORDERS = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 _HEADER_BYTES = 28

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core import Params, UserError, listed
 from lingvo_gshard.data import (
     CleaningReport,
+    Group,
     Limit,
     PackedInput,
     Row,
@@ -22,7 +22,6 @@ from lingvo_gshard.data import (
     mixture_plan,
     packing,
 )
-from lingvo_gshard.data.batching.table import Group
 from lingvo_gshard.wings.preparation.cleaning.report_notes import advice_of
 from lingvo_gshard.wings.preparation.mixing import Shares, Use, uses
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests

@@ -15,8 +15,8 @@ import numpy as np
 import sentencepiece
 
 from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, cached, explained
-from lingvo_gshard.data import Row, Vocabulary, packing, permutation, rows_by_language
-from lingvo_gshard.data.stages import STAGES, VOCABULARIES
+from lingvo_gshard.data import INPUT_STAGES, Row, Vocabulary, packing, permutation, rows_by_language
+from lingvo_gshard.data.stages import VOCABULARIES
 from lingvo_gshard.wings.preparation.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.vocabularies.others import of_others, paths_of
@@ -283,7 +283,7 @@ class VocabularyTrainer(Configurable):
         }
 
 
-STAGES.register(VOCABULARIES)(VocabularyTrainer)
+INPUT_STAGES.register(VOCABULARIES)(VocabularyTrainer)
 
 
 def _of_others(params: Params) -> tuple[Vocabulary, ...]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import NestedMap, Params, UserError, custom_gradient, layer_method, tf
-from lingvo_gshard.layers import ExpertChoiceRouting, LinearScores, Router
-from lingvo_gshard.layers.moe.load_metrics import gate_metrics
-from lingvo_gshard.layers.moe.routers.router import Capacity
-from lingvo_gshard.layers.moe.routing import expert_capacity
+from lingvo_gshard.layers import (
+    Capacity,
+    ExpertChoiceRouting,
+    LinearScores,
+    Router,
+    expert_capacity,
+    gate_metrics,
+)
 from lingvo_gshard.sharding import annotate
 
 # Score of padding, smaller than any gate.

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import NestedMap, Params, layer_method, tf
-from lingvo_gshard.layers import Choice, LinearScores, Router, TokenCapacity, TokenChoiceRouting
-from lingvo_gshard.layers.moe.load_metrics import gate_metrics
-from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers import (
+    Choice,
+    LinearScores,
+    Router,
+    TokenCapacity,
+    TokenChoiceRouting,
+    gate_metrics,
+    selection,
+)
 from lingvo_gshard.sharding import annotate
 
 

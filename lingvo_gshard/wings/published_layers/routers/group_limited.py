@@ -10,8 +10,7 @@ section 2.2.2), or the sum of the k / groups_per_token largest scores (DeepSeek-
 from __future__ import annotations
 
 from lingvo_gshard.core import Params, UserError, tf
-from lingvo_gshard.layers import TopKRouter
-from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers import TopKRouter, selection
 
 _EXCLUDED = -float("inf")
 

@@ -11,8 +11,7 @@ from lingvo_gshard.core import (
     random_numbers,
     tf,
 )
-from lingvo_gshard.layers import Choice, Router, TokenCapacity, TokenChoiceRouting
-from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers import Choice, Router, TokenCapacity, TokenChoiceRouting, selection
 
 
 class HashRouter(Router):

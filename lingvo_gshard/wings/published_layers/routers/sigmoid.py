@@ -12,12 +12,13 @@ from lingvo_gshard.layers import (
     Router,
     TokenCapacity,
     TokenChoiceRouting,
+    WeightedLoss,
+    auxiliary_loss,
+    gate_metrics,
+    groups_with_tokens,
+    selection,
 )
-from lingvo_gshard.layers.moe.load_metrics import gate_metrics
-from lingvo_gshard.layers.moe.routers import selection
-from lingvo_gshard.layers.moe.routers.balance_loss import auxiliary_loss, groups_with_tokens
 from lingvo_gshard.layers.moe.routers.router import Part
-from lingvo_gshard.layers.moe.routing import WeightedLoss
 from lingvo_gshard.wings.published_layers.routers.group_limited import LimitedTopK
 
 # Keeps gates finite if all scores underflow to 0 in float32.

@@ -11,9 +11,15 @@ from __future__ import annotations
 import math
 
 from lingvo_gshard.core import NestedMap, Params, context, layer_method, tf
-from lingvo_gshard.layers import Choice, LinearScores, Router, TokenCapacity, TokenChoiceRouting
-from lingvo_gshard.layers.moe.load_metrics import gate_metrics
-from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers import (
+    Choice,
+    LinearScores,
+    Router,
+    TokenCapacity,
+    TokenChoiceRouting,
+    gate_metrics,
+    selection,
+)
 
 # Log-score of padding in the iteration; finite, so that groups of padding alone give no NaN.
 _PADDING = -1e9

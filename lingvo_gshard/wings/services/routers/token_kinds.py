@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_gshard.core.token_kinds import KINDS, TokenKinds
-from lingvo_gshard.data import Input, PackedBatch, PackedInput, Vocabulary, packing
-from lingvo_gshard.data.batching.table import Group
+from lingvo_gshard.data import Group, Input, PackedBatch, PackedInput, Vocabulary, packing
 
 START, END, TAG, BYTE = "start of text", "end of sentence", "tag", "byte"
 DIGITS, PUNCTUATION, UNKNOWN = "digits", "punctuation", "unknown"

@@ -31,7 +31,12 @@ from lingvo_gshard.wings.serving.endpoints.completions import (
     bad,
     decoding_options,
 )
-from lingvo_gshard.wings.serving.endpoints.tool_calls import CallingText, calls_json, format_of
+from lingvo_gshard.wings.serving.endpoints.tool_calls import (
+    CallingText,
+    calls_json,
+    format_of,
+    types_in,
+)
 from lingvo_gshard.wings.serving.errors import RequestError
 from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.model import ServedModel
@@ -207,6 +212,7 @@ class _Chat(Completion):
         self._stops = body.stops(model)
         wants_calls = body.tools and body.tool_choice != "none"
         self._form = format_of(model.template.source) if wants_calls and model.template else None
+        self._types = types_in(body.tools or ())
 
     def first_parts(self) -> Iterator[dict]:
         """Yields a part with the role of each answer."""
@@ -230,7 +236,7 @@ class _Chat(Completion):
     def _growing(self, request: inference.Request) -> GrowingText:
         # An answer is a text of its own, and begins without the space before a word.
         given = self._model.vocabulary, (), request.options.stop
-        return CallingText(self._form, *given) if self._form else GrowingText(*given)
+        return CallingText(self._form, self._types, *given) if self._form else GrowingText(*given)
 
     def _logprobs(
         self, growing: GrowingText, tokens: Sequence[int], values: Sequence[float]

@@ -17,8 +17,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.config.names import listed
+from lingvo_gshard.core import UserError, listed
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions

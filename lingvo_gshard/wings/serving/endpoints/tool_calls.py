@@ -1,7 +1,9 @@
 """Tool calls: finds calls of functions in answers, in the formats of published chat templates.
 
-A template shows the model how to write a call. Known formats are Hermes's, which Qwen has, too
-(https://github.com/NousResearch/Hermes-Function-Calling), Llama 3's, Mistral's and DeepSeek-V3's.
+A template shows the model how to write a call. Known formats with JSON are Hermes's, which Qwen
+has, too (https://github.com/NousResearch/Hermes-Function-Calling), Llama 3's, Mistral's,
+DeepSeek-V3's and Kimi K2's. Those of Qwen3-Coder, GLM-4.5, MiniMax-M2 and DeepSeek-V3.2 have a tag
+for each argument.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import dataclasses
 import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference.text import GrowingText, overlap
 
 _JSON = json.JSONDecoder()
+# How templates with a tag for each argument write constants that are no texts.
+_CONSTANTS = {"True": True, "False": False, "None": None}
+# The types of arguments, as JSON schemas name them, by the function's and the argument's name.
+Types = Mapping[str, Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +30,17 @@ class Format:
     """A way to write calls.
 
     Attributes:
-      marks: the texts around calls, which are special tokens in some vocabularies. A template that
-        has the first one, and asks for no other format, has this format.
+      marks: the texts around calls, which are special tokens in some vocabularies.
       call: matches what is before the JSON of a call. The group `name` has the function's name;
         without it, the JSON is an object, or a list of them, with name and arguments.
       bare: whether an answer that begins with an object is a call as well.
+      sign: a text that only templates with this format contain; by default the first mark.
     """
 
     marks: tuple[str, ...]
     call: re.Pattern[str]
     bare: bool = False
+    sign: str = ""
 
     def start(self, text: str) -> int:
         """Returns where calls begin in a text, or may begin once more of it is there."""
@@ -42,14 +49,15 @@ class Format:
         found = text.find(self.marks[0])
         return found if found >= 0 else len(text) - overlap(text, self.marks[0])
 
-    def calls(self, text: str) -> list[tuple[str, Any]]:
+    def calls(self, text: str, types: Types) -> list[tuple[str, Any]]:
         """Returns name and arguments of each call in a text; none if one is not well written."""
         try:
-            return list(self._calls(text))
+            return list(self._calls(text, types))
         except (ValueError, KeyError, TypeError, RecursionError):
             return []
 
-    def _calls(self, text: str) -> Iterator[tuple[str, Any]]:
+    def _calls(self, text: str, types: Types) -> Iterator[tuple[str, Any]]:
+        del types
         place = 0
         while match := self.call.search(text, place):
             value, place = _JSON.raw_decode(text, match.end())
@@ -61,7 +69,103 @@ class Format:
                 yield each["name"], each[key]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaggedFormat(Format):
+    """A way to write calls with a tag for each argument.
+
+    The second mark ends a call, or the last of several. `call` matches a whole call; its group
+    `body` has the arguments.
+
+    Attributes:
+      argument: matches an argument, by the groups `key` and `value`. The group `string`, if there
+        is one, says whether the value is a text; otherwise the function's declaration does.
+    """
+
+    argument: re.Pattern[str]
+
+    def _calls(self, text: str, types: Types) -> Iterator[tuple[str, Any]]:
+        end = 0
+        for match in self.call.finditer(text):
+            end = match.end()
+            declared = types.get(match["name"], {})
+            found = self.argument.finditer(match["body"])
+            yield match["name"], {each["key"]: _value(each, declared) for each in found}
+        rest = text[end:].lstrip()
+        if not rest.startswith(self.marks[1]) or self.marks[0] in rest:
+            raise ValueError("a call has no end")
+
+
+def _value(argument: re.Match[str], declared: Mapping[str, Any]) -> Any:
+    """Returns the value of an argument: a text, or what its JSON says."""
+    text, said = argument["value"], argument.groupdict().get("string")
+    kinds = declared.get(argument["key"]) if said is None else {"true": "string"}.get(said)
+    if kinds and "string" in kinds:
+        return text
+    try:
+        return _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
+    except ValueError:
+        return text
+
+
+def types_in(tools: Sequence[Any]) -> Types:
+    """Returns the types that declarations of functions, in OpenAI's format, give arguments."""
+    found: dict[str, dict[str, Any]] = {}
+    for function in (_field(tool, "function") for tool in tools):
+        properties = _field(_field(function, "parameters"), "properties")
+        found[str(function.get("name"))] = {
+            key: _field(properties, key).get("type") for key in properties
+        }
+    return found
+
+
+def _field(value: Any, key: str) -> dict[str, Any]:
+    """Returns an object within an object of JSON; an empty one if it is not there."""
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 _FORMATS = (
+    TaggedFormat(
+        ("<tool_call>", "</tool_call>"),
+        re.compile(r"<function=(?P<name>[^>\s]+)>(?P<body>.*?)</function>", re.DOTALL),
+        sign="<function=",
+        argument=re.compile(
+            r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
+        ),
+    ),
+    TaggedFormat(
+        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        re.compile(r"<tool_call>\s*(?P<name>[^<\s]+)\s*(?P<body>.*?)(?=</tool_call>)", re.DOTALL),
+        sign="<arg_key>",
+        argument=re.compile(
+            r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+            re.DOTALL,
+        ),
+    ),
+    *(
+        TaggedFormat(
+            (f"<{begin}>", f"</{begin}>"),
+            re.compile(
+                rf'<{tag}invoke name="(?P<name>[^"]+)">(?P<body>.*?)</{tag}invoke>', re.DOTALL
+            ),
+            argument=re.compile(
+                rf'<{tag}parameter name="(?P<key>[^"]+)"(?: string="(?P<string>true|false)")?>'
+                rf"(?P<value>.*?)</{tag}parameter>",
+                re.DOTALL,
+            ),
+        )
+        for begin, tag in (("minimax:tool_call", ""), ("｜DSML｜function_calls", "｜DSML｜"))
+    ),
+    Format(
+        tuple(
+            f"<|tool_call{name}|>"
+            for name in ("s_section_begin", "s_section_end", "_begin", "_argument_begin", "_end")
+        ),
+        re.compile(
+            r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?\s*"
+            r"<\|tool_call_argument_begin\|>\s*"
+        ),
+    ),
     Format(("<tool_call>", "</tool_call>"), re.compile(r"<tool_call>\s*(?=\{)")),
     Format(
         ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
@@ -78,15 +182,11 @@ _FORMATS = (
     ),
     Format(("<|python_tag|>",), re.compile(r"(?:^|<\|python_tag\|>|;)\s*(?=\{)"), bare=True),
 )
-# Templates with the marker of a format that write calls in another one.
-_OTHERS = re.compile(r"<function=|<arg_key>|<｜DSML｜")
 
 
 def format_of(template: str) -> Format | None:
     """Returns the format that a template asks for; None if it is unknown."""
-    if _OTHERS.search(template):
-        return None
-    return next((each for each in _FORMATS if each.marks[0] in template), None)
+    return next((each for each in _FORMATS if (each.sign or each.marks[0]) in template), None)
 
 
 def calls_json(calls: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
@@ -109,10 +209,10 @@ class CallingText(GrowingText):
       calls: name and arguments of each call, once the text is complete.
     """
 
-    def __init__(self, form: Format, vocabulary: Vocabulary, *given: Any):
+    def __init__(self, form: Format, types: Types, vocabulary: Vocabulary, *given: Any):
         """Begins a text whose calls have a format; see `GrowingText` for the rest."""
         super().__init__(vocabulary, *given)
-        self._form, self._text, self._sent = form, "", 0
+        self._form, self._types, self._text, self._sent = form, types, "", 0
         ids = {mark: vocabulary.encode(mark) for mark in form.marks}
         self._unspoken = {
             found[0]: mark
@@ -132,7 +232,7 @@ class CallingText(GrowingText):
         self._text += super().add(tokens, is_last)
         end = self._form.start(self._text)
         if is_last:
-            self.calls = self._form.calls(self._text[end:])
+            self.calls = self._form.calls(self._text[end:], self._types)
             end = end if self.calls else len(self._text)
         new = self._text[self._sent : end]
         self._sent = max(self._sent, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.layers.moe.routers import SwitchRouter
+from lingvo_gshard.layers import SwitchRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.translation.common import (
