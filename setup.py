@@ -93,6 +93,7 @@ setup(
             "py.typed",
             "__init__.pyi",
             "*/__init__.pyi",
+            "tools/*/__init__.pyi",
             "tools/*/*.bash",
             "tools/*/*.css",
             "tools/*/*.html",

@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from benchmarks import common
@@ -27,8 +26,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step
 from lingvo_gshard.tools.benchmarks.timing import in_turns
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import Console, make_table, transient_stages
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.wings.optimizers.lion import Lion
@@ -74,7 +72,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     experiment, rows = registry.get(values.experiment), []
     # Other optimizers and moments are compared with Adam's.
@@ -97,7 +95,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
             f"{row.compile_seconds:.1f}",
             f"{row.loss:.3f}",
         )
-    print_table(console, table)
+    console.print_table(table)
     return common.write(values, rows)
 
 

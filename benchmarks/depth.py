@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from benchmarks import common
@@ -25,8 +24,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import in_turns
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import Console, make_table, transient_stages
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.wings.repeat.loop import Repeat
 
@@ -60,7 +58,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     depths = common.numbers("depths", values.depths)
     rows, length = step_bench.whole_rows(values)
@@ -73,7 +71,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     for row in found:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)
-    print_table(console, table)
+    console.print_table(table)
     return common.write(values, found)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-import rich.console
 from absl import flags
 
 from benchmarks import common
@@ -30,8 +29,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import in_turns, pipelined_seconds
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import Console, make_table, transient_stages
 from lingvo_gshard.training.step.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -64,7 +62,7 @@ class PartitionTiming:
 define_flags = common.define_flags
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     case = step_bench.experiment_cases(registry.get(values.experiment))[0]
     with transient_stages(console, "starting") as progress:
@@ -74,7 +72,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     for row in rows:
         cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
         table.add_row(row.name, *cells)
-    print_table(console, table)
+    console.print_table(table)
     return common.write(values, rows)
 
 

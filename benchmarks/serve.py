@@ -28,7 +28,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import rich.box
-import rich.console
 import rich.table
 from absl import flags
 
@@ -38,7 +37,7 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.core.signals import called_before_abrupt_end
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translation, Translator
@@ -103,7 +102,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Measures, prints the table, writes the row, and returns the exit code."""
     logdir = required_logdir(values)
     with transient_stages(console, "starting") as progress:
@@ -166,7 +165,7 @@ def measure(
     )
 
 
-def print_row(console: rich.console.Console, row: ServerTiming) -> None:
+def print_row(console: Console, row: ServerTiming) -> None:
     """Prints a measurement."""
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     for name, text in (

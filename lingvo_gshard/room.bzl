@@ -10,7 +10,7 @@ def room(knows = (), data = ()):
     native.py_library(
         name = native.package_name().split("/")[-1],
         srcs = native.glob(["**/*.py"]),
-        data = list(data) + native.glob(["__init__.pyi"], allow_empty = True),
+        data = list(data) + native.glob(["**/__init__.pyi"], allow_empty = True),
         visibility = ["//visibility:public"],
         deps = ["//lingvo_gshard:init"] + ["//lingvo_gshard/" + name for name in knows],
     )

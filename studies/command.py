@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
@@ -55,13 +54,13 @@ def check(members: Sequence[Member]) -> None:
 
 
 def completed(
-    members: Sequence[Member], values: flags.FlagValues, console: rich.console.Console
+    members: Sequence[Member], values: flags.FlagValues, console: output.Console
 ) -> list[Member]:
     """Trains and scores the runs that are missing, unless --notrain. Returns the scored ones."""
     missing = [member for member in members if not member.is_scored]
     if values.train:
         for number, member in enumerate(missing, start=1):
-            output.say(console, f"{member.name}: run {number} of {len(missing)}")
+            console.say(f"{member.name}: run {number} of {len(missing)}")
             member.train()
             member.score()
     return [member for member in members if member.is_scored]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 
-import rich.console
 from absl import flags
 
 from benchmarks import common
@@ -26,7 +25,7 @@ from benchmarks.decode import measure, sizes
 from benchmarks.decode.peers import LIBRARIES, Peers
 from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.definitions import define, integer, string
 
 
@@ -42,7 +41,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code.
 
     Raises:

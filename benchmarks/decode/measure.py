@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import rich.console
 
 from lingvo_gshard.core import NestedMap, Params, Progress, TokenShape, UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.data import TranslationInput
 from lingvo_gshard.tasks import TokenTask, TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
-from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
@@ -343,7 +342,7 @@ def case_flops(task: TokenTask, case: Case) -> int:
 _POSITIONS = 256
 
 
-def show_row(console: rich.console.Console, row: DecodingTiming) -> None:
+def show_row(console: Console, row: DecodingTiming) -> None:
     """Prints a row as soon as it is measured."""
     console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
 
@@ -373,7 +372,7 @@ def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
     return [ids[:room] for ids in encoded if ids]
 
 
-def print_table(console: rich.console.Console, rows: list[DecodingTiming]) -> None:
+def print_table(console: Console, rows: list[DecodingTiming]) -> None:
     """Prints the rows."""
     caption = (
         "ratio: our speed to this engine's, int8 to int8; limit: share of the rate of a float32 "
@@ -390,4 +389,4 @@ def print_table(console: rich.console.Console, rows: list[DecodingTiming]) -> No
         )
         for row in rows
     ]
-    print_rows(console, ("case", "engine"), ("tokens/s", "ms", "ratio", "limit"), cells, caption)
+    console.print_rows(("case", "engine"), ("tokens/s", "ms", "ratio", "limit"), cells, caption)

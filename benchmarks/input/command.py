@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import tempfile
 
-import rich.console
 from absl import flags
 
 from benchmarks import common
 from benchmarks.input import preparation, training
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.definitions import define, integer
 
 
@@ -34,7 +33,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Measures, prints the tables, writes the rows, and returns the exit code."""
     rows, directory = [], values.prepared
     with tempfile.TemporaryDirectory(prefix="gshard-bench-") as folder:

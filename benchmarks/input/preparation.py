@@ -17,7 +17,7 @@ import rich.console
 from benchmarks.input import made_text
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import in_bytes
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _VOCABULARY = "Training the vocabulary"

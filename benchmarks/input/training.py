@@ -6,15 +6,12 @@ import dataclasses
 import math
 import time
 
-import rich.console
-
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.progress import Progress
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import reading
-from lingvo_gshard.tools.console.tables import print_rows
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import Console, in_bytes
 from lingvo_gshard.training.experiments import make_trainer, with_vocabulary_sizes
 
 _STEPS = 20
@@ -49,7 +46,7 @@ def measure(directory: str, progress: Progress) -> list[InputTiming]:
     return rows
 
 
-def print_table(console: rich.console.Console, rows: list[InputTiming]) -> None:
+def print_table(console: Console, rows: list[InputTiming]) -> None:
     """Prints measurements."""
     numbers = ("rows of", "filled", "tokens/s", "on a core", "first", "waits", "memory")
     cells = [
@@ -65,7 +62,7 @@ def print_table(console: rich.console.Console, rows: list[InputTiming]) -> None:
         )
         for row in rows
     ]
-    print_rows(console, ("",), numbers, cells)
+    console.print_rows(("",), numbers, cells)
 
 
 def _train(params: Params) -> InputTiming:

@@ -14,7 +14,6 @@ import pathlib
 import tempfile
 
 import rich.box
-import rich.console
 import rich.table
 from absl import flags
 
@@ -27,7 +26,7 @@ from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 
 
 def define_flags() -> flags.FlagValues:
@@ -38,7 +37,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Compares the models of --families, prints the table, and returns the exit code.
 
     Raises:
@@ -77,7 +76,7 @@ def chosen_cases(families: list[str]) -> list[Case]:
     return [case for case in CASES if not families or case.model_type in families]
 
 
-def print_table(console: rich.console.Console, rows: list[ModelDifference]) -> None:
+def print_table(console: Console, rows: list[ModelDifference]) -> None:
     """Prints the rows in the form of a table of Markdown."""
     table = rich.table.Table(
         "family",

@@ -26,7 +26,6 @@ import os
 import pathlib
 import tempfile
 
-import rich.console
 from absl import flags
 
 from benchmarks import common
@@ -35,7 +34,7 @@ from benchmarks.train import measure, settings
 from benchmarks.train.peers import Peers
 from lingvo_gshard.core.config import names, registry
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import Console, transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define
 
 
@@ -54,7 +53,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Trains, prints the table, writes the trainings, and returns the exit code.
 
     Raises:

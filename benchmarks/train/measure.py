@@ -8,13 +8,12 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-import rich.console
 
 from benchmarks.decode.sizes import DenseSizes, dense_sizes
 from lingvo_gshard.api.saved_run import SavedRun
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.data import Row, TranslationInput
-from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.evaluation import text_scores
 from lingvo_gshard.wings.inference.loading import facts_of
@@ -143,7 +142,7 @@ def read_training(logdir: str, train_rows: Sequence[Row], test_rows: int) -> Tra
     )
 
 
-def print_table(console: rich.console.Console, trainings: Sequence[Training]) -> None:
+def print_table(console: Console, trainings: Sequence[Training]) -> None:
     """Prints a row for each library and setting: the means of its runs, which are adjacent."""
     caption = (
         "GFLOP/s: 6 x tokens x weights of the products they meet + 12 x width x visible pairs; "
@@ -162,7 +161,7 @@ def print_table(console: rich.console.Console, trainings: Sequence[Training]) ->
         scores = [[run.chrf for run in runs], [run.bleu for run in runs]]
         cells.append((*names, *means, *map(_with_spread, scores)))
     numbers = ("parameters", "minutes", "steps", "tokens/s", "GFLOP/s", "chrF", "BLEU")
-    print_rows(console, ("library", "setting"), numbers, cells, caption)
+    console.print_rows(("library", "setting"), numbers, cells, caption)
 
 
 def _with_spread(scores: Sequence[float]) -> str:

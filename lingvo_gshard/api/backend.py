@@ -6,8 +6,7 @@ import functools
 from typing import Any
 
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
-from lingvo_gshard.core import Params, UserError, cached
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import Params, UserError, cached, jax
 from lingvo_gshard.runtime import SingleDeviceRuntime, devices
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.sharding.strategies import base_names

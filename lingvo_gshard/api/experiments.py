@@ -52,7 +52,6 @@ def planned(name: str, plan: str | os.PathLike) -> PlannedTraining:
 
     Args:
       name: the experiment that the plan must be of; empty for any.
-      plan: the file.
 
     Raises:
       UserError: it is no plan of a training, or of another experiment.

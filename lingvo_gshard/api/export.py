@@ -22,8 +22,6 @@ class Export:
 
     Attributes:
       directory: where.
-      format: name of the format.
-      experiment: name of the experiment.
       step: the step of the checkpoint.
       files: path within the directory -> size in bytes.
       seconds: the time that reading and writing took.
@@ -87,7 +85,6 @@ def _stream(run: LoadedRun, output: str | os.PathLike, format: str) -> int:
 
 
 def _read(run: LoadedRun) -> TrainedModel:
-    """Returns the model of the run's checkpoint."""
     run.progress.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
         checkpoint = store.restore(parts=(trainer.evaluated_part,))

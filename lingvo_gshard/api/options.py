@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from lingvo_gshard.core import Options, option
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, Options, option
 from lingvo_gshard.runtime import CompileOptions
 from lingvo_gshard.sharding import PartitioningOptions
 from lingvo_gshard.wings.cluster.member import ClusterOptions

@@ -74,7 +74,6 @@ def verify(
 
 
 def _verify(subject: Any, given: dict[str, Any]) -> Verification:
-    """Returns the verification for the arguments of `verify` that are given."""
     del given["subject"]
     is_experiment = isinstance(subject, Params)
     for name in _OF_FUNCTION if is_experiment else _OF_EXPERIMENT:

@@ -88,7 +88,6 @@ def plan(
 
 
 def _plan(subject: Any, given: dict[str, Any]) -> Plan:
-    """Returns the plan for the arguments of `plan` that are given."""
     is_function = not isinstance(given.pop("subject"), (Params, str, os.PathLike))
     if not is_function and "topology" not in given:
         given["topology"] = given.pop("specs", None)

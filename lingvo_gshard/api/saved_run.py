@@ -82,7 +82,6 @@ class SavedRun:
 
         Args:
           logdir: directory of the run.
-          options: where and how to run.
           precision: one of wings/inference/decoding/precision.py.
           checkpoint: as in `load`.
 

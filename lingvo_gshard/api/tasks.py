@@ -217,7 +217,6 @@ class Answering:
         return texts
 
     def _request(self, seed: int, context: str, settings: Mapping[str, Any]) -> Request:
-        """Returns the request for a text that continues a context."""
         until = settings.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(until)
         most = int(settings.get("max_gen_toks", _USUAL_TOKENS))

@@ -248,7 +248,6 @@ def _train(
 
 
 def _is_done(params: Params, checkpoint: Checkpoint) -> bool:
-    """Returns whether a checkpoint is the last of its run."""
     p, best = params.run, checkpoint.record.best
     is_early = best is not None and best.metric == p.keep_best and ends_training(p.patience, best)
     return checkpoint.step >= p.steps or is_early

@@ -44,6 +44,10 @@ from .layer import VariableSpec as VariableSpec
 from .layer import layer_method as layer_method
 from .layer import scope_name as scope_name
 from .layer import stop_frozen as stop_frozen
+from .lazy import Device as Device
+from .lazy import jax as jax
+from .lazy import jnp as jnp
+from .lazy import tf as tf
 from .memory_kinds import to_device as to_device
 from .memory_kinds import to_host as to_host
 from .nested_map import NestedMap as NestedMap
@@ -61,6 +65,7 @@ from .repetition import Repetition as Repetition
 from .scopes import LOSS_SCOPE as LOSS_SCOPE
 from .scopes import OPTIMIZER_SCOPE as OPTIMIZER_SCOPE
 from .scopes import RECOMPUTED_SCOPE as RECOMPUTED_SCOPE
+from .seams import Seam as Seam
 from .shapes import known_sizes as known_sizes
 from .shapes import write_slice as write_slice
 from .signals import EXIT_CODES as EXIT_CODES

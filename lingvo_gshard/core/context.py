@@ -33,7 +33,6 @@ class Scope(Generic[Value]):
     """A value of one type, separate for every thread.
 
     Args:
-      name: Name for debugging.
       default: The value outside of every `use` block.
       holds_in_gradients: Whether the value of a call holds in its hand-written gradient.
     """
@@ -255,7 +254,6 @@ def scope(
     """Opens the context of one forward pass. It keeps the `on_result` of the current context.
 
     Args:
-      training: Whether the pass trains.
       seed: int32 [2] key. Layers that draw random numbers (dropout, random routing) need it.
       on_output: Called with (layer path, output) for every output that layers observe.
 
@@ -293,12 +291,7 @@ def extension(kind: type[Extension]) -> Extension:
 def override_extension(
     kind: type[Extension], **fields: Any
 ) -> contextlib.AbstractContextManager[Context]:
-    """Changes fields of an extension inside a `with` block.
-
-    Args:
-      kind: The class of the extension.
-      **fields: The fields that change.
-    """
+    """Changes fields of an extension inside a `with` block."""
     changed: Any = dataclasses.replace(cast(Any, extension(kind)), **fields)
     return override(extensions={**current().extensions, kind: changed})
 

@@ -16,7 +16,6 @@ class Initializer:
     Attributes:
       kind: "normal" (standard deviation `scale`), "truncated_normal" (the same, truncated at two
         standard deviations), "uniform" (between -scale and scale) or "constant" (`scale`).
-      scale: Scale of the distribution.
     """
 
     kind: str
@@ -26,8 +25,6 @@ class Initializer:
         """Returns the initial weight.
 
         Args:
-          shape: Shape of the weight.
-          dtype: Type of the weight.
           key: int32 [2] key of the random numbers.
         """
         if self.kind == "constant":

@@ -15,8 +15,6 @@ class KernelUse(msgspec.Struct, frozen=True, order=True):
     """Whether a layer of a program uses a kernel.
 
     Attributes:
-      path: path of the layer.
-      kernel: name of the kernel.
       obstacle: why the layer computes with operations of its own; "" if it uses the kernel.
       advice: what would make it faster; "" if nothing is known.
     """

@@ -38,10 +38,8 @@ class VariableSpec:
 
     Attributes:
       path: Path of the weight, such as "encoder.layers[0].w".
-      layout: One letter for each dimension.
       shape: Shape of the weight.
       dtype: Name of the type.
-      initializer: Distribution of the initial values.
       unsplit: Letters of the layout that no strategy splits.
       slices: For a stack of the weights of several layers, the paths of these weights in row-major
         order of the stacked dimensions.
@@ -207,10 +205,8 @@ class Layer(Configurable):
         """Declares a weight `theta.<name>`.
 
         Args:
-          name: Name of the weight.
           layout: One letter for each dimension, see core/letters.py.
           sizes: The size of each letter.
-          initializer: Distribution of the initial values.
           unsplit: Letters of the layout that no strategy may split.
           update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
             weight is float32, since its updates may be small.
@@ -300,7 +296,6 @@ class Layer(Configurable):
         """Returns Params adapted to a Transformer stack. The default returns them unchanged.
 
         Args:
-          params: Params of this class.
           is_causal: Whether a position of the stack must not depend on later ones.
           has_token_ids: Whether callers of the stack set `token_context.tokens`.
         """
@@ -312,9 +307,6 @@ class Layer(Configurable):
         """Returns the option that prevents computing several stages as one operation, or "".
 
         `Pipeline` computes all of its stages as one operation (`wings/pipeline/vectorize.py`).
-
-        Args:
-          params: Params of this class.
         """
         del params
         return ""
@@ -336,7 +328,6 @@ class Layer(Configurable):
         """Reports another tensor to `on_output` of the context, as `<path>/<name>`.
 
         Args:
-          name: Name of the tensor.
           compute: Computes the tensor. It is called only if the context has an `on_output`.
         """
         pass_under_way = context.current()
@@ -351,8 +342,6 @@ class Layer(Configurable):
         """Adds a scalar to the training loss under this layer's path.
 
         Args:
-          name: Name of the loss.
-          value: The scalar.
           weight: Number of items that the value is a mean over, such as tokens. The loss of a batch
             that is computed in parts is the mean of their losses by this weight. By default all
             parts count equally. None: the value is a sum, and so is the batch's.
@@ -378,8 +367,6 @@ class Layer(Configurable):
         """Reports a scalar metric under this layer's path.
 
         Args:
-          name: Name of the metric.
-          value: The scalar.
           weight: Weight of the value in averages over steps.
         """
         context.current().add_metric(self._join_metric(name), value, weight)

@@ -65,7 +65,6 @@ def surround_import(package: str, context: Callable[[], contextlib.AbstractConte
 
     Args:
       package: the package, such as "tensorflow".
-      context: makes the context manager.
     """
     _contexts[package] = context
     if _finder not in sys.meta_path:

@@ -32,7 +32,6 @@ class OptionError(UserError):
     """A wrong value of an option.
 
     Attributes:
-      value: the wrong value.
       expected: the values that are accepted, as a sentence without a subject.
     """
 
@@ -49,9 +48,7 @@ class Option:
     Attributes:
       name: the option's name in Python, as a flag, and as a field of a request's body.
       kind: bool, int, float or str: the type of a value, or of the elements of a tuple.
-      is_tuple: whether a value is a tuple.
       default: the value unless another one is given. None also means that there is no value.
-      help: the meaning, for users.
       constraint: the accepted numbers, for a value or for each element of a tuple.
       choices: the accepted texts; empty accepts all.
     """
@@ -134,7 +131,6 @@ def option(
 
     Args:
       default: the value unless another one is given.
-      help: what it means, for users.
       minimum: smallest number.
       above: accepts only larger numbers than this.
       maximum: largest number.

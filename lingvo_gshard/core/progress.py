@@ -31,7 +31,6 @@ class Progress(Protocol):
         """Tells how far the stage is.
 
         Args:
-          done: number of units done.
           share: share of the stage's work that is done, 0 to 1. None means `done` of the
             total, if that is known.
         """
@@ -82,12 +81,7 @@ class PartProgress(SilentProgress):
     """The progress of a part of a stage: adds the units that were done before the part."""
 
     def __init__(self, whole: Progress, before: int):
-        """Makes the progress of a part.
-
-        Args:
-          whole: is told about the whole stage.
-          before: number of units done before the part.
-        """
+        """Makes the progress of a part."""
         self._whole, self._before = whole, before
 
     def update(self, done: int, share: float | None = None) -> None:
@@ -99,10 +93,8 @@ class Stage:
     """A stage that has begun: the amount done, its rate, and the time left.
 
     Attributes:
-      name: the work.
       unit: what is counted; "" if nothing is.
       total: number of units in all; None if unknown.
-      done: number of units done.
       share: share of the work that is done, 0 to 1; None if unknown.
     """
 

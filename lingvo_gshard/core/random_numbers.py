@@ -95,7 +95,6 @@ def hashed_words(
     """Returns uint32 numbers, each a hash of its index and the key.
 
     Args:
-      shape: Shape of the result.
       key: int32 [2] key.
       order: Integer indices along one dimension; 0, 1, 2, ... by default.
       dimension: The dimension that `order` belongs to.
@@ -128,12 +127,7 @@ def index_terms(
     """Returns a uint32 vector for each dimension, whose sums are the indices of all elements.
 
     The row-major index of element (i, j, k) is `terms[0][i] + terms[1][j] + terms[2][k]` modulo
-    2^32. A part of the array has parts of these vectors.
-
-    Args:
-      shape: as in `hashed_words`.
-      order: as in `hashed_words`.
-      dimension: as in `hashed_words`.
+    2^32. A part of the array has parts of these vectors. Arguments are as in `hashed_words`.
     """
     terms, stride = [], 1
     for each in reversed(range(len(shape))):

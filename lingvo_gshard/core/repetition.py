@@ -19,8 +19,6 @@ class Repetition:
 
     Attributes:
       path: Path of the loop, such as "encoder.layers".
-      body: Number of layers of the body.
-      times: Number of iterations.
     """
 
     path: str
@@ -61,7 +59,6 @@ def unstacked(name: str, times: int) -> list[str]:
 
     Args:
       name: A name that `Repetition.stacked` returned.
-      times: Number of iterations.
 
     Raises:
       ValueError: `Repetition.stacked` did not return the name.
@@ -78,7 +75,6 @@ class Iteration:
     """One iteration of a loop over layers.
 
     Attributes:
-      repetition: The loop.
       index: Number of the iteration; an int32 scalar tensor in a compiled loop.
     """
 

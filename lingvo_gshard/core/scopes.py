@@ -40,7 +40,6 @@ class FusedCall(NamedTuple):
     """The call of a kernel, found by the name of an operation in its body.
 
     Attributes:
-      kernel: name of the kernel.
       share: the share of its products that the kernel computes.
       read_share: the share of its weights that the kernel reads.
     """

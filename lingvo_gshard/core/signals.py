@@ -1,8 +1,4 @@
-"""Turns signals and a closed standard output into a request to finish the step, save, and end.
-
-jax counts the processes that `jax.distributed` has connected. In the usual case of one process, the
-functions here return at once and start nothing.
-"""
+"""Turns signals and a closed standard output into a request to finish the step, save, and end."""
 
 from __future__ import annotations
 

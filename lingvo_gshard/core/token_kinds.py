@@ -15,7 +15,6 @@ class TokenKinds(NamedTuple):
     Attributes:
       arrays: name such as `source_kinds` -> int32 [B,L], language * len(classes) + class.
       languages: names of the languages; empty if they are not known.
-      classes: names of the classes.
     """
 
     arrays: Mapping[str, Any]

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.mixture_plan import Mixture, Pieces, Planner, language_shares
 from lingvo_gshard.data.batching.table import Group, MemoryTable

@@ -11,10 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.progress import SILENT, Progress
+from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, tf
 from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, Batch
 from lingvo_gshard.data.sources.report import CleaningReport
@@ -81,7 +78,6 @@ class Input(Configurable, abc.ABC):
     input reads no data; the first call that needs data reads it.
 
     Attributes:
-      progress: is told how far reading and the other stages are; by default nobody is.
       own_rows: returns which rows of a training batch with given specs this process needs, bool
         [B]; None if it needs all. An input may leave the tokens of other rows out.
     """

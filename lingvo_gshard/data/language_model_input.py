@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.data import stages
 from lingvo_gshard.data.corpus_input import CorpusInput, TokenizedRows
 from lingvo_gshard.data.input import TextIds

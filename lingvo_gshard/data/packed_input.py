@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.data.batching.mixture_plan import (
-    Bucket,
-    Pieces,
-    Planner,
-    bucket_of,
-    in_order,
-    whole_rows,
-    windows,
-)
+from lingvo_gshard.core import SILENT, Params, Progress, tf
+from lingvo_gshard.data.batching import mixture_plan
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.batching.table import Group, MemoryTable, Table
 from lingvo_gshard.data.input import Input, TextIds, TrainBatches
@@ -76,7 +66,7 @@ class PackedInput(Input):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        self._planner: Planner | None = None
+        self._planner: mixture_plan.Planner | None = None
         self._batches: TrainBatches | None = None
         # Checked here, so that a mistake is told before anything is read.
         self.buckets = self.buckets_of(self.p)
@@ -89,12 +79,12 @@ class PackedInput(Input):
 
     @classmethod
     @abc.abstractmethod
-    def buckets_of(cls, params: Params) -> list[Bucket]:
+    def buckets_of(cls, params: Params) -> list[mixture_plan.Bucket]:
         """Returns rows, source length and target length of each bucket, the shortest first."""
 
     @classmethod
     @abc.abstractmethod
-    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
+    def specs_of(cls, bucket: mixture_plan.Bucket) -> dict[str, tf.TensorSpec]:
         """Returns the shape and dtype of each array of a batch of a bucket."""
 
     @property
@@ -103,7 +93,7 @@ class PackedInput(Input):
         """The sides of a batch -> the ids that layers get, and their vocabulary."""
 
     @abc.abstractmethod
-    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
+    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
         """Returns the pieces of rows.
 
         Args:
@@ -129,7 +119,7 @@ class PackedInput(Input):
         """
 
     @abc.abstractmethod
-    def _plan(self, seed: int) -> Planner:
+    def _plan(self, seed: int) -> mixture_plan.Planner:
         """Returns the plan of the training batches for a seed."""
 
     @abc.abstractmethod
@@ -175,7 +165,7 @@ class PackedInput(Input):
         )
         pieces = (self.cut(rows, table.lengths_of(rows)) for rows in parts)
         last = len(self.buckets) - 1
-        for planned in in_order(pieces, self.buckets[-1], last, *self.packing):
+        for planned in mixture_plan.in_order(pieces, self.buckets[-1], last, *self.packing):
             yield assembly.batch(planned, assembly.read([planned]))
 
     def _assembly(self, table: Table, identity: str = "") -> stream.Assembly:
@@ -222,12 +212,12 @@ class PairInput(PackedInput):
         return p
 
     @classmethod
-    def buckets_of(cls, params: Params) -> list[Bucket]:
+    def buckets_of(cls, params: Params) -> list[mixture_plan.Bucket]:
         """Returns the one bucket."""
         return [(params.batch_rows, params.source_length, params.target_length)]
 
     @classmethod
-    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
+    def specs_of(cls, bucket: mixture_plan.Bucket) -> dict[str, tf.TensorSpec]:
         rows, source_length, target_length = bucket
         source = tf.TensorSpec((rows, source_length), tf.int32)
         target = tf.TensorSpec((rows, target_length), tf.int32)
@@ -259,16 +249,13 @@ class PairInput(PackedInput):
 
     @property
     def text_ids(self) -> TextIds:
-        """The ids around a translation."""
         target = self.target_vocabulary
         return TextIds(target.target_start, target.end_ids, target.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Writes the vocabularies into a directory, such as a checkpoint's."""
         files.save_pair(os.fspath(directory), *self._vocabularies)
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabularies by saved ones."""
         self._vocabularies = files.load_pair(os.fspath(directory))
         self._forget_tokens()
 
@@ -279,13 +266,12 @@ class PairInput(PackedInput):
             "target": ("target_inputs", self.target_vocabulary),
         }
 
-    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
+    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
         """Returns each row as one piece."""
-        return whole_rows(rows, lengths)
+        return mixture_plan.whole_rows(rows, lengths)
 
     @property
     def before(self) -> int:
-        """The id before the first token of a translation."""
         return self.target_vocabulary.target_start[0]
 
     def tokenized(self, rows: Sequence[Row]) -> MemoryTable:
@@ -303,7 +289,7 @@ class PairInput(PackedInput):
         """
         table = self.tokenized(rows)
         lengths = table.lengths_of(np.arange(len(table)))
-        too_long = int(np.count_nonzero(bucket_of(lengths, self.buckets[-1:]) < 0))
+        too_long = int(np.count_nonzero(mixture_plan.bucket_of(lengths, self.buckets[-1:]) < 0))
         return self.pack_table(table), too_long
 
 
@@ -312,8 +298,7 @@ class TextSize:
     """Amount of text in a split after cleaning.
 
     Attributes:
-      documents: number of documents.
-      bytes: bytes of their UTF-8 text.
+      bytes: bytes of the documents' UTF-8 text.
       words: number of words, separated by white space.
     """
 
@@ -338,12 +323,12 @@ class TextInput(PackedInput):
         return p
 
     @classmethod
-    def buckets_of(cls, params: Params) -> list[Bucket]:
+    def buckets_of(cls, params: Params) -> list[mixture_plan.Bucket]:
         """Returns the one bucket."""
         return [(params.batch_rows, params.length, params.length)]
 
     @classmethod
-    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
+    def specs_of(cls, bucket: mixture_plan.Bucket) -> dict[str, tf.TensorSpec]:
         spec = tf.TensorSpec((bucket[0], bucket[2]), tf.int32)
         return {f"target_{part}": spec for part in ("inputs", "labels", "positions", "segments")}
 
@@ -362,26 +347,22 @@ class TextInput(PackedInput):
         return TextIds((vocabulary.bos_id,), vocabulary.end_ids, vocabulary.pad_id)
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Writes the vocabulary into a directory, such as a checkpoint's."""
         self.vocabulary.save(os.fspath(directory))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Replaces the vocabulary by a saved one."""
         self.vocabulary = files.load(os.fspath(directory))
         self._forget_tokens()
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:
-        """The side of a batch -> the ids that layers get, and their vocabulary."""
         return {"target": ("target_inputs", self.vocabulary)}
 
-    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
+    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
         """Returns windows of rows. Every token is predicted once, from the tokens before it."""
-        return windows(rows, lengths, self.p.length)
+        return mixture_plan.windows(rows, lengths, self.p.length)
 
     @property
     def before(self) -> int:
-        """The id before the first token of a text."""
         return self.vocabulary.bos_id
 
     def tokenized(self, rows: Sequence[Row], progress: Progress = SILENT) -> MemoryTable:
@@ -389,7 +370,6 @@ class TextInput(PackedInput):
 
         Args:
           rows: texts without sources.
-          progress: is told how far encoding is.
         """
         texts = encode([row.target for row in rows], self.vocabulary, progress)
         no_sources = Tokens.of(np.zeros(0, np.int32), np.zeros(len(rows), np.int64))
@@ -426,7 +406,6 @@ def encode(
     Args:
       texts: lines or documents.
       vocabulary: encodes them.
-      progress: is told how far encoding is.
       first: ids that each text begins with.
       encode_batch: encodes in place of `vocabulary.encode_batch`.
     """

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.progress import Progress
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Configurable, Params, Progress, Seam
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.vocabulary import Vocabulary
@@ -36,7 +34,6 @@ class VocabularyMaker(Protocol):
 
     Attributes:
       unicode_form: Unicode's normal form of the rows.
-      progress: is told when training starts.
       notes: lines about vocabularies that are not as the Params ask for.
     """
 

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError, listed, names
 from lingvo_gshard.data import stages
 from lingvo_gshard.data.batching.packing import Tokens
 from lingvo_gshard.data.batching.table import MemoryTable
@@ -88,7 +85,6 @@ class TranslationInput(PairInput, CorpusInput):
         """Returns the tokens of all sources and of all targets, with the ids around each text.
 
         Args:
-          rows: the sentence pairs.
           segmentation: its number. 0 is the likeliest one; every other number is the seed of a
             random one.
         """
@@ -104,11 +100,7 @@ class TranslationInput(PairInput, CorpusInput):
         return sources, encode(texts, target, progress, first, self._encoder(target, segmentation))
 
     def _encoder(self, vocabulary: Vocabulary, segmentation: int) -> EncodeBatch:
-        """Returns the function that encodes texts with a segmentation; see `_encode`.
-
-        Raises:
-          UserError: the segmentation is random, and the vocabulary knows only the likeliest.
-        """
+        """Returns the function that encodes texts with a segmentation; see `_encode`."""
         if not segmentation:
             return vocabulary.encode_batch
         if not vocabulary.can_sample:

@@ -31,7 +31,6 @@ class Checkpoints:
     Attributes:
       directory: the folder of the checkpoints, created if it is new.
       every_steps: steps between checkpoints within an epoch; 0: only at the end of epochs.
-      keep: number of checkpoints to keep.
     """
 
     directory: str | os.PathLike
@@ -67,12 +66,7 @@ class Saver:
     """Saves the state of steps while they run, and restores it before the first one."""
 
     def __init__(self, options: Checkpoints, steps: MeshSteps):
-        """Opens the folder.
-
-        Args:
-          options: where and how often to save.
-          steps: hold the state.
-        """
+        """Opens the folder."""
         self._options, self._steps = options, steps
         self._epoch, self._saved = 0, -1
         self._resumed = Resumed()
@@ -186,11 +180,7 @@ class Saver:
             self._steps.reset_metrics()
 
     def _saved_keys(self, step: int, keys: Mapping[str, str], state: MeshState) -> dict[str, str]:
-        """Returns the key in a checkpoint of each key of the model.
-
-        Raises:
-          UserError: the checkpoint lacks a variable, or has one of another shape.
-        """
+        """Returns the key in a checkpoint of each key of the model."""
         with ocp.PyTreeCheckpointer() as reader:
             where = pathlib.Path(self._options.directory).absolute() / str(step) / _STATE
             saved: dict[str, Any] = dict(reader.metadata(where).item_metadata)

@@ -101,23 +101,9 @@ def evaluate(
     devices: Sequence[Device] | None = None,
     **arguments: Any,
 ) -> Any:
-    """Evaluates a compiled Keras model over a mesh, as `Model.evaluate` does on one device.
+    """Evaluates a compiled Keras model over a mesh. Returns what `Model.evaluate` returns.
 
-    Args:
-      model: as for `fit`.
-      x: as for `fit`.
-      y: as for `fit`.
-      mesh: as for `fit`.
-      layout: as for `fit`.
-      strategy: as for `fit`.
-      batch_axes: as for `fit`.
-      partitioner: as for `fit`.
-      compile_options: as for `fit`.
-      devices: as for `fit`.
-      **arguments: further arguments of `Model.evaluate`.
-
-    Returns:
-      The loss and the metrics, as `Model.evaluate` returns them.
+    Arguments are as for `fit`, and `Model.evaluate` explains further ones.
 
     Raises:
       UserError: as `fit` raises it.

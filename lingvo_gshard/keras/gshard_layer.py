@@ -19,7 +19,6 @@ def gshard_layer(params: Params, name: str | None = None, seed: int = 0, **optio
 
     Args:
       params: the layer's Params. Its `fprop` takes x [B,L,M], and a mask [B,L] if it has one.
-      name: the Keras layer's name.
       seed: of the initial weights, and of the random numbers in training.
       **options: further arguments of `keras.layers.Layer`.
 
@@ -33,9 +32,6 @@ class _Inner:
     """The layer inside, out of sight of Keras, which would track its trees and lists.
 
     Attributes:
-      layer: the layer.
-      specs: its weights.
-      takes_mask: whether it takes a mask.
       weights: the Keras variables of `specs`, in order; empty until they are made.
     """
 

@@ -81,7 +81,6 @@ class Layouts:
 
         Args:
           path: the path of a weight, as `Variable.path` has it.
-          shape: the shape of the weight.
           kind: "weights", or "moments" for what the optimizer keeps of the weight.
 
         Raises:

@@ -28,12 +28,7 @@ class MeshState:
     """
 
     def __init__(self, held: Sequence[HeldVariable], mesh: jax.sharding.Mesh):
-        """Copies all variables to the devices.
-
-        Args:
-          held: the variables.
-          mesh: the devices.
-        """
+        """Copies all variables to the devices."""
         self.arrays: dict[str, Array] = {each.array.path: each.array for each in held}
         self._variables = {each.array.path: each.variable for each in held}
         self._mesh = mesh
@@ -67,7 +62,6 @@ class MeshState:
         """Returns the numbers in Keras that differ from what they were, by path.
 
         Args:
-          part: the part of the state.
           before: numbers by name, as `scalars` returns them.
         """
         found = {}

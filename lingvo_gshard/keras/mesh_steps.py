@@ -8,18 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import Device, jax, tf
-from lingvo_gshard.keras import model_state
+from lingvo_gshard.keras import model_state, step_programs
 from lingvo_gshard.keras.layouts import Layouts
 from lingvo_gshard.keras.mesh_state import MeshState
 from lingvo_gshard.keras.model_state import METRICS
-from lingvo_gshard.keras.step_programs import (
-    TEST,
-    TRAIN,
-    StepProgram,
-    as_arrays,
-    flat_batch,
-    lower_step,
-)
 from lingvo_gshard.runtime import Executable, chosen_for
 
 _log = logging.getLogger(__name__)
@@ -49,7 +41,6 @@ class MeshSteps:
         """Prepares the steps, which are compiled when they are first taken.
 
         Args:
-          model: the compiled model.
           layouts: the mesh, and how variables and batches are split over it.
           devices: as many as the mesh has places.
           partitioner: "gspmd" or "shardy".
@@ -60,7 +51,7 @@ class MeshSteps:
         self._compile_options = tuple(compile_options)
         mesh = layouts.partitioning.mesh
         self._mesh = jax.sharding.Mesh(mesh.arrange(self._devices), mesh.names)
-        self._compiled: dict[tuple[str, str], tuple[StepProgram, Executable]] = {}
+        self._compiled: dict[tuple[str, str], tuple[step_programs.StepProgram, Executable]] = {}
         self._epoch_begins = True
         self._on_start: list[Callable[[MeshState], None]] = []
         self._skipped = 0
@@ -131,11 +122,11 @@ class MeshSteps:
 
     def train(self, iterator: Iterator[Any]) -> Any:
         """Takes as many training steps as `steps_per_execution` says; returns the last logs."""
-        return self._take(TRAIN, iterator)
+        return self._take(step_programs.TRAIN, iterator)
 
     def test(self, iterator: Iterator[Any]) -> Any:
         """Evaluates as many batches as `steps_per_execution` says; returns the last logs."""
-        return self._take(TEST, iterator)
+        return self._take(step_programs.TEST, iterator)
 
     def _take(self, kind: str, iterator: Iterator[Any]) -> Any:
         logs = {}
@@ -151,17 +142,20 @@ class MeshSteps:
 
     def _step(self, kind: str, batch: Any) -> Any:
         state = self._prepared(batch)
-        if kind == TRAIN and self._skipped:
+        if kind == step_programs.TRAIN and self._skipped:
             self._skipped -= 1
             return {}
         state.push_changes(only_small=not (self._epoch_begins or self.sees_batches))
         self._epoch_begins = False
         step, executable = self._find(kind, batch)
         inputs = step.program.inputs[: step.batch_size]
-        fed = [a.put(x, self._mesh) for a, x in zip(inputs, as_arrays(batch), strict=True)]
+        fed = [
+            a.put(x, self._mesh)
+            for a, x in zip(inputs, step_programs.as_arrays(batch), strict=True)
+        ]
         results = executable(*fed, *state.values(step.state_paths))
         state.set_values(step.state_paths, results[step.log_size :])
-        self.steps += kind == TRAIN
+        self.steps += kind == step_programs.TRAIN
         numbers = [result.addressable_data(0) for result in results[: step.log_size]]
         return tf.nest.map_structure(lambda index: numbers[index], step.logs)
 
@@ -176,12 +170,12 @@ class MeshSteps:
                 call(self.state)
         return self.state
 
-    def _find(self, kind: str, batch: Any) -> tuple[StepProgram, Executable]:
+    def _find(self, kind: str, batch: Any) -> tuple[step_programs.StepProgram, Executable]:
         """Returns the compiled step for batches of a shape."""
-        shapes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in flat_batch(batch)]
+        shapes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in step_programs.flat_batch(batch)]
         key = kind, repr(shapes)
         if key not in self._compiled:
-            step = lower_step(
+            step = step_programs.lower_step(
                 self._model, kind, batch, self._held, self._layouts, self._partitioner
             )
             options = chosen_for(self._devices[0], self._compile_options, program=step.program)

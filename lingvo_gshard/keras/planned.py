@@ -47,12 +47,9 @@ def plan(
       batch: a batch of the dataset, or `tf.TensorSpec`s in its structure: (x, y) or x.
       topology: the machine, such as "v5e:4x4".
       mesh: as for `fit`. None: the mesh of the LayoutMap, else data=N over all N devices.
-      layout: as for `fit`.
-      strategy: as for `fit`.
-      batch_axes: as for `fit`.
+      layout: as for `fit`, as are `strategy` and `batch_axes`.
       partitioner: "gspmd" or "shardy".
       step_tokens: tokens of a batch, for the speed in tokens.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: as `fit` and `lingvo_gshard.plan` raise it.

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import UserError, known_sizes, tf
 from lingvo_gshard.keras.layouts import Layouts
 from lingvo_gshard.runtime import Array, HeldVariable, Program, Tracing, lower
 
@@ -65,7 +64,6 @@ def lower_step(
       model: the compiled model. Its own `train_step` or `test_step` is traced.
       kind: "train" or "test".
       batch: a batch, or `tf.TensorSpec`s in the structure of a batch.
-      held: the variables of the model.
       layouts: how batches are split, and the mesh.
       partitioner: "gspmd" or "shardy".
       tracing: as in `lower`.
@@ -105,7 +103,6 @@ def _is_none(leaf: Any) -> bool:
 
 
 def _packed(batch: Any, tensors: Sequence[tf.Tensor]) -> Any:
-    """Returns tensors in the structure of a batch."""
     rest = iter(tensors)
     leaves = [None if _is_none(leaf) else next(rest) for leaf in tf.nest.flatten(batch)]
     return tf.nest.pack_sequence_as(batch, leaves)

@@ -52,9 +52,7 @@ def verify(
       model: compiled, as for `fit`.
       batch: a batch of the dataset: (x, y) or x.
       mesh: as for `fit`.
-      layout: as for `fit`.
-      strategy: as for `fit`.
-      batch_axes: as for `fit`.
+      layout: as for `fit`, as are `strategy` and `batch_axes`.
       partitioner: "gspmd" or "shardy".
       tolerance: the largest difference that counts as equal, relative to the tensor's scale.
 
@@ -135,7 +133,6 @@ def _part(name: str) -> str:
 
 
 def _largest_by_part(values: Mapping[str, jax.Array]) -> dict[str, float]:
-    """Returns the largest number in the arrays of each part of the state."""
     found: dict[str, float] = {}
     for name, value in values.items():
         if value.ndim and value.dtype.kind == "f":

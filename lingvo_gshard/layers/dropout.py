@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, context, layer_method, random_numbers, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.token_context import GroupOrder
 
@@ -48,7 +44,6 @@ class DropoutMask:
 
         Args:
           index: uint32, sums of `index_terms`.
-          dtype: type of the result.
         """
         return self._factors(self._keeps(random_numbers.hashed(index, self.key)), dtype)
 
@@ -95,7 +90,6 @@ class Dropout(Layer):
         """Returns x with elements dropped. The shape of x must be static.
 
         Args:
-          x: the elements.
           exempt: bool, broadcastable to x: the elements that stay as they are.
         """
         mask = self.mask()

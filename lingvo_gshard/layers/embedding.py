@@ -7,27 +7,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import context, initializers, tf
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import TABLE, Layer, layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers import products
 from lingvo_gshard.layers.losses import CrossEntropy, LossOfProducts, Objective
-from lingvo_gshard.layers.products import (
-    factors,
-    look_up,
-    multiply,
-    product,
-    table_dtype,
-    unrounded,
-    whole_rows,
-)
-from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.manual import mesh_in_use
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding import annotate, current_partitioning, mesh_in_use, xla
 
 
 class TokenEmbedding(Layer):
@@ -66,13 +55,13 @@ class TokenEmbedding(Layer):
             is_gathered = self.p.is_softmax_weight
             rows_BLM = _exchanged_rows(theta.table, ids_BL, axes, is_gathered)
             return annotate(rows_BLM, "BLM") * scale
-        table_VM = whole_rows(theta.table, "VM")
+        table_VM = products.whole_rows(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
         is_single = ids_BL.shape.num_elements() == 1
         # XLA turns the lookup of a single id into a slice, and then gathers the table to slice it.
         ids_BL = tf.tile(ids_BL, [1, 2]) if is_single else ids_BL
         ids_BL = annotate(ids_BL, "BL", reserved="V")
-        rows_BLM = annotate(look_up(table_VM, ids_BL), "BLM", reserved="V")
+        rows_BLM = annotate(products.look_up(table_VM, ids_BL), "BLM", reserved="V")
         rows_BLM = rows_BLM[:, :1] if is_single else rows_BLM
         return annotate(rows_BLM, "BLM") * scale
 
@@ -84,7 +73,7 @@ class TokenEmbedding(Layer):
         """
         current = current_partitioning()
         # XLA adds the float32 gradients of both uses before it sums them over devices.
-        is_summed_once = self.p.is_softmax_weight and not table_dtype()
+        is_summed_once = self.p.is_softmax_weight and not products.table_dtype()
         is_stored = isinstance(table, NestedMap)
         if current is None or is_summed_once or is_stored or ids_BL.shape.rank != 2:
             return ()
@@ -102,18 +91,18 @@ class TokenEmbedding(Layer):
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the logits [B,L,V] of a softmax whose weight is this table."""
         if "softmax" in theta:
-            return multiply("BLM,MV->BLV", x_BLM, theta.softmax)
+            return products.multiply("BLM,MV->BLV", x_BLM, theta.softmax)
         # As in fprop, so that a table that is split by M is gathered for both at once.
-        table_VM = whole_rows(theta.table, "VM")
-        with unrounded():
-            return multiply("BLM,VM->BLV", x_BLM, table_VM)
+        table_VM = products.whole_rows(theta.table, "VM")
+        with products.unrounded():
+            return products.multiply("BLM,VM->BLV", x_BLM, table_VM)
 
     @layer_method
     def cross_entropy(
         self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, loss: LossOfProducts
     ) -> CrossEntropy:
         """Returns the loss of a softmax whose weight is this table; see `loss_without_logits`."""
-        table_VM = whole_rows(theta.table, "VM")
+        table_VM = products.whole_rows(theta.table, "VM")
         return loss(x_BLM, table_VM, "VM", objective)
 
 
@@ -121,10 +110,6 @@ def are_few(tokens: int, rows: int) -> bool:
     """Returns whether parts of the rows of a device's tokens are fewer bytes than the table.
 
     Gradients of the tokens, float32, are twice as large as the rows of a 16-bit table.
-
-    Args:
-      tokens: the number of tokens of a device.
-      rows: the number of rows of the table.
     """
     return 2 * tokens <= rows
 
@@ -147,7 +132,7 @@ def _exchanged_rows(
       axes: the mesh axes that split M of the table.
       is_gathered: whether the table is gathered, since a softmax reads all of it in any case.
     """
-    mesh, dtype = mesh_in_use(), table_dtype() or table_VM.dtype
+    mesh, dtype = mesh_in_use(), products.table_dtype() or table_VM.dtype
     assert mesh is not None
     whole_ids_BL, parts_of_M = xla.tile(ids_BL, ((), ()), mesh), ((), (), axes)
 
@@ -161,7 +146,7 @@ def _exchanged_rows(
 
         if is_gathered:
             local_ids_BL = annotate(ids_BL, "BL", reserved="V")
-            rows_BLM = tf.gather(whole_rows(table_VM, "VM"), local_ids_BL)
+            rows_BLM = tf.gather(products.whole_rows(table_VM, "VM"), local_ids_BL)
         else:
             rows_BLM = tf.cast(tf.gather(table_VM, whole_ids_BL), dtype)
             rows_BLM = xla.tile(rows_BLM, parts_of_M, mesh)
@@ -189,15 +174,15 @@ class Softmax(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
-        with unrounded():
-            return product(self, theta, "w", "BLM,MV->BLV", x_BLM)
+        with products.unrounded():
+            return products.product(self, theta, "w", "BLM,MV->BLV", x_BLM)
 
     @layer_method
     def cross_entropy(
         self, theta: NestedMap, x_BLM: tf.Tensor, objective: Objective, loss: LossOfProducts
     ) -> CrossEntropy:
         """Returns the loss of the logits, which are not all computed; see `loss_without_logits`."""
-        x_BLM, w_MV = factors(self, theta, "w", "BLM,MV->BLV", x_BLM)
+        x_BLM, w_MV = products.factors(self, theta, "w", "BLM,MV->BLV", x_BLM)
         return loss(x_BLM, w_MV, "MV", objective)
 
 
@@ -265,7 +250,7 @@ class LearnedPositions(Layer):
         """
         _check_length(self, positions_BL)
         rows_BL = positions_BL + self.p.first_position
-        return annotate(look_up(whole_rows(theta.table, "LM"), rows_BL), "BLM")
+        return annotate(products.look_up(products.whole_rows(theta.table, "LM"), rows_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:
@@ -284,7 +269,6 @@ def sinusoids(
 
     Args:
       length: number of positions.
-      model_dim: size of M.
       first: number of the first position.
       reaches_base: whether the last timescale is 10000.
     """

@@ -5,12 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers.products import add_bias, product
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
@@ -150,8 +145,6 @@ class FeedForward(Layer):
         """Returns [B,L,M] in the type of x.
 
         Args:
-          theta: weights of this layer.
-          x_BLM: input.
           mask_BL: 0 in padding. It is ignored: padding is computed like any token.
         """
         del mask_BL

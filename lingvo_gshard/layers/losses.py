@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Seam, custom_gradient, tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +17,6 @@ class CrossEntropy:
       smoothed: training loss, with label smoothing and z-loss.
       exact: negative log likelihood, in nats.
       correct: number of tokens whose label has the largest logit.
-      tokens: number of tokens.
     """
 
     smoothed: tf.Tensor

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient, tf
 
 
 def for_parts(layer: Layer, theta: NestedMap, count: int) -> list[NestedMap]:
     """Returns the weights of a layer for each of several parts of a batch that it computes.
 
     A weight's gradient is the sum over the parts, but a measurement is the largest of the parts'.
-
-    Args:
-      count: number of parts.
     """
     if count == 1 or context.current().beside is None:
         return [theta] * count

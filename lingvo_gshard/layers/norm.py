@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import SCALE, Layer, layer_method
+from lingvo_gshard.core import Layer, NestedMap, Params, custom_gradient, initializers, layer_method
+from lingvo_gshard.core.layer import SCALE
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 
 
 class LayerNorm(Layer):
@@ -108,7 +105,6 @@ class RMSNorm(Layer):
     _layout = "M"
 
     def _sizes(self) -> dict[str, int]:
-        """Returns the size of each letter of the weight."""
         return {"M": self.p.model_dim}
 
     @layer_method

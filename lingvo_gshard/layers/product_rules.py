@@ -12,11 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Layer, NestedMap, Seam, context, tf
 from lingvo_gshard.sharding.einsum import Rounding
 
 
@@ -67,8 +63,6 @@ class ProductRule:
         """Returns the product of activations with a weight.
 
         Args:
-          product: the product.
-          x: the activations.
           weight: the weight, in the type of the weights; or what a rule has in its place.
           multiply: multiplies two factors by the following rules.
         """
@@ -80,8 +74,6 @@ class ProductRule:
 
         Args:
           product: the product with one weight.
-          x: the activations.
-          y: the result.
         """
         del product, x
         return y

@@ -15,11 +15,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, context, custom_gradient, tf
 from lingvo_gshard.layers.product_rules import (
     PRODUCT_RULES,
     Product,
@@ -27,8 +23,7 @@ from lingvo_gshard.layers.product_rules import (
     ProductRule,
     current_rules,
 )
-from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.partitioning import parts_of
+from lingvo_gshard.sharding import annotate, einsum, parts_of
 
 
 def unrounded() -> contextlib.AbstractContextManager[context.Context]:
@@ -50,10 +45,7 @@ def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tens
 
     Args:
       layer: the layer that owns the weight.
-      theta: its weights.
-      name: name of the weight.
       equation: see `multiply`.
-      x: the activations.
     """
     y = multiply(equation, x, theta[name], theta, (name,))
     return _with_additions(Product(equation, theta, (name,), layer), x, y)
@@ -76,8 +68,6 @@ def joined_product(
       layer: the layer that owns the weights.
       equations: name of each weight -> the equation of its own product.
       equation: the equation of the product with the joined weight.
-      x: the activations.
-      weight: the weights, joined.
       split: splits the product into one for each weight, in order.
     """
     parts = split(multiply(equation, x, weight, theta, tuple(equations)))
@@ -99,7 +89,6 @@ def multiply(
     Args:
       equation: the contracted letters are the last of x and the first or the last of the weight;
         the other ones make the result, in order.
-      x: activations.
       weight: a weight, or what a rule has in its place.
       names: the names of the weights that `weight` is made of; none for a tied or frozen weight.
     """
@@ -136,7 +125,6 @@ def factors(
       layer: the layer that owns the weight.
       name: name of the weight, a matrix whose first dimension the product sums over.
       equation: see `multiply`. The summed letter is the last of x.
-      x: the activations.
     """
     weight = theta[name]
     for rule in PRODUCT_RULES:
@@ -164,7 +152,6 @@ def whole_rows(table: tf.Tensor | NestedMap, layout: str) -> tf.Tensor | NestedM
 
     Args:
       table: the table, or what a rule has in its place.
-      layout: its letters.
     """
     if isinstance(table, NestedMap):
         return table

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.core import Experiment, Params, registry
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
+from lingvo_gshard.layers import RMSNorm, TransformerStack
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.run.options import RunOptions
-from lingvo_gshard.training.step.adam import Adam
-from lingvo_gshard.training.step.schedules import Linear
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Adam, Linear, RunOptions, Trainer
 
 
 @registry.register("language_model.quickstart")

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config import registry
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.config.registry import Experiment
+from lingvo_gshard.core import Experiment, Params, registry
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers import FeedForward, TransformerStack
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.run.options import RunOptions
-from lingvo_gshard.training.step.optimizer import OPTIMIZERS
-from lingvo_gshard.training.step.schedules import Linear
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import OPTIMIZERS, Linear, RunOptions, Trainer
 
 TEN_LANGUAGES = ("es", "pt", "pt_BR", "it", "ca", "fr", "de", "nl", "sv", "gl")
 

@@ -11,8 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import known_sizes, tf
 
 
 def give_back() -> None:

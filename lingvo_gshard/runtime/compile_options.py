@@ -12,10 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device
-from lingvo_gshard.core.options import Options, option
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Device, Options, Seam, UserError, option
 from lingvo_gshard.runtime.devices import platform_of
 
 if TYPE_CHECKING:
@@ -90,8 +87,6 @@ def chosen(
       platform: jax's name of the devices' platform, such as "tpu", "cuda" or "cpu".
       device_kind: jax's name of the devices, such as "TPU v5 lite".
       given: `CompileOptions.compile_options`.
-      environment: the environment variables.
-      traits: the step's.
 
     Raises:
       UserError: one of `given` is neither name=value nor "none"; names compile_options.

@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core import Device, UserError, jax, tf
 from lingvo_gshard.runtime import standard_error
 
 # From glibc's malloc.h.
@@ -69,7 +68,6 @@ def devices_for(count: int | None, processes: int = 1, asked_by: str = "`mesh`")
 
     Args:
       count: number of devices of all processes together; None for all that exist.
-      processes: number of processes.
       asked_by: the option that needs so many devices, which errors name.
 
     Raises:
@@ -135,9 +133,7 @@ def _make_virtual(count: int, total: int, asked_by: str) -> None:
     """Sets the number of this process's CPU devices, unless jax has started.
 
     Args:
-      count: number of CPU devices of this process.
       total: number of CPU devices of all processes, for messages.
-      asked_by: the option that needs so many devices, for messages.
     """
     if count > _MOST_VIRTUAL:
         raise UserError(

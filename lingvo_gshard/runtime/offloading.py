@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, remat_policy
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.training.step.trainer import Trainer
 

@@ -8,24 +8,19 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import offloading
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, compiling, inputs_of
-from lingvo_gshard.training.step.gradients import TensorBatch
+from lingvo_gshard.training import ReadMeasured, TensorBatch, Trainer, metric_vector
 from lingvo_gshard.training.step.metric_vectors import (
     Measurement,
-    ReadMeasured,
     StepMetrics,
     WeightedMetrics,
-    metric_vector,
     pair_with_weights,
     values_and_weights,
 )
-from lingvo_gshard.training.step.trainer import Trainer
 
 
 class SingleDeviceRuntime:
@@ -90,7 +85,6 @@ class SingleDeviceRuntime:
 
     @property
     def _held(self) -> NestedMap:
-        """The variables of the state."""
         assert self._variables is not None, "init_state, load_state or load_theta comes first"
         return self._variables
 

@@ -16,18 +16,8 @@ from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.runtime.devices import peak_memory, platform_of
-from lingvo_gshard.runtime.program import padding
+from lingvo_gshard.runtime.program import padding, step_programs
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.step_programs import (
-    batch_arrays,
-    eval_program,
-    evaluated_arrays,
-    function_program,
-    init_program,
-    measuring_program,
-    state_arrays,
-    train_program,
-)
 from lingvo_gshard.runtime.step_compiler import (
     CompiledStep,
     StepCompiler,
@@ -37,14 +27,8 @@ from lingvo_gshard.runtime.step_compiler import (
 )
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated, replicated
-from lingvo_gshard.training.step.metric_vectors import (
-    Measurement,
-    ReadMeasured,
-    StepMetrics,
-    WeightedMetrics,
-    pair_with_weights,
-)
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Measurement, ReadMeasured, StepMetrics, Trainer, WeightedMetrics
+from lingvo_gshard.training.step.metric_vectors import pair_with_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +66,6 @@ class SpmdRuntime:
         """Makes a runtime without a state.
 
         Args:
-          trainer: defines the state and the steps.
-          partitioning: the mesh and what is split over its axes.
           devices: as many as the mesh has places, in its order.
           options: the defaults of SpmdOptions if None.
 
@@ -108,7 +90,7 @@ class SpmdRuntime:
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
         )
         self._specs = trainer.state_specs()
-        self._arrays = state_arrays(trainer, partitioning)
+        self._arrays = step_programs.state_arrays(trainer, partitioning)
         self._held: list[Any] = []
         traits = traits_of(trainer, partitioning)
         self._compiler = StepCompiler(options.compile_options, traits)
@@ -151,7 +133,7 @@ class SpmdRuntime:
 
     def init_state(self) -> None:
         """Draws the initial weights, each part on the device that holds it."""
-        step = self._step("init", (), lambda *made_of: (init_program(*made_of), []))
+        step = self._step("init", (), lambda *made_of: (step_programs.init_program(*made_of), []))
         self._held = list(step.executable())
 
     def load_state(self, state: NestedMap) -> None:
@@ -170,7 +152,7 @@ class SpmdRuntime:
 
     def load_theta(self, theta: NestedMap) -> None:
         """Replaces the evaluated weights; there is no other state afterwards."""
-        arrays = evaluated_arrays(self._arrays, self._trainer)
+        arrays = step_programs.evaluated_arrays(self._arrays, self._trainer)
         values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
         self._held = [
             padding.put(a, values[a.path], spec.shape, self._mesh, is_donated=True)
@@ -201,7 +183,7 @@ class SpmdRuntime:
 
     def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
         """Returns which rows of a batch the devices of this process need, bool [B]."""
-        arrays = batch_arrays(dict(specs), self._partitioning)
+        arrays = step_programs.batch_arrays(dict(specs), self._partitioning)
         found = np.zeros(arrays[0].shape[0], bool)
         for array in arrays:
             sharding = array.sharding(self._mesh)
@@ -214,14 +196,14 @@ class SpmdRuntime:
 
     def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one training step without waiting for its result."""
-        step = self._step_on_batch("train", batch, train_program)
+        step = self._step_on_batch("train", batch, step_programs.train_program)
         *state, metrics = step.executable(*self._held, *step.feed(batch, self._mesh))
         self._held = state
         return step.metrics(metrics)
 
     def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch, name -> (value, weight), without training."""
-        step = self._step_on_batch("eval", batch, eval_program)
+        step = self._step_on_batch("eval", batch, step_programs.eval_program)
         (metrics,) = step.executable(*self._evaluated(), *step.feed(batch, self._mesh))
         return pair_with_weights(step.metrics(metrics).read())
 
@@ -232,7 +214,7 @@ class SpmdRuntime:
             name,
             (batch_key(batch), function),
             self._devices,
-            lambda: (measuring_program(*made_of, function), []),
+            lambda: (step_programs.measuring_program(*made_of, function), []),
             inputs_of(batch),
             is_reported=False,
         )
@@ -254,7 +236,7 @@ class SpmdRuntime:
             "function",
             (function, ids.shape),
             lambda trainer, partitioning, partitioner: (
-                function_program(trainer, partitioning, partitioner, function, spec),
+                step_programs.function_program(trainer, partitioning, partitioner, function, spec),
                 [],
             ),
             inputs_of({"ids": ids}),
@@ -265,7 +247,7 @@ class SpmdRuntime:
     def _evaluated(self) -> list[jax.Array]:
         """Returns the arrays of the state that evaluation and decoding use."""
         values = dict(zip((a.path for a in self._arrays), self._held, strict=True))
-        return [values[a.path] for a in evaluated_arrays(self._arrays, self._trainer)]
+        return [values[a.path] for a in step_programs.evaluated_arrays(self._arrays, self._trainer)]
 
     def _step_on_batch(self, kind: str, batch: Batch, make: Callable) -> CompiledStep:
         specs = batch_specs(batch)

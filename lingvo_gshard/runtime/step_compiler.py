@@ -16,17 +16,12 @@ from lingvo_gshard.runtime.compile_options import Traits, chosen_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.step.metric_vectors import StepMetrics
+from lingvo_gshard.training import StepMetrics, Trainer
 from lingvo_gshard.training.step.precision import may_be_ahead
-from lingvo_gshard.training.step.trainer import Trainer
 
 
 def traits_of(trainer: Trainer, partitioning: Partitioning) -> Traits:
-    """Returns what the compiler options of a training step depend on.
-
-    Args:
-      partitioning: how its weights are split.
-    """
+    """Returns what the compiler options of a training step depend on."""
     is_ahead = trainer.gradients.gathers_ahead and any(
         may_be_ahead(spec) and partitioning.is_gathered(spec)
         for spec in trainer.theta_specs.flatten()
@@ -120,7 +115,6 @@ class StepCompiler:
         Args:
           kind: such as "train"; names the program to `last`.
           key: tells apart the programs of one kind, such as by the shapes of their inputs.
-          devices: the devices to compile for.
           inputs: what `compilations` says of the program's inputs; none by default.
           is_reported: whether `pop_messages` describes the program.
         """

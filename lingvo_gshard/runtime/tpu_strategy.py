@@ -12,21 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lingvo_gshard.core import NestedMap, UserError, jax, tf, whole_number
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import offloading, partitioning_log
 from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.sharding import xla
-from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding import Partitioning, Split, use_partitioning, xla
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
-from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training.step.gradients import TensorBatch
-from lingvo_gshard.training.step.metric_vectors import Measurement
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Measurement, TensorBatch, Trainer
 
 WAIT_SECONDS = 300.0
 _CONNECT_SECONDS = 10.0
@@ -49,7 +42,6 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         """Makes a runtime without a state.
 
         Args:
-          trainer: defines the state and the steps.
           strategy: a strategy of one replica, such as `connect` returns.
           partitioning: the mesh over the cores and what is split over its axes.
           max_replicated_megabytes: as in SpmdOptions.
@@ -134,7 +126,6 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         return self._annotate(tensor, array.split or ())
 
     def _annotate_replicated(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Annotates a result as replicated."""
         return self._annotate(tensor, ((),) * len(tensor.shape))
 
     def _annotate(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:

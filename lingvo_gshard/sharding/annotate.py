@@ -6,11 +6,8 @@ import functools
 import logging
 from typing import cast
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, VariableSpec, context, tf
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
 
@@ -54,7 +51,6 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
 
     Args:
       tensor: A tensor with the layout of the weight.
-      spec: The weight.
       kind: "weights", "moments" (of the optimizer) or "masters"; see `Partitioning.split`.
 
     Raises:
@@ -67,7 +63,6 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
     """Annotates a tree of weights, gradients or optimizer moments.
 
     Args:
-      theta: The tree of tensors.
       specs: The weights, as `layer.variable_specs()` returns them.
       kind: As in `annotate_like`.
 

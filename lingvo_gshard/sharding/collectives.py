@@ -12,10 +12,7 @@ partitioner compiles that into the collective.
 
 from __future__ import annotations
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.names import listed
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import custom_gradient, known_sizes, listed, tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.mesh import Mesh
@@ -46,7 +43,6 @@ def reduce_scatter(
     Args:
       part: This device's summand.
       axes: Mesh axes to sum over.
-      dimension: The dimension to slice.
       keeps_type: Whether 16-bit floats are sent as they are, by one all-to-all, and added by the
         device that gets the sum. That takes half the bytes. Otherwise they are sent in float32.
 

@@ -7,11 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, custom_gradient, known_sizes, tf
 from lingvo_gshard.core.letters import check_layout
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.partitioning import axes_of, parts_of
@@ -80,8 +77,6 @@ class Rounding(Protocol):
         """Returns what rounds the second operand, given the letters that a product sums over.
 
         Args:
-          x: The operand.
-          layout: Its letters.
           summed: Letters that the product of the forward pass sums over.
         """
         ...
@@ -103,12 +98,7 @@ class Rounding(Protocol):
         """Returns the product of two factors by a kernel; None if `einsum` computes it.
 
         Args:
-          left: Layout of the first factor.
-          right: Layout of the second factor.
-          output: Layout of the result.
-          weight: Which of these is the layout of the weight, or of its gradient.
-          first: The first factor.
-          second: The second factor.
+          weight: The layout of the weight, or of its gradient: one of the three.
         """
         ...
 
@@ -188,9 +178,6 @@ def _product(
     Args:
       left: Layout of `x`.
       right: Layout of `y`.
-      output: Layout of the result.
-      x: The first operand.
-      y: The second operand.
       known: The result, if it was saved and needs no computation.
       rounding: See `einsum`.
     """
@@ -242,8 +229,6 @@ def summed_letters(left: str, right: str, output: str) -> str:
 
     Args:
       left: Layout of the first operand.
-      right: Layout of the second operand.
-      output: Layout of the result.
     """
     return "".join(letter for letter in left if letter in right and letter not in output)
 
@@ -345,7 +330,6 @@ def _as_matrices(x: tf.Tensor, batch: int, contracted: int) -> tf.Tensor:
     """Reshapes to [*batch, contracted, rest]: merges the contracted and the remaining dimensions.
 
     Args:
-      x: The operand.
       batch: Number of leading batch dimensions.
       contracted: Number of contracted dimensions after them.
     """

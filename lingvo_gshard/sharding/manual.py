@@ -29,17 +29,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import xla
+from lingvo_gshard.core import context, known_sizes, tf
+from lingvo_gshard.sharding import partitioning, xla
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import (
-    Partitioning,
-    Sharding,
-    current_sharding,
-    override_sharding,
-)
 from lingvo_gshard.sharding.strategies import Split
 
 
@@ -81,7 +73,6 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
     The gradient of the full tensor sums over the devices that have copies of a shard.
 
     Args:
-      tensor: The full tensor.
       split: A layout, or the mesh axes of each dimension.
 
     Raises:
@@ -179,18 +170,18 @@ def _over_all_axes(rank: int, dimension: int) -> Split:
     return tuple(axes if i == dimension else () for i in range(rank))
 
 
-def _region_in_use() -> Partitioning | None:
-    now = current_sharding()
+def _region_in_use() -> partitioning.Partitioning | None:
+    now = partitioning.current_sharding()
     region = now.manual_partitioning or now.partitioning
     if region is None or region.mesh.size == 1 or tf.executing_eagerly():
         return None
     return region
 
 
-def _inside() -> contextlib.AbstractContextManager[Sharding]:
+def _inside() -> contextlib.AbstractContextManager[partitioning.Sharding]:
     """Switches annotations off inside a `with` block and tells collectives the mesh."""
-    now = current_sharding()
-    return override_sharding(
+    now = partitioning.current_sharding()
+    return partitioning.override_sharding(
         partitioning=None, manual_partitioning=now.manual_partitioning or now.partitioning
     )
 
@@ -211,7 +202,9 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
     inside = graph.get_operations()[before:]
     saved = context.current().saved_products
     known = {part.name for part in (*parts, *(saved.restored if saved else ()))}
-    known |= {inner.name for outer, inner in _captures(graph) if not _is_symbolic(outer)}
+    # Pairs of an outer tensor and its inner one. Eager tensors are constants.
+    captures = getattr(graph, "captures", [])
+    known |= {inner.name for outer, inner in captures if hasattr(outer, "numpy")}
     known |= {tensor.name for op in inside if op.type != "Placeholder" for tensor in op.outputs}
     for op in inside:
         for tensor in op.inputs:
@@ -222,19 +215,10 @@ def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[Non
                 )
 
 
-def _captures(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns (outer, inner) pairs of the tensors that a function's graph captures."""
-    return getattr(graph, "captures", [])
-
-
 def _is_constant(op: tf.Operation) -> bool:
     """Returns whether an operation is a constant, maybe behind a barrier."""
     is_barrier = op.type == "XlaOptimizationBarrier"
     return op.type == "Const" or (is_barrier and all(x.op.type == "Const" for x in op.inputs))
-
-
-def _is_symbolic(tensor: tf.Tensor) -> bool:
-    return not hasattr(tensor, "numpy")
 
 
 def _name(function: Callable) -> str:

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, names, whole_number
 
 DEVICE_ORDERS = ("contiguous", "topology")
 
@@ -49,11 +47,8 @@ class Mesh:
                 raise UserError(f"`mesh={self}`: axis {name!r} has size {size}; {_EXPECTED}")
         if not self.axes:
             raise UserError(f"`mesh` is empty; {_EXPECTED}")
-        if self.device_order not in DEVICE_ORDERS:
-            raise UserError(
-                f"Mesh {self}: unknown device order {self.device_order!r}. "
-                f"{names.nearest(self.device_order, DEVICE_ORDERS)}"
-            )
+        order = self.device_order
+        names.check(order, DEVICE_ORDERS, f"Mesh {self}: unknown device order {order!r}")
 
     @classmethod
     def parse(cls, text: str, device_order: str = "contiguous") -> Mesh:

@@ -29,7 +29,6 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
     """Annotates a tensor as partitioned along one dimension. Partition i is on device i.
 
     Args:
-      tensor: The tensor.
       split_dimension: The dimension. A negative number counts from the last.
       num_partitions: Number of partitions. It must divide the number of devices, but need not
         divide the dimension.
@@ -53,7 +52,6 @@ def shard(tensor: tf.Tensor, device_assignment: npt.ArrayLike) -> tf.Tensor:
     """Annotates a tensor as partitioned along several dimensions over given devices.
 
     Args:
-      tensor: The tensor.
       device_assignment: Device ids, an array of the tensor's rank. With an assignment of shape
         [1,2,4], every device has a shard [3,8,16] of a tensor [3,16,64].
 
@@ -79,7 +77,6 @@ def mesh_split(
     """Annotates a tensor as partitioned over a mesh of devices.
 
     Args:
-      tensor: The tensor.
       device_mesh: Device ids, an array of any rank.
       tensor_split_dims_mapping: For each dimension of the tensor the dimension of `device_mesh`
         that it is split over, or -1 if it is not split.
@@ -118,7 +115,6 @@ def _assign(tensor: tf.Tensor, devices: np.ndarray, what: str) -> tf.Tensor:
     """Annotates a tensor with devices [*partitions, copies], after checking them.
 
     Args:
-      tensor: The tensor.
       devices: Device ids. The last dimension lists the devices that hold copies of a partition.
       what: The call, for messages.
     """

@@ -9,12 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core import UserError, VariableSpec, context, names, tf
 from lingvo_gshard.core.context import Scope
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import LETTERS, POSITIONS, UNNAMED, check_layout
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
@@ -29,7 +25,6 @@ def by_letter(
     Args:
       wanted: For each letter, the axes that its rule has. Letters that the layout lacks claim
         theirs, too.
-      layout: Letters of the tensor.
       reserved_axes: Axes that no letter may claim.
     """
     split: dict[str, tuple[str, ...]] = {}
@@ -57,8 +52,6 @@ def by_size(
     although its last parts are then smaller: XLA pads them during the step.
 
     Args:
-      layout: Letters of the tensor.
-      shape: Sizes of the dimensions.
       wanted: As in `by_letter`.
       spare: Axes that may split any dimension, except of stacked layers.
       unsplit: Letters that may not be split.
@@ -134,8 +127,6 @@ class Partitioning:
     """A mesh, a strategy on it, and other strategies for some layers.
 
     Attributes:
-      mesh: The devices.
-      strategy: Which mesh axes split each letter.
       overrides: (pattern, strategy) pairs, for layers with rules of their own. A pattern is the
         path of a layer or weight, such as `task.encoder.layers[1].feed_forward`, with the wildcards
         "*" and "?". It includes everything below that path. If several patterns with a rule for a
@@ -202,7 +193,6 @@ class Partitioning:
         whose dimensions divide evenly claim before the others; see claims.py.
 
         Args:
-          layout: Letters of the tensor.
           kind: "activations", "weights", "moments" (of the optimizer) or "masters" (see
             `MASTERS`).
           path: Path of the layer or weight, which determines the overrides that apply.
@@ -238,12 +228,7 @@ class Partitioning:
 
         It is "moments" if every dimension of a moment of this layout is split over all axes that
         split the weight's dimension, and some dimension over more. Otherwise it is "weights".
-
-        Args:
-          layout: As in `split`.
-          shape: As in `split`.
-          path: As in `split`.
-          unsplit: As in `split`.
+        Arguments are as in `split`.
         """
         weights, moments = (
             self.state_split(shape, self.split(layout, kind, path, unsplit, shape=shape))
@@ -290,7 +275,6 @@ class Partitioning:
         split it in storage. During the step XLA splits it with padding.
 
         Args:
-          shape: Shape of the array.
           split: The split during the step.
         """
         return tuple(even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True))
@@ -301,7 +285,6 @@ class Partitioning:
         It equals `storage_split` except for dimensions that are padded.
 
         Args:
-          shape: Shape of the array.
           split: The split during the step.
         """
         return tuple(
@@ -401,9 +384,6 @@ def axes_of(layout: str) -> Split:
 
     The layer that is computing determines which overrides apply. Axes of one device are left out.
 
-    Args:
-      layout: Letters of the activation.
-
     Returns:
       For each letter the axes, major first. All are empty if nothing is partitioned or TensorFlow
       executes eagerly.
@@ -418,10 +398,6 @@ def axes_of(layout: str) -> Split:
 
 
 def parts_of(layout: str) -> tuple[int, ...]:
-    """Returns the number of parts that each dimension of an activation is split into.
-
-    Args:
-      layout: Letters of the activation.
-    """
+    """Returns the number of parts that each dimension of an activation is split into."""
     partitioning = current_partitioning()
     return tuple(partitioning.parts(a) if partitioning else 1 for a in axes_of(layout))

@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, tf
 from lingvo_gshard.core.context import Scope
-from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +22,7 @@ class Event:
     Attributes:
       equation: Layouts of the operands, "->", and the layout of the result.
       operands: The operands. An annotation has one.
-      path: Path of the layer that computes it.
       times: How often it runs: the number of iterations in a compiled loop, otherwise 1.
-      is_annotation: Whether this is an annotation.
     """
 
     equation: str

@@ -9,10 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec, tf
 from lingvo_gshard.sharding.partitioning import MASTERS, Partitioning
 from lingvo_gshard.sharding.strategies import Split
 
@@ -24,10 +21,7 @@ class WeightRow:
     """The sharding of one weight or optimizer moment.
 
     Attributes:
-      path: Path of the weight.
-      layout: Letters of the weight.
       shape: Shape of the full tensor.
-      dtype: Name of the type.
       split: The split as text, such as "E over data (8), H over model (2)", or "replicated".
       bytes: Size of the full tensor.
       bytes_per_device: Size of the shard on one device.
@@ -50,8 +44,6 @@ def weight_rows(
     """Returns one row for each weight or optimizer moment.
 
     Args:
-      specs: The weights or moments.
-      partitioning: How they are split.
       kind: "weights" or "moments".
     """
     flat = specs.flatten() if isinstance(specs, NestedMap) else specs
@@ -104,9 +96,6 @@ class Replicated:
     """A weight or moment that every device stores in full.
 
     Attributes:
-      path: Path of the weight.
-      shape: Shape of the tensor.
-      bytes: Size of the tensor.
       reason: Why it is not split.
     """
 
@@ -119,16 +108,13 @@ class Replicated:
 def replicated(
     specs: Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights", least: int = 0
 ) -> list[Replicated]:
-    """Returns the tensors that are replicated although the strategy splits one of their letters.
+    """Returns the replicated tensors with a letter that the strategy splits, the largest first.
 
     Args:
       specs: The weights or moments.
       partitioning: How they are split.
       kind: "weights" or "moments".
       least: Bytes below which a tensor is left out.
-
-    Returns:
-      The tensors, largest first.
     """
     found = []
     for spec in specs:

@@ -21,8 +21,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 
@@ -64,7 +63,6 @@ class Strategy:
     """The mesh axes that split each letter.
 
     Attributes:
-      name: Text of the strategy, for messages.
       activations: Axes by letter, for activations.
       weights: Axes by letter, for weights and their gradients.
       moments: Axes by letter, for optimizer moments.
@@ -84,8 +82,7 @@ class Strategy:
         Raises:
           UserError: There is no such kind.
         """
-        if kind not in KINDS:
-            raise UserError(f"Unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}")
+        names.check(kind, KINDS, f"Unknown kind of tensor {kind!r}")
         return getattr(self, kind)
 
     @property
@@ -114,7 +111,6 @@ def get(text: str, mesh: Mesh, where: str = "strategy") -> Strategy:
 
     Args:
       text: Base strategies or a table, as described at the top of this module.
-      mesh: The mesh whose axes the strategy uses.
       where: Option or Params path that gives the text, for messages.
 
     Raises:
@@ -195,10 +191,8 @@ def _from_table(name: str, text: str, mesh: Mesh, given: str) -> Strategy:
     for section in text.split("|"):
         kind, colon, rules = section.partition(":")
         kind, rules = (kind.strip(), rules) if colon else ("", section)
-        if colon and kind not in KINDS:
-            raise UserError(
-                f"{given}: unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}"
-            )
+        if colon:
+            names.check(kind, KINDS, f"{given}: unknown kind of tensor {kind!r}")
         if kind in sections:
             raise UserError(f"{given}: two sections for {kind or 'all kinds'}")
         sections[kind] = _parse_rules(rules, mesh, given)

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, UserError, VariableSpec, explained, names
 from lingvo_gshard.sharding.partitioning import matches_path
 
 
@@ -55,10 +52,8 @@ def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise UserError(f"{where}: {pattern!r}; a pattern of paths such as '*.bias' expected")
-        try:
+        with explained(where, ValueError):
             found = [spec for spec in weights if matches(pattern, spec)]
-        except ValueError as error:
-            raise UserError(f"{where}: {error}") from None
         if not found:
             paths = [spec.path for spec in weights]
             raise UserError(
@@ -71,7 +66,6 @@ def nearest(pattern: str, paths: Sequence[str]) -> str:
 
     Args:
       pattern: a pattern that matches none of the paths.
-      paths: paths of weights.
     """
     name = pattern.removeprefix("task.").strip("*.")
     count = name.count(".") + 1

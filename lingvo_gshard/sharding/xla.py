@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core import custom_gradient, known_sizes
 from lingvo_gshard.core.lazy import gen_xla_ops, tf, xla_sharding
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
@@ -81,9 +80,6 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
     A dimension over several axes is split along the first, then each shard along the next. Devices
     along axes that the split does not name hold copies. In eager mode this is the identity.
 
-    Args:
-      split: The mesh axes of each dimension.
-
     Raises:
       ValueError: The ranks differ, or an axis is unknown or repeated.
     """
@@ -120,8 +116,6 @@ def full_to_shard(
     The gradient of the full tensor sums over the devices that have copies of a shard.
 
     Args:
-      tensor: The full tensor.
-      split: The mesh axes of each dimension.
       stacked: Axes along which devices have different slices of a stack, and no copies; see
         `Partitioning.reserved_axes`.
     """
@@ -151,7 +145,6 @@ def shard_to_full(
 
     Args:
       part: This device's shard.
-      split: The mesh axes of each dimension.
       shape: Shape of the full tensor.
       stacked: As in `full_to_shard`.
     """
@@ -229,7 +222,6 @@ def tiles_of(serialized: bytes, rank: int) -> tuple[int, ...] | None:
 
     Args:
       serialized: A serialized xla.OpSharding, as an annotation or an HLO instruction has it.
-      rank: Rank of the tensor.
 
     Returns:
       The parts; None if one device holds the tensor, or devices differ in a manual region.

@@ -98,7 +98,6 @@ class MeanMetrics(Evaluation):
     """The weighted mean of each metric that a task's loss returns.
 
     Attributes:
-      batches: number of batches.
       means: name of a metric -> its mean; `perplexity` is added if there is a `cross_entropy`.
     """
 

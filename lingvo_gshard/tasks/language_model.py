@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import Seam, context, tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import KINDS
 from lingvo_gshard.layers import token_context
@@ -172,8 +170,6 @@ class LanguageModelTask(TokenTask):
         arXiv 2412.19437, equations 24 and 25.
 
         Args:
-          theta: the weights.
-          batch: the batch.
           state_BLM: the decoder's output.
         """
         p, segments_BL = self.p, batch["target_segments"]

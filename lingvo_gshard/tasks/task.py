@@ -7,15 +7,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import Seam, context, tf
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.progress import SILENT, Progress
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.tasks.evaluation import Evaluation, EvaluationRuntime, MeanMetrics
@@ -65,7 +63,6 @@ class TaskFeature(Configurable):
         """Returns the declarations of a task's weights.
 
         Args:
-          task: the task.
           specs: the declarations without the feature.
         """
         del task
@@ -180,11 +177,7 @@ class Task(Layer):
         return params.instantiate()
 
     def merged(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights of `plain` that compute what these weights do.
-
-        Args:
-          theta: weights of this task.
-        """
+        """Returns the weights of `plain` that compute what these weights do."""
         for feature in self.features.values():
             theta = feature.merged(self, theta)
         return theta
@@ -194,7 +187,6 @@ class Task(Layer):
         """Returns a copy of the task's Params with vocabulary sizes filled in where they are 0.
 
         Args:
-          params: Params of the task.
           sizes: name of a vocabulary -> number of its ids, as the input gives them.
 
         Raises:
@@ -219,7 +211,6 @@ class Task(Layer):
         """Returns the training loss of a batch and its metrics.
 
         Args:
-          theta: weights of the task.
           batch: name -> array, as the input makes them.
 
         Returns:
@@ -282,9 +273,7 @@ class Task(Layer):
         The default averages the metrics of `loss`.
 
         Args:
-          runtime: holds the weights.
           input_: the input, with the vocabularies that the model was trained with.
-          split: name of the split.
           progress: is told each stage, and how much of it is done.
           **options: options that EVALUATION_OPTIONS names.
 

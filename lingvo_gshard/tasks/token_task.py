@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import context, initializers, tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.layers.attention.dense import soft_cap
@@ -41,7 +40,6 @@ def token_loss(
     losses that layers reported to the context.
 
     Args:
-      logits_BLV: logits of each position.
       labels_BL: int32 ids to predict.
       segments_BL: int32 segments, 0 in padding.
       label_smoothing: probability spread evenly over the vocabulary.
@@ -244,9 +242,6 @@ class TokenTask(Task):
 
         Args:
           name: the child that embeds the tokens.
-          theta: the weights.
-          ids_BL: the tokens.
-          positions_BL: their positions.
           positions: the child that embeds the positions, if there is one.
         """
         x_BLM = tf.cast(getattr(self, name).fprop(theta[name], ids_BL), tf.float32)
@@ -276,15 +271,7 @@ class TokenTask(Task):
         segments_BL: tf.Tensor,
         z_loss_weight: float = 0.0,
     ) -> CrossEntropy:
-        """Returns sums of losses. If V is large, only a chunk of the logits exists at a time.
-
-        Args:
-          theta: the weights.
-          x_BLM: the decoder's output.
-          labels_BL: int32 ids to predict.
-          segments_BL: int32 segments, 0 in padding.
-          z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
-        """
+        """Returns sums of losses. If V is large, only a chunk of the logits exists at a time."""
         p = self.p
         vocabulary_size = self.shared_embedding.p.vocabulary_size
         loss = loss_without_logits(p.logits_positions, x_BLM, vocabulary_size)

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core import NestedMap, Params, TokenShape, UserError, known_sizes, layer_method
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.core.token_kinds import KINDS
-from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.layers import Memory, TransformerStack, token_context
 from lingvo_gshard.tasks.task import BatchSpecs, Decoding
 from lingvo_gshard.tasks.token_task import TokenTask, loss_of_sums
 
@@ -145,7 +138,6 @@ class TranslationTask(TokenTask):
         """Returns the encoder's output, which the decoder attends to.
 
         Args:
-          theta: the weights.
           ids_BK: the tokens of the sources.
           segments_BK: the sentence of each token; 0 in padding.
           positions_BK: the position of each token in its sentence.

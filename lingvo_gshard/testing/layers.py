@@ -198,7 +198,6 @@ class LayerTest(TestCase):
         """Returns the layer's output. The default is `fprop` of x, and of the mask if it has one.
 
         Args:
-          layer: the layer.
           theta: its weights.
           inputs: see `LayerTest`.
         """
@@ -226,7 +225,6 @@ class LayerTest(TestCase):
         """Returns output, losses, metrics and gradients of one pass.
 
         Args:
-          training: whether the pass trains.
           runner: "eager", "function" or "jit".
           seed: of the random numbers.
         """

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, Params, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, context, known_sizes, tf
 from lingvo_gshard.sharding import annotate_weights
 
 # Sizes of the inputs: rows, positions of targets and sources, model dimension and so on.
@@ -34,8 +33,6 @@ class Case:
     """A layer under test.
 
     Attributes:
-      name: name of the case.
-      params: Params of the layer.
       call: (layer, theta, inputs) -> output, with the inputs of `make_inputs`.
       draws: whether it draws random numbers in training.
       packs: whether the output of a sentence does not depend on the sentences packed with it. False

@@ -10,8 +10,7 @@ from absl import flags
 from lingvo_gshard.api.experiments import experiments
 from lingvo_gshard.core import Options, UserError, declared, names
 from lingvo_gshard.sharding import strategies
-from lingvo_gshard.tools.console import launcher, shells, startup
-from lingvo_gshard.tools.console.shells import Command, Flag
+from lingvo_gshard.tools.console import Command, Flag, launcher, shells, startup
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.wings.planning.machines import topologies
 

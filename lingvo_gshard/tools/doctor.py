@@ -6,15 +6,11 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.core import Progress
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, Progress
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import stages_with_lines
-from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.console import output, stages_with_lines, startup
 from lingvo_gshard.tools.diagnosis import environment, speed
 from lingvo_gshard.tools.diagnosis.accelerator import checks as accelerator
 from lingvo_gshard.tools.diagnosis.accelerator import report
@@ -99,41 +95,41 @@ def _devices(count: int) -> Sequence[Device]:
     return found if count else devices.devices_for(None)
 
 
-def _print(console: rich.console.Console, checks: Sequence[Check]) -> None:
+def _print(console: output.Console, checks: Sequence[Check]) -> None:
     rows = [
         (check.name, _colored(check.state), escape(check.found), escape(check.advice))
         for check in checks
     ]
-    print_rows(console, ("check", "", "found", "what to do"), (), rows)
+    console.print_rows(("check", "", "found", "what to do"), (), rows)
     count = collections.Counter(check.state for check in checks)
     said = f"{count[State.OK]} ok, {count[State.WARNING]} warnings, {count[State.FAILURE]} failures"
-    output.say(console, said)
+    console.say(said)
 
 
 def _print_accelerator(
-    console: rich.console.Console, checks: Sequence[Check], machine: Machine, page: str
+    console: output.Console, checks: Sequence[Check], machine: Machine, page: str
 ) -> None:
     """Prints the table of an accelerator, what is not right, and what to set."""
     rows = []
     for check in checks:
         name, _, *times = report.row(check)
         rows.append((escape(name), _colored(check.state), *times))
-    print_rows(console, report.HEADINGS[:2], report.HEADINGS[2:], rows, "share: of the plan")
+    console.print_rows(report.HEADINGS[:2], report.HEADINGS[2:], rows, "share: of the plan")
     skipped = collections.defaultdict(list)
     for check in checks:
         if check.state == State.SKIPPED:
             skipped[check.found].append(check.name)
         elif check.state != State.OK:
-            output.say(console, f"{check.state.value}: {check.name}: {check.found}. {check.advice}")
+            console.say(f"{check.state.value}: {check.name}: {check.found}. {check.advice}")
     for reason, names in skipped.items():
-        output.say(console, f"skipped: {'; '.join(names)}: {reason}")
+        console.say(f"skipped: {'; '.join(names)}: {reason}")
     if machine.is_virtual:
-        output.say(console, report.VIRTUAL)
+        console.say(report.VIRTUAL)
     for each in report.settings(checks, machine):
-        output.say(console, f"set {each.setting}: {each.why}")
+        console.say(f"set {each.setting}: {each.why}")
     count = collections.Counter(check.state for check in checks)
     said = ", ".join(f"{count[state]} {state.value}" for state in State if count[state])
-    output.say(console, f"{said}; {page} has all, and what to report")
+    console.say(f"{said}; {page} has all, and what to report")
 
 
 def _colored(state: State) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
@@ -89,10 +88,10 @@ def main(argv: list[str]) -> int:
         evaluation, facts = evaluate(values, run, console, stack)
         stages.close()
         where = f" of {values.split}" if facts else ""
-        output.say(console, f"{run.params.name}, step {run.step:,}: {evaluation.size}{where}")
+        console.say(f"{run.params.name}, step {run.step:,}: {evaluation.size}{where}")
         tables.print_table(console, tables.rich_table(evaluation.table()))
         for line in evaluation.notes():
-            output.say(console, line)
+            console.say(line)
         if run.backend.is_main:
             record = {"logdir": values.logdir, "experiment": run.params.name, "step": run.step}
             output.write_json(values.json, record | facts | evaluation.to_record())
@@ -102,13 +101,9 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate_split(
-    values: flags.FlagValues, run: Run, console: rich.console.Console, stack: contextlib.ExitStack
+    values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Returns the scores of a run on a split, and further facts of the record.
-
-    Raises:
-      UserError: a flag does not apply to the run's task, or the split is unknown.
-    """
+    """Returns the scores of a run on a split, and further facts of the record."""
     refuse(values, _HARNESS_FLAGS, "needs --tasks")
     options = _options(values, run.params.task.cls, run.params.name)
     names.check(values.split, run.input.splits, f"--split={values.split} is unknown")
@@ -122,13 +117,8 @@ def _evaluate_split(
 
 
 def _evaluate_on_tasks(
-    values: flags.FlagValues, run: Run, console: rich.console.Console, stack: contextlib.ExitStack
+    values: flags.FlagValues, run: Run, console: output.Console, stack: contextlib.ExitStack
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Returns the scores of a run on tasks.
-
-    Raises:
-      UserError: a flag does not go together with tasks, or the tasks cannot be answered.
-    """
     from lingvo_gshard.api.tasks import evaluate_on_tasks
 
     refuse(values, ("split", "output", *_TASK_FLAGS, *_SEARCH_FLAGS), "has no effect on --tasks")

@@ -70,11 +70,10 @@ def main(argv: list[str]) -> int:
         decoding: Decoding | None = run.params.task.cls.DECODING
         settings = _settings(values, decoding)
         exported = run.export(values.output, values.format, settings)
-    output.say(
-        console,
+    console.say(
         f"{exported.experiment}, step {exported.step:,}: {len(exported.files)} files, "
         f"{exported.bytes / 1e6:,.1f} MB in {exported.directory} as {exported.format}, "
-        f"{exported.seconds:.1f} s",
+        f"{exported.seconds:.1f} s"
     )
     record = dataclasses.asdict(exported) | {"bytes": exported.bytes}
     has_source = decoding is not None and decoding.has_source
@@ -83,7 +82,7 @@ def main(argv: list[str]) -> int:
             compared = run.compare_precisions(
                 (TRAINED, settings.precision), limit=values.quality_rows, options=settings.options
             )
-        output.say(console, f"Translations of {compared[0].rows:,} rows of dev:")
+        console.say(f"Translations of {compared[0].rows:,} rows of dev:")
         tables.print_table(console, tables.rich_table(table_of(compared)))
         record["quality"] = [dataclasses.asdict(each) for each in compared]
     output.write_json(values.json, record)

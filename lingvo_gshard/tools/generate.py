@@ -10,10 +10,8 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import LineProgress, output, startup, warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write, write_lines
-from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.definitions import maker, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags

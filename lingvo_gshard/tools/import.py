@@ -8,8 +8,6 @@ import dataclasses
 import pathlib
 import time
 
-import rich.console
-
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.importing import import_model, open_model
 from lingvo_gshard.core import UserError
@@ -69,26 +67,24 @@ def main(argv: list[str]) -> int:
         progress.begin("Importing")
         found = import_model(source, values.logdir, **options)
     seconds = time.monotonic() - started
-    output.say(
-        console,
+    console.say(
         f"Imported {found.parameters:,} weights of {found.experiment} from {found.tensors:,} "
-        f"tensors ({found.bytes / 1e6:,.1f} MB) in {seconds:.1f} s; the run is in {found.logdir}",
+        f"tensors ({found.bytes / 1e6:,.1f} MB) in {seconds:.1f} s; the run is in {found.logdir}"
     )
     _say_settings(console, PublishedSettings.read(pathlib.Path(source)))
     if found.left_out:
-        output.say(
-            console,
+        console.say(
             f"{found.left_out:,} tensors were left out: nothing in the run computes with them. "
-            "docs/open_models.md says which they are",
+            "docs/open_models.md says which they are"
         )
     output.write_json(values.json, dataclasses.asdict(found) | {"seconds": seconds})
     return 0
 
 
-def _say_settings(console: rich.console.Console, settings: PublishedSettings) -> None:
+def _say_settings(console: output.Console, settings: PublishedSettings) -> None:
     """Shows the settings of generation_config.json that have an effect, and those without."""
     if settings.fields:
         fields = ", ".join(f"{name}={value}" for name, value in settings.fields.items())
-        output.say(console, f"Texts are generated with {fields}, unless flags say otherwise")
+        console.say(f"Texts are generated with {fields}, unless flags say otherwise")
     for name, why in settings.left_out.items():
-        output.say(console, f"{SETTINGS_FILE}: {name} has no effect: {why}")
+        console.say(f"{SETTINGS_FILE}: {name} has no effect: {why}")

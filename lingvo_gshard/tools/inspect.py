@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
@@ -20,8 +18,7 @@ from lingvo_gshard.sharding import (
     recording,
     sharding_tables,
 )
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.console import output, stages_on_terminal, startup
 from lingvo_gshard.tools.flags.definitions import maker, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
@@ -69,7 +66,7 @@ def main(argv: list[str]) -> int:
     if values.logdir:
         params, trainer, record = weights.inspect(values, console)
     else:
-        say = functools.partial(output.say, console)
+        say = console.say
         params = requested_params(values, planned_training(values), say)
         trainer, record = None, {}
     mesh = experiments.requested_mesh(params, asked.mesh, asked.device_order)
@@ -86,7 +83,7 @@ def _inspect_sharding(
     params: Params,
     trainer: Trainer | None,
     mesh: Mesh,
-    console: rich.console.Console,
+    console: output.Console,
 ) -> dict[str, Any]:
     """Prints how an experiment is split and compiled; returns the record for JSON.
 
@@ -131,7 +128,7 @@ def _list_kernels(
     params: Params,
     trainer: Trainer,
     partitioning: Partitioning,
-    console: rich.console.Console,
+    console: output.Console,
 ) -> dict[str, Any]:
     """Prints which layers of the function use kernels; returns the record for JSON."""
     with stages_on_terminal() as stages:
@@ -149,7 +146,7 @@ def _compile(
     trainer: Trainer,
     partitioning: Partitioning,
     partitioner: str,
-    console: rich.console.Console,
+    console: output.Console,
 ) -> dict[str, Any]:
     """Lowers, saves and compiles the function that was asked for."""
     with stages_on_terminal() as stages:
@@ -178,7 +175,7 @@ def _compile(
     return {"compiled": msgspec.to_builtins(compiled)}
 
 
-def _save(program: Program, path: str, console: rich.console.Console) -> None:
+def _save(program: Program, path: str, console: output.Console) -> None:
     with explained(f"--program={path} cannot be written", OSError):
         program.save(path)
-    output.say(console, f"{program.name} for {program.mesh} saved in {path}")
+    console.say(f"{program.name} for {program.mesh} saved in {path}")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 import msgspec
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, startup, with_flags
 from lingvo_gshard.tools.flags import goodput, program
 from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
@@ -108,7 +105,7 @@ def main(argv: list[str]) -> int:
     if values.serve:
         return page_server.run(values)
     if values.list_topologies:
-        output.say(console, topologies.listing())
+        console.say(topologies.listing())
         output.write_json(values.json, topologies.records())
         return 0
     read_options(values, PlanOptions)
@@ -126,7 +123,7 @@ def main(argv: list[str]) -> int:
         return _planned(values, path, console)
 
 
-def _planned(values: flags.FlagValues, path: str | None, console: rich.console.Console) -> int:
+def _planned(values: flags.FlagValues, path: str | None, console: output.Console) -> int:
     """Plans what the flags say. Returns the exit code."""
     if values.plan:
         return _report(values, load(values.plan), console)
@@ -174,17 +171,17 @@ def plan_options(values: flags.FlagValues) -> PlanOptions:
 
 
 def _plan(
-    values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
+    values: flags.FlagValues, params: Params, topology: Topology, console: output.Console
 ) -> int:
     options = plan_options(values)
     with stages_with_lines(topology.compiler_choice) as shown:
         answer = plan_to_fit(params, topology, options, values.remedies, shown)
     if answer.problem:
-        output.say(console, f"As asked, there is no plan: {with_flags(answer.problem)}\n")
+        console.say(f"As asked, there is no plan: {with_flags(answer.problem)}\n")
     return _report(values, answer.plan, console)
 
 
-def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console) -> int:
+def _report(values: flags.FlagValues, plan: Plan, console: output.Console) -> int:
     """Prints and writes the plan of a step, and of the whole training if it is asked for."""
     if values.goodput:
         found = plan_training(plan, goodput.job_options(values))
@@ -197,7 +194,7 @@ def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console)
 
 
 def _generate(
-    values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
+    values: flags.FlagValues, params: Params, topology: Topology, console: output.Console
 ) -> int:
     asked, options = read_options(values, GenerationOptions), plan_options(values)
     with stages_with_lines(topology.compiler_choice) as shown:
@@ -215,7 +212,7 @@ def _search(
     values: flags.FlagValues,
     params: Params,
     machines: list[Topology],
-    console: rich.console.Console,
+    console: output.Console,
 ) -> int:
     search_report.check_flags(values)
     with stages_with_lines(machines[0].compiler_choice) as shown:

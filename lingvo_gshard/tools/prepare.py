@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import rich.console
 import rich.table
 
 from lingvo_gshard.api import preparation, tables
@@ -62,6 +61,6 @@ def main(argv: list[str]) -> int:
         table.add_row(description, f"{count:,}")
     tables.print_table(console, table)
     for line in notes(manifest):
-        output.say(console, line)
+        console.say(line)
     output.write_json(values.json, manifest)
     return 0

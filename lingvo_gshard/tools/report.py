@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import rich.console
 from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks import Table
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import in_bytes, output, startup
 from lingvo_gshard.tools.flags.definitions import maker, repeated
 from lingvo_gshard.training import DEVICE_MEMORY, HOST_MEMORY
 from lingvo_gshard.wings.reporting import page
@@ -46,16 +44,12 @@ def main(argv: list[str]) -> int:
     output.write_text(values.html, page.to_html(report) if values.html else "", "html")
     output.write_json(values.json, report)
     if values.html not in (None, output.STANDARD_OUTPUT):
-        output.say(console, f"Report on {_named(report.runs)} written to {values.html}")
+        labels = ", ".join(run.label for run in report.runs)
+        console.say(f"Report on {labels} written to {values.html}")
     return 0
 
 
-def _named(runs: Sequence[RunReport]) -> str:
-    return ", ".join(run.label for run in runs)
-
-
-def _print(console: rich.console.Console, report: Report) -> None:
-    """Prints the report as tables."""
+def _print(console: output.Console, report: Report) -> None:
     labels = [run.label for run in report.runs]
     rows = [(name, *(show(run) for run in report.runs)) for name, show in _FIGURES.items()]
     rows = [row for row in rows if any(row[1:])]
@@ -71,11 +65,11 @@ def _print(console: rich.console.Console, report: Report) -> None:
         _say_more(console, len(report.differences) - len(shown), "differences")
     for run in report.runs:
         for launch in run.launches[-1:]:
-            output.say(console, f"{run.label}: {launch.command}")
+            console.say(f"{run.label}: {launch.command}")
 
 
 def _print_table(
-    console: rich.console.Console,
+    console: output.Console,
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     text_columns: Sequence[int] = (0,),
@@ -146,7 +140,7 @@ _FIGURES: dict[str, Callable[[RunReport], str]] = {
 }
 
 
-def _print_scores(console: rich.console.Console, report: Report) -> None:
+def _print_scores(console: output.Console, report: Report) -> None:
     rows = [
         (run.label, f"{row.step:,}", row.split, row.size, _scores(row.scores))
         for run in report.runs
@@ -168,27 +162,24 @@ _AVERAGES = {"chrf": "chrF", "bleu": "BLEU"}
 _SCORES = {"bits_per_byte": "bits per byte", "perplexity": "perplexity", "accuracy": "accuracy"}
 
 
-def _print_marked(console: rich.console.Console, run: RunReport) -> None:
+def _print_marked(console: output.Console, run: RunReport) -> None:
     """Prints the unusual steps of a run, such as spikes, roll-backs and recompilations."""
     for words, marked in (("spikes", run.history.spikes), ("not finite", run.history.not_finite)):
         if marked.count:
             shown = ", ".join(f"{step:,}" for step in marked.steps[:_MOST_ROWS])
             more = f" and {marked.count - _MOST_ROWS:,} more" if marked.count > _MOST_ROWS else ""
-            output.say(console, f"{run.label}: {words} at step {shown}{more}")
+            console.say(f"{run.label}: {words} at step {shown}{more}")
     for back in run.roll_backs[:_MOST_ROWS]:
-        output.say(
-            console, f"{run.label}: rolled back from step {back.step:,} to step {back.last_step:,}"
-        )
+        console.say(f"{run.label}: rolled back from step {back.step:,} to step {back.last_step:,}")
     for again in run.recompilations[:_MOST_ROWS]:
         changes = "; ".join(again.changes) or "the same inputs"
-        output.say(
-            console,
+        console.say(
             f"{run.label}: compiled again for step {again.step:,}, in {again.seconds:.1f} s: "
-            f"{changes}",
+            f"{changes}"
         )
 
 
-def _print_layers(console: rich.console.Console, report: Report) -> None:
+def _print_layers(console: output.Console, report: Report) -> None:
     """Prints the bytes of each layer on one device of each run."""
     for run, layers in zip(report.runs, report.layers, strict=True):
         if not run.sharding:
@@ -201,6 +192,6 @@ def _print_layers(console: rich.console.Console, report: Report) -> None:
         _say_more(console, len(layers) - len(rows), "layers")
 
 
-def _say_more(console: rich.console.Console, count: int, what: str) -> None:
+def _say_more(console: output.Console, count: int, what: str) -> None:
     if count > 0:
-        output.say(console, f"and {count:,} more {what}; --json and --html have all")
+        console.say(f"and {count:,} more {what}; --json and --html have all")

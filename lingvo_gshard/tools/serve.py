@@ -8,9 +8,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, startup, warn
 from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     decimal,
@@ -93,11 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 def _service(values: flags.FlagValues, run, token: str):
-    """Returns the service of a run's model, loaded and compiled now.
-
-    Raises:
-      UserError: the run's task decodes nothing, or compiling takes longer than --stuck_seconds.
-    """
+    """Returns the service of a run's model, loaded and compiled now."""
     from lingvo_gshard.wings.inference.programs.executables import CompilerStuckError
     from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel, warm_up
     from lingvo_gshard.wings.serving.service import Service

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import output, startup, warn
+from lingvo_gshard.tools.flags import run
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
-from lingvo_gshard.tools.flags.run import (
-    EXPERIMENT,
-    PROFILE_STEPS,
-    profilers,
-    runtime_flags,
-    runtime_options,
-)
 from lingvo_gshard.training import Logdir, Outcome
 
 if TYPE_CHECKING:
@@ -53,7 +44,7 @@ def check_flags() -> Flags:
     )
 
 
-def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
+def replay_step(values: flags.FlagValues, console: output.Console) -> int:
     """Computes --replay_step again. Returns 0 if it is equal to what was recorded, else 2."""
     if not values.logdir:
         raise UserError("--logdir is missing: the directory of the run to replay")
@@ -63,7 +54,7 @@ def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
     from lingvo_gshard.api.replay import replay
 
     found = replay(
-        values.logdir, values.replay_step, options=runtime_options(values), console=console
+        values.logdir, values.replay_step, options=run.runtime_options(values), console=console
     )
     if processes.is_main():
         record = {"logdir": values.logdir, **dataclasses.asdict(found)}
@@ -74,7 +65,7 @@ def replay_step(values: flags.FlagValues, console: rich.console.Console) -> int:
 NAME = "gshard-train"
 
 define_flags = maker(
-    **EXPERIMENT,
+    **run.EXPERIMENT,
     plan=plan_flag(
         "With --profile_steps, the profile is compared with the plan, and the ratios are "
         "written for gshard-plan --calibration."
@@ -88,9 +79,9 @@ define_flags = maker(
         "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, "
         "separated by a comma. Sets run.writers."
     ),
-    **runtime_flags(),
+    **run.runtime_flags(),
     **check_flags(),
-    profile_steps=PROFILE_STEPS,
+    profile_steps=run.PROFILE_STEPS,
     json=output.json_flag("how training ended, or what --list shows,"),
     list=switch("Lists the experiments and exits."),
     params="Prints the hyperparameters as gin, with their meaning, and exits. With a value "
@@ -107,13 +98,13 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json)
     if values.list:
         for name, purpose in experiments().items():
-            output.say(console, f"{name}\n    {purpose}")
+            console.say(f"{name}\n    {purpose}")
         output.write_json(values.json, experiments())
         return 0
     if values.replay_step is not None:
         return replay_step(values, console)
     planned = planned_training(values)
-    params = _params(values, planned, functools.partial(output.say, console))
+    params = _params(values, planned, console.say)
     if values.params is not None:
         print(describe(params, values.params), end="")
         return 0
@@ -125,18 +116,16 @@ def main(argv: list[str]) -> int:
             params,
             values.logdir,
             init_from=values.init_from,
-            options=runtime_options(values, planned),
+            options=run.runtime_options(values, planned),
             console=console,
-            observers=profilers(values, params, planned, console),
+            observers=run.profilers(values, params, planned, console),
         )
     except signals.TrainingFailedError as error:
         if processes.is_main():
             warn(f"{NAME}: error: {error}")
         return 1
     except KeyboardInterrupt:
-        output.say(
-            console, f"Stopped without saving. Continue from the last checkpoint:\n  {command}"
-        )
+        console.say(f"Stopped without saving. Continue from the last checkpoint:\n  {command}")
         return EXIT_CODES["Ctrl-C"]
     _print_outcome(console, outcome, params, Logdir(values.logdir), command)
     if processes.is_main():
@@ -188,24 +177,21 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
 
 
 def _print_outcome(
-    console: rich.console.Console, outcome: Outcome, params: Params, logdir: Logdir, command: str
+    console: output.Console, outcome: Outcome, params: Params, logdir: Logdir, command: str
 ) -> None:
     step = f"{outcome.step:,}"
     if outcome.signal == signals.CLOSED_OUTPUT:
-        console = rich.console.Console(stderr=True)
+        console = output.Console(stderr=True)
     if outcome.finished and not outcome.metrics:
         steps = f"{params.run.steps:,}"
-        output.say(
-            console,
+        console.say(
             f"Nothing to do: the run in {logdir.place} has {step} steps already, and run.steps "
-            f"is {steps}. To train longer, give a larger --steps.",
+            f"is {steps}. To train longer, give a larger --steps."
         )
     elif outcome.finished:
-        output.say(console, f"Trained {step} steps; the run is in {logdir.place}")
-        output.say(console, "To train longer, give a larger --steps.")
+        console.say(f"Trained {step} steps; the run is in {logdir.place}")
+        console.say("To train longer, give a larger --steps.")
     elif outcome.metrics:
-        output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
+        console.say(f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:
-        output.say(
-            console, f"{outcome.signal}: stopped before the first step. Run again:\n  {command}"
-        )
+        console.say(f"{outcome.signal}: stopped before the first step. Run again:\n  {command}")

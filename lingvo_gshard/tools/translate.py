@@ -10,10 +10,8 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import LineProgress, output, startup, warn
 from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines
-from lingvo_gshard.tools.console.stages import LineProgress
 from lingvo_gshard.tools.flags.definitions import maker, string
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
@@ -57,11 +55,6 @@ def main(argv: list[str]) -> int:
 
 
 def _open_translator(values: flags.FlagValues, run: Run, options: DecodingOptions) -> Translator:
-    """Returns the translator of a run between the languages of the flags.
-
-    Raises:
-      UserError: the run has no such languages.
-    """
     given: dict[str, Any] = {
         side: values[f"{side}_language"].value for side in ("source", "target")
     }

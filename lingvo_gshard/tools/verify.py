@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import msgspec
 
 from lingvo_gshard.api.partitioning import verify
-from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.stages import stages_on_terminal
+from lingvo_gshard.tools.console import output, stages_on_terminal, startup
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import given_options, option_flags
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
@@ -35,7 +32,7 @@ def main(argv: list[str]) -> int:
     values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
-    say = functools.partial(output.say, console)
+    say = console.say
     params = requested_params(values, planned_training(values), say)
     with stages_on_terminal() as stages:
         found = verify(params, progress=stages, **given_options(values, VerifyOptions))

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, tf
 from lingvo_gshard.data.input import Batch, Input, check_sizes
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.options import DEFAULT_STRATEGY
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import DEFAULT_STRATEGY, Mesh, Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.trainer import Trainer
 
@@ -19,9 +16,8 @@ def make_trainer(experiment: Params, task: Task | Params | None = None) -> Train
     """Returns the experiment's trainer.
 
     Args:
-      experiment: Params of an experiment.
-      task: its task, or the Params of the task. None: with vocabularies of the sizes that the input
-        asks for.
+      task: the experiment's task, or Params of it. None: the task with vocabularies of the sizes
+        that the input asks for.
     """
     task = with_configured_vocabularies(experiment) if task is None else task
     if isinstance(task, Params) and "most_segments" in experiment.input:

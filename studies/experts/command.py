@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import functools
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core.errors import UserError
@@ -66,7 +65,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
     members = _members(values)
     manifest = manifests.read(members[0].params().input.directory)

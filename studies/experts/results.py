@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import rich.console
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks.evaluation import Table, WeightedMeans
@@ -96,11 +95,11 @@ def grouped(found: dict[str, dict], group_of: dict[str, str]) -> dict[str, Score
     return {group: _pooled(members) for group, members in groups.items()}
 
 
-def show(console: rich.console.Console, found: Sequence[RunResult]) -> None:
+def show(console: output.Console, found: Sequence[RunResult]) -> None:
     """Prints tables of the runs' scores."""
     models = [result for result in found if not result.language]
     if not models:
-        output.say(console, "No model of all languages is trained and scored yet.")
+        console.say("No model of all languages is trained and scored yet.")
         return
     names = list(dict.fromkeys(result.model for result in models))
     by_model = {name: [run for run in models if run.model == name] for name in names}
@@ -110,7 +109,7 @@ def show(console: rich.console.Console, found: Sequence[RunResult]) -> None:
         ("chrF of bilingual models and of models of all languages", _gain_table(by_model, found)),
     ):
         if table.rows:
-            output.say(console, f"\n{title}")
+            console.say(f"\n{title}")
             tables.print_table(console, tables.rich_table(table))
 
 

@@ -55,7 +55,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the comparison and returns the exit code: 1 if a plan could not be made.
 
     Raises:

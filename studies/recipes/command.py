@@ -20,12 +20,11 @@ that differences are taken seed by seed.
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.console import Console, output
 from studies.command import check, completed, define_study_flags, folder_of, seeds_of
 from studies.member import Member
 from studies.recipes import results
@@ -68,7 +67,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Runs the study and returns the exit code. Raises UserError for a user's mistake."""
     members = _members(values)
     found = results.read(completed(members, values, console))

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 
 import msgspec
-import rich.console
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks.evaluation import Table, perplexity
@@ -42,12 +41,12 @@ def read(members: Sequence[Member]) -> list[RunResult]:
     return [_result(member) for member in members]
 
 
-def show(console: rich.console.Console, found: Sequence[RunResult]) -> None:
+def show(console: output.Console, found: Sequence[RunResult]) -> None:
     """Prints a table for each experiment."""
     if not found:
-        output.say(console, "No run is trained and scored yet.")
+        console.say("No run is trained and scored yet.")
     for experiment in dict.fromkeys(run.experiment for run in found):
-        output.say(console, f"\n{experiment}, scored on dev")
+        console.say(f"\n{experiment}, scored on dev")
         table = comparison([run for run in found if run.experiment == experiment])
         tables.print_table(console, tables.rich_table(table))
 

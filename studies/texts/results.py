@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import rich.console
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tasks.evaluation import Table
@@ -45,10 +44,10 @@ def read(members: Sequence[Member]) -> list[TextResult]:
     return [_result(member) for member in members]
 
 
-def show(console: rich.console.Console, found: Sequence[TextResult]) -> None:
+def show(console: output.Console, found: Sequence[TextResult]) -> None:
     """Prints tables of the runs' scores."""
     if not found:
-        output.say(console, "No model is trained and scored yet.")
+        console.say("No model is trained and scored yet.")
         return
     by_model: dict[str, list[TextResult]] = {}
     for run in found:
@@ -57,7 +56,7 @@ def show(console: rich.console.Console, found: Sequence[TextResult]) -> None:
         ("Models", _models_table(by_model)),
         ("Perplexity by kind of text", _kinds_table(by_model)),
     ):
-        output.say(console, f"\n{title}")
+        console.say(f"\n{title}")
         tables.print_table(console, tables.rich_table(table))
 
 

@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import rich.console
 import sacrebleu
 
 from benchmarks import __main__ as benchmarks
@@ -23,6 +22,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.data import Row, TranslationInput
 from lingvo_gshard.tools import train
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.training.experiments import with_configured_vocabularies
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.loading import facts_of
@@ -80,7 +80,7 @@ def test_the_table_shows_means_and_spreads():
     one = measure.Training("marian", "short", "seed 1", 10, 100, 60.0, 3000, 20, 40.0, 20.0)
     other = dataclasses.replace(one, steps=200, seconds=120.0, gflops=30, chrf=43.0, bleu=21.0)
     alone = dataclasses.replace(one, library="joeynmt", chrf=10.0)
-    console = rich.console.Console(record=True, width=120)
+    console = Console(record=True, width=120)
     measure.print_table(console, [one, other, alone])
     lines = [line.split() for line in console.export_text().splitlines()]
     figures = ["0.0M", "1.5", "150", "3,000", "25", "41.5", "(3.0)", "20.5", "(1.0)"]

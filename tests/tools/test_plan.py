@@ -13,8 +13,7 @@ import pytest
 
 import lingvo_gshard
 from lingvo_gshard.tools import plan
-from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.console.spelling import with_flags
+from lingvo_gshard.tools.console import startup, with_flags
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 from lingvo_gshard.wings.planning.plan import plan as plan_file
 from tests.planning import example_plan

@@ -102,7 +102,6 @@ def table_of(qualities: Sequence[Quality]) -> Table:
 
 
 def _with_precision(run: LoadedRun, precision: str) -> LoadedRun:
-    """Returns a run with a precision."""
     if precision == run.precision:
         return run
     other = type(run)(run.logdir.place, run.options, precision, run.checkpoint)

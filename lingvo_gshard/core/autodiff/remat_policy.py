@@ -57,7 +57,6 @@ def check(policy: str, where: str) -> None:
     """Checks that a policy exists.
 
     Args:
-      policy: Name of the policy.
       where: Params path that sets it, for the message.
 
     Raises:

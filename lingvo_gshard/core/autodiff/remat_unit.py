@@ -36,9 +36,6 @@ class Reports:
     """The losses, metrics and sums that layers reported in a part of the forward pass.
 
     Attributes:
-      losses: Names of the losses.
-      metrics: Names of the metrics.
-      sums: Names of the sums.
       values: Values and weights of the losses, values and weights of the metrics, then sums. A
         loss that is a sum has the weight 1.
       summed_losses: Names of the losses that are sums; see `context.Context.add_loss`.
@@ -121,14 +118,10 @@ class RematUnit:
     def forward(
         self, tensors: Sequence[tf.Tensor], iteration: Iteration | None = None
     ) -> tuple[tf.Tensor, Reports, SavedProducts]:
-        """Runs the function.
+        """Runs the function. Returns output, reports of layers, and products that the policy saves.
 
         Args:
-          tensors: The function's arguments.
           iteration: Position in a compiled loop over layers, if the unit is its body.
-
-        Returns:
-          The output, the reports of layers, and the products that the policy saves.
         """
         saved = SavedProducts(self.policy)
         with context.use(self._context.part(iteration)) as part, saving(saved):
@@ -146,7 +139,6 @@ class RematUnit:
         """Recomputes the function and returns the gradients of its arguments.
 
         Args:
-          tensors: The function's arguments.
           saved: Results of the products that `forward` saved.
           upstream: Gradients of the output and of the reports' values.
           iteration: Position in a compiled loop over layers, if the unit is its body.
@@ -176,10 +168,7 @@ def rematerialized(
     """Returns function(*activations, *weights), recomputed in the backward pass.
 
     Args:
-      function: Maps tensors to one tensor.
       policy: Remat policy that selects the products to save, see remat_policy.py.
-      activations: Leading arguments of the function.
-      weights: The other arguments.
     """
     unit = RematUnit(function, policy)
     reports: list[Reports] = []

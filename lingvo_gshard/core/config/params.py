@@ -10,7 +10,7 @@ from typing import Any
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.constraints import Constraint
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.errors import UserError, explained
 
 _INDEXED = re.compile(r"^(\w+)((?:\[\d+\])*)$")
 
@@ -345,10 +345,8 @@ def _descend(node: Any, step: str | int, path: str) -> Any:
         raise UserError(f"{path!r}: the parent of {step!r} has no hyperparameters")
     if step == "cls":
         return node.cls
-    try:
+    with explained(f"{path!r}", ValueError):
         return node._entry(step).value
-    except ValueError as error:
-        raise UserError(f"{path!r}: {error}") from None
 
 
 def _copy_value(value: Any) -> Any:

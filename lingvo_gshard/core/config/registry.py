@@ -201,7 +201,6 @@ def _place(error: BaseException) -> str:
 
 
 def _in_words(error: BaseException) -> str:
-    """Returns an error as one line."""
     if isinstance(error, SystemExit):
         return f"it ends the program (exit code {error.code})"
     text = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())

@@ -17,7 +17,6 @@ def bounded_lines(
     """Yields the lines of a file from its position, without line ends; None for a long one.
 
     Args:
-      file: the file, open for reading.
       count: number of bytes to read. The last byte must end a line. None reads to the file's end.
       longest: largest number of bytes of a line. At most one block of a longer line is in memory.
     """

@@ -47,7 +47,6 @@ def text_beside(module: str, name: str) -> str:
 
     Args:
       module: `__file__` of the module beside it.
-      name: the file's name.
     """
     return pathlib.Path(module).with_name(name).read_text(encoding="utf-8")
 

@@ -72,7 +72,6 @@ def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Returns the content of a regular file.
 
     Args:
-      path: of the file.
       most: the most bytes that it may have.
 
     Raises:
@@ -90,7 +89,6 @@ def require_regular(path: str | os.PathLike[str], most: int | None = None) -> in
     """Returns the size of a file that a library may open: opening neither blocks nor is endless.
 
     Args:
-      path: of the file.
       most: the most bytes that it may have; None for any number.
 
     Raises:

@@ -100,9 +100,7 @@ def windows(rows: np.ndarray, lengths: np.ndarray, length: int) -> Pieces:
     """Returns rows cut into windows of `length` target tokens; the last of a row may be shorter.
 
     Args:
-      rows: numbers of the rows.
       lengths: source and target tokens of each row.
-      length: target tokens of a window.
     """
     tokens = lengths[:, 1]
     counts = -(-tokens // length)
@@ -149,7 +147,6 @@ class Mixture:
 
         Args:
           shares: the share of each group in block 0, 1 and so on. Later blocks have the last ones.
-          seed: seed of all orders.
         """
         self.groups, self._block_rows, self._seed = groups, block_rows, seed
         phases = 2 * permutation(len(self.groups), seed, 1) + 1
@@ -219,7 +216,6 @@ class PlannedBatch:
     """A batch without its tokens.
 
     Attributes:
-      bucket: number of its bucket.
       pieces: its pieces, in the order of the batch's rows.
       rows: the batch's row of each piece, ascending.
     """

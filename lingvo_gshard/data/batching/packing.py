@@ -54,14 +54,11 @@ class RowFiller:
         self._lengths = np.concatenate([self._lengths, lengths])
 
     def fill(self, left: int = 0) -> list[list[int]]:
-        """Takes pieces from the pool as full rows.
+        """Takes pieces from the pool as full rows. Returns the numbers of the pieces in each row.
 
         Args:
           left: number of pieces that stay in the pool, to choose from later; the last row may take
             some of them.
-
-        Returns:
-          The numbers of the pieces in each row.
         """
         pool = _Pool(self._numbers, self._lengths, self._limits)
         rows = []
@@ -85,7 +82,6 @@ class _Pool:
 
     Attributes:
       count: number of pieces that are not taken.
-      is_taken: whether each piece is taken.
     """
 
     def __init__(self, numbers: np.ndarray, lengths: np.ndarray, limits: tuple[int, int]):
@@ -182,9 +178,7 @@ class PackedBatch(Batch):
         """Returns a batch with its examples.
 
         Args:
-          arrays: the batch.
           rows: the row of each example, ascending. In a row, segments have the order of examples.
-          examples: the number of each example.
         """
         _, segments = _in_rows(rows)
         batch_rows = len(next(iter(arrays.values())))

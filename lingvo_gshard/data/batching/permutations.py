@@ -36,8 +36,6 @@ def permuted(places: np.ndarray, size: int, *key: int) -> np.ndarray:
 
     Args:
       places: int64, each in range(size).
-      size: number of elements.
-      key: integers.
     """
     if size < _SMALLEST_NETWORK:
         return permutation(size, *key)[places]

@@ -102,8 +102,6 @@ def dataset(
     """Returns the endless training batches.
 
     Args:
-      planner: plans them.
-      assembly: reads and makes them.
       own_rows: which rows of a batch this process needs; None for all.
       prefetched: batches made in advance by a thread; 0 for none, and no thread.
     """
@@ -186,12 +184,6 @@ class PlannedBatches(BaseBatches):
     same = "the training data, its settings (input.*)"
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Moves to a position.
-
-        Raises:
-          UserError: the position is of a stream with other data, seed or shapes, or in the format
-            of an earlier version.
-        """
         if "carried" in state:
             raise UserError(
                 'The saved data position has the format {"block", "batch", "carried"} of versions '
@@ -224,7 +216,6 @@ class PartialBatch(PackedBatch):
         self.examples, self.digest, self._read_all = arrays.examples, digest, read_all
 
     def whole(self) -> Batch:
-        """Returns the batch with the tokens of all rows."""
         return self._read_all()
 
 
@@ -233,10 +224,8 @@ class Assembly:
     """Makes batches.
 
     Attributes:
-      table: the rows.
       buckets: rows, source length and target length of the batches of each bucket.
       before: the id before the first token of each target.
-      has_sources: whether batches have a source.
       identity: a digest of data and settings.
       finish: changes the arrays of a batch; None changes nothing.
     """

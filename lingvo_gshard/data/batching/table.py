@@ -17,9 +17,7 @@ class Group:
     """The rows of a language from one source; their numbers are consecutive.
 
     Attributes:
-      source: name of the source.
       begin: number of the first row.
-      rows: number of rows.
       tokens: source and target tokens of all rows.
     """
 
@@ -90,7 +88,6 @@ class MemoryTable:
 
     Attributes:
       sources: the source of each row; without tokens if rows have none.
-      targets: the target of each row.
       marks: a mark of each target token; None without marks.
       groups: the rows of each language, languages sorted.
     """
@@ -105,9 +102,6 @@ class MemoryTable:
         """Numbers the rows by language. Rows of a language keep their order.
 
         Args:
-          sources: the source of each row.
-          targets: the target of each row.
-          languages: the language of each row.
           marks: a mark of each target token; None without marks.
         """
         names, numbers = np.unique(np.asarray(languages, np.str_), return_inverse=True)

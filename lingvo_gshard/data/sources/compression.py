@@ -32,7 +32,6 @@ def decompressed(path: str, file: BinaryIO) -> contextlib.AbstractContextManager
 
     Args:
       path: its path, whose end says how it is compressed.
-      file: the file as it is stored.
     """
     if path.endswith(".gz"):
         plain: Any = gzip.open(file, "rb")

@@ -13,7 +13,7 @@ from typing import IO, BinaryIO, NoReturn
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.names import listed
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import objects, regular
 from lingvo_gshard.core.files.lines import LONGEST_LINE, bounded_lines
 from lingvo_gshard.core.files.stores import BucketError
@@ -49,7 +49,6 @@ class Reader(Configurable, abc.ABC):
         on_bad_row="skip", marked as unusable by their format, or removed because they leak
         between splits.
       examples: reason -> a message about the first row left out for it, with its file and line.
-      progress: is told how far reading is.
       first_line: number of the first line of what is read of a file; 1 for whole files.
       skip_setting: how a user asks for bad rows to be skipped, for messages.
     """
@@ -310,7 +309,6 @@ class FileReader(Reader):
         yield from self._whole.rows[split]
 
     def _divide(self, rows: list[Row]) -> held_out.Split:
-        """Returns the rows of `train` divided into splits."""
         return held_out.divide(rows, self.p.held_out_per_mille)
 
     def files(self, split: str, setting: str = "") -> list[str]:
@@ -404,11 +402,9 @@ def _check_is_file(setting: str, path: str) -> None:
         near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)
         hint = f". Did you mean {os.path.join(directory, near[0])!r}?" if near else ""
         raise UserError(f"{setting}: {path}: no such file{hint}")
-    try:
+    # A pipe, such as a process substitution of a shell, can be read once only.
+    with explained(f"{setting}: {path}", OSError):
         regular.require_regular(path)
-    except OSError as error:
-        # A pipe, such as a process substitution of a shell, can be read once only.
-        raise UserError(f"{setting}: {path}: {error.strerror}") from None
     if not os.access(path, os.R_OK):
         _refuse_unreadable(path)
 

@@ -19,7 +19,6 @@ class Limit:
     Attributes:
       setting: path of the hyperparameter, such as "input.source_length".
       unit: what is counted, such as "source tokens".
-      value: the limit.
       lengths: length -> number of rows.
     """
 
@@ -39,9 +38,7 @@ class CleaningReport:
     """Counts what reading and cleaning did to the rows of one split.
 
     Attributes:
-      split: name of the split.
       read: number of rows read, both kept and dropped.
-      kept: number of rows kept.
       dropped: reason -> number of rows dropped.
       rewritten: kind of change -> number of texts changed.
       examples: reason -> the first row dropped for this reason: file, line, and what is wrong.

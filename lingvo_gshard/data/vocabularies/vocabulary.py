@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.core.errors import UserError, explained
-from lingvo_gshard.core.files import atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, objects
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -75,7 +74,6 @@ class Vocabulary:
 
     Attributes:
       suffix: ends the names of its files.
-      pad_id: id in padding.
       bos_id: id before a text.
       eos_id: id after a text.
       unk_id: id of pieces without an id of their own.
@@ -140,7 +138,6 @@ class Vocabulary:
         (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
 
         Args:
-          texts: the lines.
           alpha: at least 0. With "unigram", a larger one prefers likely segmentations more.
           seed: the same lines, alpha and seed give the same ids.
         """

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
@@ -75,7 +71,6 @@ class Attention(Layer):
         return Reach(self.p.window)
 
     def _mask_of_rows(self, segments_BL: tf.Tensor | None) -> AttentionMask:
-        """Returns the mask of packed rows for a self-attention."""
         mask = AttentionMask(segments_BL, is_causal=self.p.is_causal, window=self.p.window)
         return mask if segments_BL is None else self.kernel.prepare(mask)
 
@@ -111,8 +106,6 @@ class Attention(Layer):
         """Returns the layer's output [B,L,M] for the weighted values of all heads.
 
         Args:
-          theta: weights of this layer.
-          mixed_BLND: the weighted values.
           gate_BLND: logits of what the values are multiplied with; None for all of each value.
         """
         if gate_BLND is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, layer_method, tf
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
@@ -29,9 +27,6 @@ class CrossAttention(MultiHeadAttention):
         """Returns [B,L,M]: each position of x attends to the memory that the mask allows.
 
         Args:
-          theta: weights of this layer.
-          x_BLM: input rows.
-          memory_BKM: the memory of each row.
           mask: `self.mask` of the segments of x and of the memory.
         """
         query_BLND = self.project_query(theta, x_BLM)

@@ -5,21 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers.attention.kernel import (
-    FUSED_ATTENTION,
-    PLAIN,
-    AttentionKernel,
-    Softmax,
-    repeat_heads,
-    weights_shape,
-)
+from lingvo_gshard.core import Params, custom_gradient, tf
+from lingvo_gshard.layers.attention import kernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
-from lingvo_gshard.sharding import einsum
-from lingvo_gshard.sharding.platforms import platform_in_use
+from lingvo_gshard.sharding import einsum, platform_in_use
 
 
 def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:
@@ -31,14 +21,12 @@ def soft_cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.
     """Returns the gradient of the argument of `soft_cap`.
 
     Args:
-      d_capped: gradient of its result.
-      capped: its result.
       cap: the cap; 0 for none.
     """
     return d_capped * tf.cast(1.0 - tf.square(capped / cap), d_capped.dtype) if cap else d_capped
 
 
-class DenseKernel(AttentionKernel):
+class DenseKernel(kernel.AttentionKernel):
     """Attends to all keys at once. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
 
     Programs for TPUs and GPUs use the platform's fused kernel, which never has all logits
@@ -79,7 +67,7 @@ class DenseKernel(AttentionKernel):
 
     def prepare_bias(self, bias: RelativeBias, distances_LK: tf.Tensor) -> RelativeBias:
         """Computes the bias of each query and key, unless a fused kernel reads the table."""
-        if self._may_fuse() and any(fused.reads_bias_tables() for fused in FUSED_ATTENTION):
+        if self._may_fuse() and any(fused.reads_bias_tables() for fused in kernel.FUSED_ATTENTION):
             return bias
         return bias.at(distances_LK)
 
@@ -92,14 +80,14 @@ class DenseKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax = PLAIN,
+        softmax: kernel.Softmax = kernel.PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
-        for fused in FUSED_ATTENTION if self._may_fuse() else ():
+        for fused in kernel.FUSED_ATTENTION if self._may_fuse() else ():
             fused_BNLD = fused.attend(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
             if fused_BNLD is not None:
                 return fused_BNLD
-        shape_BNLK = weights_shape(query_BNLD, keys_BNKD)
+        shape_BNLK = kernel.weights_shape(query_BNLD, keys_BNKD)
         _, heads, queries, keys = shape_BNLK
         dropout_BNLK, biases = 1.0, []
         if softmax.relative_bias is not None:
@@ -108,8 +96,8 @@ class DenseKernel(AttentionKernel):
             dropout_BNLK = softmax.dropout.factors(shape_BNLK, query_BNLD.dtype)
         return _attend(
             query_BNLD,
-            repeat_heads(keys_BNKD, heads),
-            repeat_heads(values_BNKD, heads),
+            kernel.repeat_heads(keys_BNKD, heads),
+            kernel.repeat_heads(values_BNKD, heads),
             *biases,
             *([] if softmax.sinks_N is None else [softmax.sinks_N]),
             biases=len(biases),
@@ -187,7 +175,6 @@ def _exponentials(
     """Returns float32 exponentials of logits [B,N,L,K] and of sinks, and the sum of both.
 
     Args:
-      logits_BNLK: float32 logits.
       sinks: float32 logits [N] of sinks: one tensor, or none.
     """
     sinks = [tf.reshape(sinks_N, [1, -1, 1, 1]) for sinks_N in sinks]

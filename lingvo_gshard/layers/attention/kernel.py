@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import Configurable, Params, Seam, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask
@@ -98,7 +94,6 @@ class AttentionKernel(Configurable):
         """Precomputes what the layers sharing a learned bias have in common.
 
         Args:
-          bias: the learned bias.
           distances_LK: int32, position of each key minus position of each query.
         """
         return bias.at(distances_LK)
@@ -120,7 +115,6 @@ class AttentionKernel(Configurable):
           query_BNLD: queries, already scaled.
           keys_BNKD: keys, with letters `keys_layout`.
           values_BNKD: values, with letters `keys_layout`. Values may have another D than keys.
-          mask: the keys that each query attends to.
           softmax: the options of the softmax. A relative bias needs `supports_relative_bias`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.sharding import annotate
 
@@ -78,10 +77,6 @@ class AttentionMask:
         """Returns the float32 bias [B,1,L,K], or [1,1,L,K], that is added to the logits.
 
         It is 0 where a query attends to a key, and a large negative number elsewhere.
-
-        Args:
-          queries: number L of queries.
-          keys: number K of keys.
         """
         if self.bias_B1LK is not None:
             return self.bias_B1LK

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import BIAS, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import BIAS, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import add_bias, joined_product
@@ -24,7 +19,6 @@ class MultiHeadAttention(Attention):
     Attributes:
       head_dim: size of D of queries and keys.
       value_dim: size of D of values.
-      key_value_heads: number of heads of keys and values.
     """
 
     @classmethod

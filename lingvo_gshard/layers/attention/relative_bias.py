@@ -13,12 +13,8 @@ import math
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import BIAS, Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, initializers, layer_method, tf
+from lingvo_gshard.core.layer import BIAS
 from lingvo_gshard.layers.products import lookup
 from lingvo_gshard.sharding import annotate
 
@@ -34,7 +30,6 @@ class DistanceBuckets(msgspec.Struct, frozen=True):
     keys before the query, and half for keys after it.
 
     Attributes:
-      count: number of buckets.
       max_distance: all distances from this one on share the last bucket.
       is_causal: whether queries attend only to earlier keys.
     """
@@ -70,7 +65,6 @@ def check(p: Params, path: str) -> None:
     """Checks the relative-bias options of an attention.
 
     Args:
-      p: Params of the attention.
       path: path of the attention, for error messages.
 
     Raises:
@@ -87,7 +81,6 @@ def check_buckets(
     """Checks the number of buckets and the largest distance.
 
     Args:
-      buckets: number of buckets.
       max_distance: the smallest distance in the last bucket, which all larger ones share.
       is_causal: whether queries attend only to earlier keys.
       buckets_name: path of the number of buckets, for error messages.

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, Params, UserError, tf
 from lingvo_gshard.sharding import annotate
 
 
@@ -37,7 +35,6 @@ class RotaryScaling(Configurable):
 
         Args:
           rotated: number r of rotated dimensions.
-          base: base of the timescales.
           length_BL: int32, number of tokens of each token's text; only with `needs_lengths`.
         """
         del length_BL
@@ -97,7 +94,6 @@ def check(p: Params, head_dim: int, path: str) -> None:
     """Checks the rotary options of an attention.
 
     Args:
-      p: Params of the attention.
       head_dim: size of D.
       path: path of the attention, for error messages.
 
@@ -199,7 +195,6 @@ def rotate(
 
     Args:
       x_BLND: queries or keys.
-      positions: positions of the tokens.
       fraction: share of D that is rotated.
       base: base of the wavelengths.
       scaling: changes wavelengths and lengths; None for none.
@@ -218,11 +213,7 @@ def sine_and_cosine(
     """Returns sine and cosine of all angles, times the scaling's magnitude, [B,L,1,r/2].
 
     Args:
-      dtype: type of the results.
       rotated: number r of rotated dimensions.
-      base: base of the wavelengths.
-      positions: positions of the tokens.
-      scaling: changes wavelengths and lengths.
     """
     timescales = scaling.timescales(rotated, base, positions.length_BL)
     angles = tf.cast(positions.index_BL, tf.float32)[:, :, None, None] / timescales

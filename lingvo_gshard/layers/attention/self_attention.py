@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import BIAS, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import BIAS, NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.kernel import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
@@ -74,8 +69,6 @@ class SelfAttention(MultiHeadAttention):
         """Returns [B,L,M]: each position attends to the positions that the mask allows.
 
         Args:
-          theta: weights of this layer.
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
         query_BLND, key_BLND, value_BLND, gate_BLND = self.project_row(

@@ -21,18 +21,14 @@ import math
 from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import Seam, context, random_numbers, tf
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding import Partitioning, Split, annotate, axes_of, current_partitioning, xla
 
 
 class Codec:
@@ -284,7 +280,6 @@ class Exchange(Configurable):
         """Returns [G,E,C,M]: the outputs of the experts for the buffers of all groups.
 
         Args:
-          x_GECM: the buffers.
           compute: [E,G,C,M] -> [E,G,C,M], the experts. With chunks it is called once for each and
             must compute each row independently; its random numbers differ between chunks.
           row: letter of the last dimension: M, or U for a row of each part of the experts.

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers import feed_forward, products
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.products import add_bias, multiply, product, rounded_by_rows
-from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.partitioning import axes_of, parts_of
+from lingvo_gshard.sharding import annotate, axes_of, parts_of
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with room for more"}
 
@@ -82,7 +77,6 @@ class Experts(Layer):
         """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in x's dtype.
 
         Args:
-          theta: the weights.
           x_EGCM: the rows; or [E,G,C,U], a row for each of `parts`. The result is then [E,G,C,U]:
             outputs of the parts, whose sum is the experts' output.
         """
@@ -100,7 +94,6 @@ class Experts(Layer):
 
         Args:
           theta: the weights of that expert, without the dimension E; maybe `decoding_weights`.
-          x_CM: the rows.
         """
         with rounded_by_rows():
             return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
@@ -118,7 +111,6 @@ class Experts(Layer):
         """Returns the hidden activations.
 
         Args:
-          theta: the weights.
           project: returns the product of the input with the weight of a name.
         """
 
@@ -133,7 +125,6 @@ class Experts(Layer):
         """Returns the hidden activations, with dropout.
 
         Args:
-          theta: the weights.
           hidden: returns the product of the input with the weight of a name, and its bias.
         """
         factor = hidden("factor") if self.activation.is_gated else None

@@ -14,12 +14,9 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import random_numbers, tf
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
+from lingvo_gshard.sharding import Mesh, annotate, axes_of, current_partitioning, xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +24,6 @@ class Groups:
     """Split of the tokens [B,L] of a batch into groups. The last group is padded.
 
     Attributes:
-      rows: size of B.
       length: size of L.
       size: size of S.
       pieces: number of pieces of each row. Groups are numbered piece by piece: the groups of all
@@ -195,12 +191,7 @@ def warn_of_groups(groups: Groups, path: str) -> None:
 
 
 def warn_of_experts(num_experts: int, path: str) -> None:
-    """Warns if devices compute experts that do not exist, and names a mesh without them.
-
-    Args:
-      num_experts: Size of E.
-      path: Path of the layer.
-    """
+    """Warns if devices compute experts that do not exist, and names a mesh without them."""
     current = current_partitioning()
     if current is None:
         return

@@ -6,12 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, known_sizes, layer_method, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe import load_metrics, shared_expert
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
@@ -103,11 +98,7 @@ class MixtureOfExperts(Layer):
 
     @classmethod
     def has_capacity_factor(cls, params: Params) -> bool:
-        """Returns whether the router's capacity_factor limits the experts' buffers.
-
-        Args:
-          params: the layer's Params.
-        """
+        """Returns whether the router's capacity_factor limits the experts' buffers."""
         return "capacity_factor" in params.router and not params.dispatch.cls.is_dropless
 
     def _params_of(self, name: str) -> Params:
@@ -121,11 +112,7 @@ class MixtureOfExperts(Layer):
         return value
 
     def _with_sizes(self, name: str, sizes: Sequence[str]) -> Params:
-        """Returns a child's Params with the sizes of this layer.
-
-        Raises:
-          UserError: the child's Params have another size.
-        """
+        """Returns a child's Params with the sizes of this layer."""
         p = self.p
         child = self._params_of(name).copy()
         for size in sizes:
@@ -142,8 +129,6 @@ class MixtureOfExperts(Layer):
         """Returns [B,L,M]. The routed experts give zero for tokens that no expert keeps.
 
         Args:
-          theta: the weights.
-          x_BLM: the tokens.
           mask_BL: 0 at padding.
         """
         batch, length, _ = known_sizes(x_BLM.shape)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingvo_gshard.core import Layer, tf
 from lingvo_gshard.core.context import Metric
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing
@@ -22,10 +21,7 @@ def report(layer: Layer, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -
     """Reports losses, metrics and observations of a routing under the path of its layer.
 
     Args:
-      layer: the mixture of experts.
-      routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
-      groups: the groups that were routed.
     """
     tokens = tf.reduce_sum(mask_GS)
     for name, loss in routing.losses.items():
@@ -62,10 +58,6 @@ def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Metric]:
                           share of the real tokens that no expert chose
     utilization           share of the capacity slots that hold a token
     dead_experts          number of experts that keep no token
-
-    Args:
-      routing: the routing of one batch.
-      mask_GS: float32, 0 at padding.
     """
     load_E = routing.load()
     total, tokens = tf.reduce_sum(load_E), tf.reduce_sum(mask_GS)
@@ -87,10 +79,6 @@ def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Calla
     gate      [E]: sum of the gates of these tokens
     tokens    scalar: real tokens
     slots     scalar: capacity slots
-
-    Args:
-      routing: the routing of one batch.
-      mask_GS: float32, 0 at padding.
     """
     slots = float(mask_GS.shape[0] * routing.num_experts * routing.capacity)
     return {
@@ -112,6 +100,5 @@ def gate_metrics(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, tf.Tenso
 
     Args:
       gates_GSE: float32, gates that sum to 1 for each token.
-      mask_GS: float32, 0 at padding.
     """
     return {ENTROPY: gate_entropy(gates_GSE, mask_GS)}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core import known_sizes, random_numbers
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import annotate
 
 
@@ -50,7 +49,6 @@ class Routing:
     """The experts of each token and their weights: the base class of both kinds of routing.
 
     Attributes:
-      num_experts: size of E.
       capacity: size of C, the capacity slots that an expert has for each group.
       losses: auxiliary losses by name.
       metrics: float32 scalars by name.
@@ -108,16 +106,13 @@ class TokenChoiceRouting(Routing):
     metrics: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def load(self) -> tf.Tensor:
-        """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
         kept = [tf.cast(a.kept_GS, tf.float32) for a in self.assignments]
         return tf.reduce_sum(self._by_expert(kept), (0, 1))
 
     def gate_sums(self) -> tf.Tensor:
-        """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
         return tf.reduce_sum(self.token_gates(), (0, 1))
 
     def token_gates(self) -> tf.Tensor:
-        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         return self._by_expert([tf.where(a.kept_GS, a.gate_GS, 0.0) for a in self.assignments])
 
     def _by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -159,16 +154,13 @@ class ExpertChoiceRouting(Routing):
     metrics: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def load(self) -> tf.Tensor:
-        """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
         is_filled = tf.less(self.token_of_slot_GEC, known_sizes(self.is_taken_GS.shape)[1])
         return tf.reduce_sum(tf.cast(is_filled, tf.float32), (0, 2))
 
     def gate_sums(self) -> tf.Tensor:
-        """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
         return tf.reduce_sum(self.gate_of_slot_GEC, (0, 2))
 
     def token_gates(self) -> tf.Tensor:
-        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         # Empty slots have the token S, which one_hot leaves out.
         chosen_GECS = tf.one_hot(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
         return tf.einsum("GECS,GEC->GSE", chosen_GECS, self.gate_of_slot_GEC)
@@ -216,7 +208,6 @@ def expert_capacity(
     Args:
       tokens: size of S, the tokens of a group. It limits C, since an expert computes a token at
         most once.
-      num_experts: size of E.
       factor: the average number of slots per token.
       multiple: C is rounded up to a multiple of this number.
       at_least: lower bound of C, before rounding up.
@@ -239,8 +230,6 @@ def assign(
 
     Args:
       choices: the first choice of every token, then the second, and so on.
-      num_experts: size of E.
-      capacity: size of C.
       priority: the tokens that come first in a choice. 'position': earlier tokens. 'gate': tokens
         with a larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
       order: 'choice' assigns all first choices, then all second choices, and so on. A second choice
@@ -280,7 +269,6 @@ def count_rows(expert: tf.Tensor, num_experts: int) -> tf.Tensor:
 
     Args:
       expert: int32, the expert of each row, in any shape; num_experts or more where there is none.
-      num_experts: size of E.
     """
     chosen = tf.one_hot(expert, num_experts)
     # XLA sums float32 faster than int32.
@@ -294,7 +282,6 @@ def sort_rows(expert_r: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tens
 
     Args:
       expert_r: int32, the expert of each row; num_experts or more where there is none.
-      num_experts: size of E.
     """
     (rows,) = expert_r.shape
     index_r = tf.range(rows)

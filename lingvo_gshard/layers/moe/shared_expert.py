@@ -8,11 +8,7 @@ as in Qwen2-MoE (arXiv 2407.10671, section 2.2.2).
 
 from __future__ import annotations
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import MATRIX, Layer
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import MATRIX, Layer, NestedMap, Params, initializers, tf
 from lingvo_gshard.layers import feed_forward
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.sharding import einsum
@@ -21,11 +17,7 @@ _SUM, _LEARNED, _GATED = _COMBINATIONS = ("sum", "learned", "gated")
 
 
 def define(p: Params) -> None:
-    """Defines the hyperparameters of the shared expert.
-
-    Args:
-      p: Params of the mixture of experts.
-    """
+    """Defines the hyperparameters of the shared expert."""
     p.define(
         "shared_hidden_dim",
         0,
@@ -61,10 +53,7 @@ def combine(
     """Returns the combined output of the routed experts and the shared expert.
 
     Args:
-      layer: the mixture of experts.
-      x_BLM: the tokens.
       mask_BL: 0 at padding.
-      y_BLM: the output of the routed experts.
     """
     shared_BLM = layer.shared.fprop(theta.shared, x_BLM, mask_BL)
     if layer.p.shared_combination == _SUM:

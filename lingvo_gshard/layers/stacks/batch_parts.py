@@ -12,11 +12,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import Layer, NestedMap, context, random_numbers, tf
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import measured, token_context
 from lingvo_gshard.sharding import annotate
 
@@ -56,8 +53,6 @@ def add_reports(
     """Adds the reports on all parts to a context, joined as they declare.
 
     Args:
-      target: the context that receives them.
-      reports: names of the losses, metrics and sums.
       values: ordered as in `Reports`, each with a dimension of the parts.
       axis: this dimension.
     """
@@ -87,7 +82,6 @@ def run_interleaved(
 
     Args:
       layers: the layers with their weights.
-      x_BLM: input of the first layer.
       shared: nests of tensors with B rows that every layer reads.
       parts: number of parts, which divides B. Part i has the rows i, i + parts, and so on, so that
         each device contributes equally to every part.
@@ -111,6 +105,5 @@ def run_interleaved(
 
 
 def _rows_of_parts(tensor: tf.Tensor, parts: int) -> list[tf.Tensor]:
-    """Returns the rows [B/parts,...] of each part of a tensor [B,...]."""
     rows, *shape = tensor.shape
     return tf.unstack(tf.reshape(tensor, [rows // parts, parts, *shape]), axis=1)

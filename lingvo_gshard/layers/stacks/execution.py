@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, tf
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import Layer, layer_method, stop_frozen
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Repetition
 from lingvo_gshard.layers.stacks.batch_parts import run_interleaved
@@ -31,9 +30,6 @@ class Execution(Layer):
         """Returns whether an execution splits the tensors that layers share by rows.
 
         All of them must then have the rows of the batch.
-
-        Args:
-          params: Params of this class.
         """
         return params.interleaved > 1
 
@@ -64,7 +60,6 @@ class Execution(Layer):
 
         Args:
           params: Params of this class, as the user set them.
-          layers: Params of all layers, in order.
           period: layer i + period has the Params of layer i.
           path: path of `params`, for error messages.
 
@@ -88,13 +83,7 @@ class Execution(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called as `layer.fprop(theta, x, *shared)`.
-
-        Args:
-          theta: weights of all layers.
-          x_BLM: input of the first layer.
-          *shared: nests of tensors that every layer reads.
-        """
+        """Returns [B,L,M]: x through all layers, called as `layer.fprop(theta, x, *shared)`."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
     @layer_method
@@ -114,7 +103,6 @@ class Execution(Layer):
         """Checks that a batch can be run.
 
         Args:
-          rows: rows of the batch.
           path: path of the Params of this execution, for error messages.
 
         Raises:
@@ -134,8 +122,6 @@ class Execution(Layer):
 
         Args:
           layers: the layers with their weights.
-          x_BLM: input of the first layer.
-          *shared: nests of tensors that every layer reads.
         """
         if self.p.interleaved > 1 and context.current().training:
             return run_interleaved(layers, x_BLM, shared, self.p.interleaved)

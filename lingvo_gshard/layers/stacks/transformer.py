@@ -6,12 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method, remat_policy, tf
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias, SharedRelativeBias
 from lingvo_gshard.layers.attention.rotary import is_first_in_segment
@@ -135,15 +130,10 @@ class TransformerStack(Layer):
 
     @property
     def _sequential_first(self) -> int:
-        """Number of layers that run one by one."""
         return max(self.p.dense_first, self.p.sequential_first)
 
     def _create_shared_bias(self, attention: Params) -> None:
-        """Creates the relative bias of all layers, which have attentions like this one.
-
-        Raises:
-          UserError: the attention, its kernel or the execution cannot have such a bias.
-        """
+        """Creates the relative bias of all layers, which have attentions like this one."""
         p = self.p
         obstacle = ""
         if "relative_buckets" not in attention or attention.relative_buckets:
@@ -218,10 +208,7 @@ class TransformerStack(Layer):
         """Returns the normalized output [B,L,M]. A position depends only on its own segment.
 
         Args:
-          theta: weights of the stack.
-          x_BLM: packed rows.
           segments_BL: int32 segment of each position, 0 in padding.
-          memory: the memory that a decoder attends to.
         """
         shared = [self._masks(theta, segments_BL)]
         if self.p.is_decoder:
@@ -255,7 +242,6 @@ class TransformerStack(Layer):
         return {attention.reach: attention for attention in reversed(attentions)}
 
     def _masks(self, theta: NestedMap, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
-        """Returns the masks of all reaches."""
         attentions = self.by_reach().values()
         masks = [attention.mask(segments_BL) for attention in attentions]
         bias = self.learned_bias(theta)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, layer_method, tf
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_reach
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -36,7 +32,6 @@ class Memory:
     """The memory that a decoder attends to, such as the output of an encoder.
 
     Attributes:
-      output_BKM: the memory.
       segments_BK: int32 segment of each position, 0 in padding.
     """
 
@@ -132,7 +127,6 @@ class TransformerLayer(Layer):
         """Returns [B,L,M].
 
         Args:
-          x_BLM: packed rows.
           masks: `self_attention.mask` of the segments of x, for each reach among the layers that
             share them.
           memory_BKM: the memory of each row, if the layer has cross-attention.

@@ -14,20 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from lingvo_gshard.core import kernel_use
+from lingvo_gshard.core import Layer, Seam, UserError, kernel_use, known_sizes, tf
 from lingvo_gshard.core.autodiff import custom_gradient
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
+from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.core.memory_kinds import MOVE
-from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.shapes import known_sizes
-from lingvo_gshard.runtime.lowering.folding import (
-    make_constants,
-    make_iotas,
-    separate_constants,
-    without_folding,
-)
+from lingvo_gshard.runtime.lowering import folding
 from lingvo_gshard.runtime.lowering.operations import (
     call_target,
     operations_of,
@@ -43,11 +34,8 @@ from lingvo_gshard.runtime.lowering.variables import (
 )
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, writers_versions
-from lingvo_gshard.sharding import recording, xla
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding import Mesh, Partitioning, Split, recording, use_partitioning, xla
 from lingvo_gshard.sharding.platforms import KERNEL_BODIES, PLATFORMS
-from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
 Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
@@ -94,14 +82,10 @@ def lower(
     and take their memory. The path of an input names its variable.
 
     Args:
-      name: name of the program.
       function: takes one tensor per input and returns its outputs. Tensors that it captures become
         constants.
       inputs: the program's inputs. Inputs without a split get the one the function annotates.
-      partitioning: the mesh, and what the function's annotations mean.
       donated: indices of the inputs whose memory the outputs may reuse.
-      partitioner: "gspmd" or "shardy".
-      tracing: the context to trace the function in.
       variables: all variables that the function may use.
 
     Raises:
@@ -134,7 +118,11 @@ def lower(
         outputs=(*outputs, *state),
         donated=(*donated, *range(len(inputs), len(inputs) + len(state))),
         kernels=tuple(sorted(kernels)),
-        **_made_with(partitioning, partitioner),
+        mesh=partitioning.mesh,
+        partitioner=partitioner,
+        strategy=partitioning.strategy.to_text(),
+        flags=os.environ.get("XLA_FLAGS", ""),
+        versions=writers_versions(tensorflow=tf.__version__),
         tracing_seconds=traced_at - started,
         lowering_seconds=time.monotonic() - traced_at,
     )
@@ -144,17 +132,6 @@ def check_layers(model: Layer, mesh: Mesh, partitioner: str) -> None:
     """Raises UserError, before anything is traced, if a partitioner cannot partition a model."""
     if partitioner in PARTITIONERS:
         PARTITIONERS[partitioner].check(model, mesh)
-
-
-def _made_with(partitioning: Partitioning, partitioner: str) -> dict[str, Any]:
-    """Returns the fields of a Program that say how it was made."""
-    return {
-        "mesh": partitioning.mesh,
-        "partitioner": partitioner,
-        "strategy": partitioning.strategy.to_text(),
-        "flags": os.environ.get("XLA_FLAGS", ""),
-        "versions": writers_versions(tensorflow=tf.__version__),
-    }
 
 
 @contextlib.contextmanager
@@ -183,7 +160,7 @@ def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -
         )
 
     try:
-        with without_folding():
+        with folding.without_folding():
             return lowered()
     except ValueError as error:
         if "must be a compile-time constant" not in str(error):
@@ -241,15 +218,15 @@ def _portable(
             # The oldest version has no custom calls with a dictionary, which kernels and moves are.
             weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
             version = stablehlo.get_version_from_compatibility_requirement(weeks)
-        make_constants(parsed, found.constants)
+        folding.make_constants(parsed, found.constants)
         remove_last_barriers(parsed, len(found.held))
         if first:
             first(parsed)
-        make_iotas(parsed)
+        folding.make_iotas(parsed)
         shorten_shardings(parsed, mesh)
         for rewrite in LOWERING_PASSES:
             rewrite(parsed, mesh)
-        separate_constants(parsed)
+        folding.separate_constants(parsed)
         if partitioner in PARTITIONERS:
             PARTITIONERS[partitioner].rewrite(parsed, mesh)
         return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))

@@ -78,7 +78,8 @@ def annotated(value: ir.Value, text: str, open_dimensions: Sequence[int] = ()) -
         SHARDING: ir.StringAttr.get(text),
     }
     if open_dimensions:
-        attributes[_CONFIG] = ir.StringAttr.get(f"{_OPEN}=[{_joined(open_dimensions)}]")
+        listed = ",".join(map(str, open_dimensions))
+        attributes[_CONFIG] = ir.StringAttr.get(f"{_OPEN}=[{listed}]")
     call = ir.Operation.create(CUSTOM_CALL, [value.type], [value], attributes)
     return call.results[0]
 
@@ -124,7 +125,3 @@ def shortened(text: str, mesh: Mesh) -> str:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
-
-
-def _joined(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.autodiff.custom_gradient import optimization_barrier
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, optimization_barrier
 from lingvo_gshard.core.lazy import ir, tf
 from lingvo_gshard.runtime.lowering.operations import operations_of
 from lingvo_gshard.runtime.program.array import Array
@@ -64,7 +63,6 @@ def captured(name: str, function: Any, variables: Sequence[HeldVariable]) -> Cap
 
     Args:
       name: the function's name, for messages.
-      function: the traced function.
       variables: all variables that it may use.
 
     Raises:

@@ -7,8 +7,7 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import UserError, jax, jnp
 from lingvo_gshard.core.memory_kinds import HOST
 
 
@@ -77,7 +76,6 @@ class Array:
 
         Args:
           value: returned itself if it is a jax.Array with this layout.
-          mesh: the devices.
           is_donated: whether the result will be donated to a call; then it shares no memory with
             `value` unless it is `value`.
 

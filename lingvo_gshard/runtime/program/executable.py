@@ -20,10 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from lingvo_gshard.core.errors import UserError, explained
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.lazy import Device, jax
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Device, Seam, UserError, explained, jax, objects
 from lingvo_gshard.runtime import compile_options, standard_error
 from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
 
@@ -161,12 +158,10 @@ class Executable:
     """A compiled program, called with flat jax.Arrays.
 
     Args:
-      program: the program to compile.
       devices: the devices of the program's mesh, in its order.
       options: options of XLA's compiler by name, such as "xla_gpu_autotune_level".
 
     Attributes:
-      program: the program.
       options: the options that it was compiled with.
       compiler_output: what the compiler wrote to standard error.
       lowering_seconds: seconds to lower StableHLO for the devices.
@@ -255,7 +250,6 @@ class Executable:
 
 
 def _digest(program: Program, options: Mapping[str, Any]) -> str:
-    """Returns the digest of a program and of the options that it is compiled with."""
     text = json.dumps(dict(options), sort_keys=True, default=str)
     return (
         hashlib.sha256(f"{program.digest}{text}".encode()).hexdigest()

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, jnp, tf
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import jax, jnp, known_sizes, tf
 from lingvo_gshard.runtime.program.array import Array
 
 
@@ -39,13 +38,7 @@ def padded(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 
 def shown(array: Array, shape: Sequence[int], mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:
-    """Returns shape, dtype and sharding of a stored array without its padding.
-
-    Args:
-      array: the stored array.
-      shape: its shape without padding.
-      mesh: the devices.
-    """
+    """Returns shape, dtype and sharding of a stored array without its padding."""
     if tuple(shape) == array.shape:
         return array.sharded_struct(mesh)
     sharding = _dividing(array, shape, mesh)
@@ -72,9 +65,7 @@ def put(
     """Returns a value without padding as it is stored; see `Array.put`.
 
     Args:
-      array: the stored array.
       value: the value, of the shape without padding.
-      mesh: the devices.
       is_donated: as in `Array.put`.
 
     Raises:

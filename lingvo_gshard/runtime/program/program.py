@@ -17,13 +17,9 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import memory_kinds
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import VERSION, Seam, UserError, jax, jnp, memory_kinds, names
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.core.lazy import ir, jax, jax_export, jnp
-from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.version import VERSION
+from lingvo_gshard.core.lazy import ir, jax_export
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
@@ -50,7 +46,6 @@ class LayerNames:
     """The layers of a step, to find the layer of each compiled operation.
 
     Attributes:
-      scopes: name scopes of all layers.
       kinds: (name scope, kind of work) of the layers that have a kind; None leaves the kind to each
         operation of the layer.
     """
@@ -196,7 +191,6 @@ class Program:
         """Reads a saved program.
 
         Args:
-          path: the file.
           mesh: the mesh that the program must have been made for; None accepts any.
 
         Raises:

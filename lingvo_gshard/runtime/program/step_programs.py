@@ -5,25 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.memory_kinds import to_host
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.seams import Seam
-from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.core import NestedMap, Seam, VariableSpec, known_sizes, tf, to_host
 from lingvo_gshard.runtime.lowering.lowering import Outputs, check_layers, lower
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, Work
-from lingvo_gshard.sharding.annotate import annotate_like
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import Partitioning, annotate_like
 from lingvo_gshard.tasks.task import BatchSpecs, Task
-from lingvo_gshard.training.step.metric_vectors import (
-    Measurement,
-    metric_vector,
-    values_and_weights,
-)
-from lingvo_gshard.training.step.trainer import Trainer
+from lingvo_gshard.training import Trainer, metric_vector
+from lingvo_gshard.training.step.metric_vectors import Measurement, values_and_weights
 
 _BATCH_LAYOUT = "BL"
 
@@ -81,9 +71,6 @@ def train_program(
     state is donated.
 
     Args:
-      trainer: defines the state and the step.
-      partitioning: the mesh and what is split over its axes.
-      partitioner: "gspmd" or "shardy".
       batch: the shape and dtype of each feature.
       is_stacked: whether the state's arrays have a first dimension of 1, as one worker's shares of
         arrays that are stacked over all workers.
@@ -143,9 +130,6 @@ def measuring_program(
     Inputs: the weights, batch. Outputs: the function's results by name, whole on each device.
 
     Args:
-      trainer: defines the state.
-      partitioning: the mesh and what is split over its axes.
-      partitioner: "gspmd" or "shardy".
       batch: the shape and dtype of each array.
       function: maps (theta, batch) to tensors by name.
     """

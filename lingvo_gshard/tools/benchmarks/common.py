@@ -7,8 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import UserError, tf
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.flags.definitions import integer, string
 

@@ -22,8 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Progress, UserError
-from lingvo_gshard.core.lazy import Device, jax, jnp
+from lingvo_gshard.core import SILENT, Device, Progress, UserError, explained, jax, jnp
 from lingvo_gshard.runtime import Array, Program, memory_bytes, platform_of, using_partitioner
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.tools.benchmarks.timing import in_turns, pipelined_seconds
@@ -210,10 +209,8 @@ def _maker(
 def _batch_value(path: str, array: Array, vocabularies: dict[str, int]) -> np.ndarray:
     """Returns a synthetic array of the batch; raises ValueError naming the file."""
     name = array.path
-    try:
+    with explained(path, ValueError):
         return synthetic.make_array(name, array.shape, array.dtype, vocabularies.get(name))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 REPEATS = 10
@@ -229,24 +226,18 @@ class ProgramTiming:
 
     Attributes:
       file: the saved program.
-      mesh: axes and sizes.
-      devices: number of devices.
       step_seconds: time of a step, median of all runs.
       fastest_seconds: time of a step in the fastest run.
       slowest_seconds: time of a step in the slowest run.
       tokens: tokens of a batch.
-      tokens_per_second: tokens / step_seconds.
       flops: useful floating-point operations of a step.
       gemm_dtype: element type of the reference product.
       gemm_size: rows and columns of its matrices.
       gemm_rate: its rate on all devices together, in FLOP/s.
       mfu: flops / step_seconds / gemm_rate.
-      compile_seconds: time of the compilation.
       peak_bytes: peak bytes of one device, from the compiler.
       memory_in_use: the most bytes in use on a device after the first steps, as jax counts them.
         None if jax does not count bytes on this device.
-      first_loss: loss of the first step.
-      last_loss: loss of the last step.
     """
 
     file: str

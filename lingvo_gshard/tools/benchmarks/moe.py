@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import (
@@ -28,9 +27,7 @@ from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.step import products
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.console import output, transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, integer, maker
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.routers import ForcedBalanceRouter
@@ -52,7 +49,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     experts = common.numbers("experts", values.experts)
     sizes = Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
@@ -75,7 +72,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         )
         for row in rows
     ]
-    print_rows(console, ("experts, dispatch, load",), headings, cells, caption)
+    console.print_rows(("experts, dispatch, load",), headings, cells, caption)
     return common.write(values, rows)
 
 
@@ -100,7 +97,6 @@ class Case:
     """A layer to measure.
 
     Attributes:
-      experts: number of experts.
       dispatch: how tokens are moved to experts.
       load: "learned" top-2 gates, "balanced" loads, or "skewed" loads.
       capacity_factor: capacity factor of the router; 0 disables the limit.
@@ -119,12 +115,7 @@ class LayerTiming:
     """A measured layer, forward and backward.
 
     Attributes:
-      experts: number of experts.
-      dispatch: how tokens are moved to experts.
-      load: how the router distributes tokens.
-      capacity_factor: capacity factor of the router.
       milliseconds: median time.
-      dense_milliseconds: median time of the dense layer.
       ratio_to_dense: median of the time relative to the dense layer.
       routing_share: share of the time that is not spent in the experts' matrix products.
       gemm_rate: rate of square matrix products, in FLOP/s.

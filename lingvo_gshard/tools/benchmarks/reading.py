@@ -9,17 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.training import share_filled
 from lingvo_gshard.core import Params, Progress, UserError
 from lingvo_gshard.data import Input, PackedBatch, TrainBatches
 from lingvo_gshard.tools.benchmarks import common
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import print_rows
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import in_bytes, output, transient_stages
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.wings.preparation.prepared.translation_input import PreparedTranslationInput
 from lingvo_gshard.wings.services.memory import resident_bytes
@@ -60,7 +56,7 @@ class ReadingTiming:
 define_flags = maker(prepared="The sentence pairs: a directory.", json=output.json_flag())
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     if not values.prepared:
         raise UserError(
@@ -81,7 +77,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         )
         for row in rows
     ]
-    print_rows(console, ("rows of",), headings, cells)
+    console.print_rows(("rows of",), headings, cells)
     return common.write(values, rows, "CPU")
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.tools.benchmarks import common, exported
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console import output, transient_stages
 from lingvo_gshard.tools.flags.definitions import maker
 
 OPERAND = ("file", "write it with gshard-inspect --program=train_step.zip")
@@ -21,7 +19,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, file: str) -> int:
+def run(values: flags.FlagValues, console: output.Console, file: str) -> int:
     """Measures, prints what was found, writes the row, and returns the exit code."""
     with transient_stages(console, "starting") as progress:
         row = exported.measure(file, values.init_state, values.repeats, values.gemm_size, progress)

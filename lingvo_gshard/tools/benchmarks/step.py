@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import (
@@ -28,9 +27,7 @@ from lingvo_gshard.runtime import SingleDeviceRuntime
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.timing import in_turns, seconds_of
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.console import output, transient_stages
 from lingvo_gshard.tools.flags.definitions import Flags, integer, maker, string
 from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training import Trainer, experiments, make_trainer
@@ -68,7 +65,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Measures, prints the table, writes the rows, and returns the exit code."""
     experiment = registry.get(values.experiment)
     shape = whole_rows(values)
@@ -94,7 +91,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         for row in rows
     ]
     caption = "ratio: to the rate of a matrix product"
-    print_rows(console, ("training step",), headings, cells, caption)
+    console.print_rows(("training step",), headings, cells, caption)
     return common.write(values, rows)
 
 
@@ -138,7 +135,6 @@ class StepTiming:
     """A measured step.
 
     Attributes:
-      name: name of the model.
       flops: useful floating-point operations of a step.
       seconds: best time of a step.
       gemm_rate: rate of the reference product, in FLOP/s.
@@ -282,7 +278,6 @@ def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
     """Returns a function that computes compiled float32 products, and its operations.
 
     Args:
-      size: rows and columns of the matrices.
       flops: the products have about so many operations together, and are at least one.
     """
     x = tf.random.stateless_normal((size, size), (1, 2))
@@ -306,7 +301,7 @@ _STEPS = StepRange(1, 3)
 
 
 def profile_case(
-    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: rich.console.Console
+    case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: output.Console
 ) -> None:
     """Takes some steps of a measured model, writes their profile and prints it.
 

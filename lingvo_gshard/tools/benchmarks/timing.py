@@ -22,7 +22,6 @@ def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> 
 
     Args:
       start: starts a call and returns a function that waits for it.
-      count: number of calls.
     """
     started = time.perf_counter()
     wait = start()
@@ -41,9 +40,6 @@ def in_turns(
 
     Args:
       clocks: each runs something and returns its seconds.
-      repeats: number of turns.
-      progress: is told each turn.
-      what: what is measured.
 
     Returns:
       The seconds, [clocks, repeats].

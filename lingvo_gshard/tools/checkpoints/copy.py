@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError, objects
@@ -20,7 +19,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source = Logdir(required_logdir(values))
     if not values.output:
@@ -34,9 +33,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     copied = inventory.copy(source.checkpoints, target.checkpoints, step)
     name = source.params.name
     objects.write_bytes(f"{target.place}/{name}", objects.read_bytes(source.params))
-    output.say(
-        console,
-        f"Copied the checkpoint of step {step:,} ({copied / 1e6:,.1f} MB) to {values.output}",
+    console.say(
+        f"Copied the checkpoint of step {step:,} ({copied / 1e6:,.1f} MB) to {values.output}"
     )
     output.write_json(values.json, {"step": step, "bytes": copied, "output": values.output})
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import rich.console
 import rich.table
 from absl import flags
 
@@ -18,7 +17,7 @@ from lingvo_gshard.wings.services.inventory import CheckpointFacts
 define_flags = maker(logdir=LOGDIR, json=output.json_flag("the checkpoints"))
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     found = checkpoints_of(required_logdir(values))
     table = rich.table.Table("step", rich.table.Column("MB", justify="right"), "files", "")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
-import rich.console
 from absl import flags
 
 from lingvo_gshard.tools.checkpoints.list import checkpoints_of
@@ -23,17 +20,17 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     sizes = {one.step: one.bytes for one in checkpoints_of(required_logdir(values))}
     place = Logdir(values.logdir)
     steps = inventory.prunable(place.checkpoints, values.keep)
     if steps and not values.dry_run:
-        with place.locked(functools.partial(output.say, console)):
+        with place.locked(console.say):
             inventory.delete(place.checkpoints, steps)
     verb = "Would delete" if values.dry_run else "Deleted"
     shown = ", ".join(f"{step:,}" for step in steps) or "none"
     freed = sum(sizes[step] for step in steps) / 1e6
-    output.say(console, f"{verb} the checkpoints of steps: {shown} ({freed:,.1f} MB)")
+    console.say(f"{verb} the checkpoints of steps: {shown} ({freed:,.1f} MB)")
     output.write_json(values.json, steps)
     return 0

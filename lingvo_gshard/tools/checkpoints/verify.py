@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError
@@ -20,7 +19,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     steps = [one.step for one in checkpoints_of(required_logdir(values))]
     if values.step is not None:
@@ -32,6 +31,6 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     for step in steps:
         problem = inventory.problem_of(Logdir(values.logdir).checkpoints, step)
         problems[step] = problem
-        output.say(console, f"step {step:,}: {problem or 'intact'}")
+        console.say(f"step {step:,}: {problem or 'intact'}")
     output.write_json(values.json, problems)
     return 2 if any(problems.values()) else 0

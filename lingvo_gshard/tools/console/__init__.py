@@ -1,1 +1,5 @@
 """The common part of the commands: start, flags, progress, tables, files, units."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

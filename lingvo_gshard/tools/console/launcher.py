@@ -62,7 +62,6 @@ def tool_names() -> tuple[str, ...]:
 
 
 def _run(tool: str, argv: list[str]) -> int:
-    """Runs a tool and returns its exit code."""
     return run(
         _PREFIX + tool, argv, lambda: importlib.import_module(f"lingvo_gshard.tools.{tool}").main
     )

@@ -125,7 +125,6 @@ def answer_lines(
         before the batch.
       skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.
       name: what the lines come from, for errors.
-      progress: shows that a batch is being answered.
 
     Raises:
       UserError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.
@@ -211,7 +210,6 @@ def answer_with_run(
       wanted: what a person is to type, such as "a line to translate".
       decoder: what the run's task must decode with.
       usual: how tokens are chosen, where neither flags nor the published model say so.
-      open_decoder: returns the decoder of a run.
       respond: writes the answers to a batch of lines.
 
     Raises:

@@ -7,14 +7,17 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import msgspec
 import rich.console
+import rich.table
 from absl import flags
 
+from lingvo_gshard.api import tables as api_tables
 from lingvo_gshard.core import UserError, atomic, explained
+from lingvo_gshard.tools.console import tables
 from lingvo_gshard.tools.console.libraries import harmless, warn
 from lingvo_gshard.tools.console.spelling import with_flags
 
@@ -33,18 +36,64 @@ def json_flag(what: str = "the result") -> str:
     return f"Writes {what} as JSON to this file; - or no value writes to standard output."
 
 
-class _Console(rich.console.Console):
-    """A console that leaves a closed standard output to its caller, where rich exits with 1."""
+class Console(rich.console.Console):
+    """Prints what people read of a result. Leaves a closed standard output to its caller."""
 
     def on_broken_pipe(self) -> None:
         raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError.
 
+    def say(self, text: str, style: str | None = None) -> None:
+        """Prints text without markup, colors or line breaks of rich. Options are spelled as flags.
 
-def make_console(*paths: str | None) -> rich.console.Console:
+        Characters that command a terminal are escaped on one.
+        """
+        text = with_flags(text)
+        if self.is_terminal:
+            text = harmless(text)
+        self.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def print_table(self, table: rich.table.Table) -> None:
+        """Prints an empty line and a table."""
+        self.say("")
+        api_tables.print_table(self, table)
+
+    def print_rows(
+        self,
+        left: Sequence[str],
+        right: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        caption: str | None = None,
+    ) -> None:
+        """Prints rows below the headings of left-aligned, then of right-aligned columns."""
+        table = tables.make_table(*left, right=right, caption=caption)
+        for row in rows:
+            table.add_row(*row)
+        self.print_table(table)
+
+    def say_hidden(
+        self,
+        hidden: Sequence[Any],
+        size: Callable[[Any], float] | None = None,
+        in_words: Callable[[float], str] = str,
+        where: str = "--json",
+    ) -> None:
+        """Prints how many rows a shortened table leaves out.
+
+        Args:
+          hidden: the rows that are left out.
+          size: the size of a row; with it, the sum of the sizes is printed, too.
+          where: what has all rows.
+        """
+        if hidden:
+            total = f", {in_words(sum(map(size, hidden)))}" if size else ""
+            self.say(f"and {len(hidden):,} more{total}; {where} has them all")
+
+
+def make_console(*paths: str | None) -> Console:
     """Returns the console for tables: standard error if one of `paths` is standard output."""
     stream = sys.stderr if STANDARD_OUTPUT in paths else sys.stdout
     width = None if stream.isatty() else _WIDTH_OF_FILES
-    return _Console(file=stream, width=width, highlight=False)
+    return Console(file=stream, width=width, highlight=False)
 
 
 def copy_of_standard_error() -> tuple[TextIO, bool]:
@@ -54,17 +103,6 @@ def copy_of_standard_error() -> tuple[TextIO, bool]:
     except (io.UnsupportedOperation, OSError, ValueError):
         return sys.stderr, False
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1), True
-
-
-def say(console: rich.console.Console, text: str, style: str | None = None) -> None:
-    """Prints text without markup, colors or line breaks of rich. Options are spelled as flags.
-
-    Characters that command a terminal are escaped on one.
-    """
-    text = with_flags(text)
-    if console.is_terminal:
-        text = harmless(text)
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def write_json(path: str | None, record: Any) -> None:
@@ -116,7 +154,6 @@ def check_writable(values: flags.FlagValues, *names: str) -> None:
     A missing directory is refused and not created, since it is most often a typing error.
 
     Args:
-      values: the command's flags.
       names: the flags that name files to write, such as "json". Each is a path, `STANDARD_OUTPUT`
         or None.
     """

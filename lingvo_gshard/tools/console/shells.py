@@ -16,9 +16,7 @@ class Flag:
 
     Attributes:
       name: its name without dashes.
-      help: what it means, as sentences.
       has_value: whether `=VALUE` follows.
-      values: values to offer.
       is_file: whether the value may be the name of a file.
     """
 

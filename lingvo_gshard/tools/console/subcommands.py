@@ -14,7 +14,7 @@ from lingvo_gshard.tools.console import output, startup
 def run(
     argv: list[str], about: str | None, modules: Mapping[str, str], command: str, *rest: object
 ) -> int:
-    """Runs the subcommand that the first argument without a dash names.
+    """Runs the subcommand that the first argument without a dash names. Returns the exit code.
 
     Args:
       argv: the program's name and the arguments.
@@ -24,9 +24,6 @@ def run(
         has an OPERAND, such as ("file", "how to make one"), `run` gets this argument before `rest`.
       command: the name of the command's module.
       *rest: further arguments of `run`.
-
-    Returns:
-      The exit code.
 
     Raises:
       UserError: the subcommand is missing or unknown, or a mistake of its flags.

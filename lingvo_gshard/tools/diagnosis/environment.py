@@ -46,7 +46,6 @@ class Timing:
     """A measured time, and the time that plans assume for this machine.
 
     Attributes:
-      seconds: the measured time.
       planned: the planned time; None if nothing is known of the chip.
       amount: FLOPs, or bytes that a device sends or reads; 0 if the time itself is shown.
       unit: the unit of the rate that is shown, such as "GiB/s sent"; "" if the time is.

@@ -13,21 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, cached
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, UserError, cached, jax
 from lingvo_gshard.layers import MixtureOfExperts, TransformerStack
 from lingvo_gshard.runtime import SingleDeviceRuntime, SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase, stack_cases
 from lingvo_gshard.tools.console import libraries
-from lingvo_gshard.tools.diagnosis.accelerator.trials import (
-    FLOPS,
-    SENT,
-    Machine,
-    measured_point,
-    planned_collective,
-    seconds_of_call,
-)
+from lingvo_gshard.tools.diagnosis.accelerator import trials
 from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
 from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.planning.machines import chips
@@ -182,7 +174,7 @@ _CHECKED_ROWS = 8
 _AXIS = "d"
 
 
-def check_product(machine: Machine) -> Check:
+def check_product(machine: trials.Machine) -> Check:
     """Times a matrix product on the first device, and computes some of its rows again."""
     device, dtype = machine.devices[0], machine.dtype
     size = _SIZES.get(device.platform, _ACCELERATOR_SIZE)
@@ -194,7 +186,9 @@ def check_product(machine: Machine) -> Check:
     multiply = jax.jit(lambda a, b: a @ b)
     product = jax.block_until_ready(multiply(left, right))
     flops = 2 * size**3
-    timing = Timing(seconds_of_call(lambda: multiply(left, right)), amount=flops, unit=FLOPS)
+    timing = Timing(
+        trials.seconds_of_call(lambda: multiply(left, right)), amount=flops, unit=trials.FLOPS
+    )
     found = f"{size} x {size} in {dtype}: {timing.shown(timing.seconds)}"
     rows = np.linspace(0, size - 1, _CHECKED_ROWS, dtype=int)
     exact = np.asarray(left, np.float64)[rows] @ np.asarray(right, np.float64)
@@ -218,14 +212,13 @@ def check_product(machine: Machine) -> Check:
     return Check("product", State.OK, found, timing=timing)
 
 
-def check_collectives(machine: Machine, numbers: int = 0) -> Iterator[Check]:
+def check_collectives(machine: trials.Machine, numbers: int = 0) -> Iterator[Check]:
     """Checks the result of each collective over all devices, and measures its rate.
 
     The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, over the
     time.
 
     Args:
-      machine: the devices.
       numbers: how many float32 numbers a device sends or receives; 0: many.
     """
     devices, count = machine.devices, machine.count
@@ -250,19 +243,18 @@ def check_collectives(machine: Machine, numbers: int = 0) -> Iterator[Check]:
             )
         )
         result = np.asarray(jax.block_until_ready(run(array))).reshape(count, -1)
-        seconds, size = seconds_of_call(functools.partial(run, array)), 4 * numbers
+        seconds, size = trials.seconds_of_call(functools.partial(run, array)), 4 * numbers
         timing = Timing(
             seconds,
-            planned_collective(name, size, machine),
+            trials.planned_collective(name, size, machine),
             collective.sent * size,
-            SENT,
-            measured_point(name, size, seconds, machine),
+            trials.SENT,
+            trials.measured_point(name, size, seconds, machine),
         )
         yield _judged(name, np.array_equal(result, collective.expected(rows)), timing, devices[0])
 
 
 def _judged(name: str, is_right: bool, timing: Timing, device: Device) -> Check:
-    """Returns the check of a collective with its time."""
     rate = timing.amount / timing.seconds
     found = f"{rate / 1e9:,.3g} GB/s from each device"
     if not is_right:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError, explained
@@ -25,7 +24,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
     loads = _loads(values.plan)
@@ -42,8 +41,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     state = pruning.pruned_state(trainer, trainer, checkpoint.theta, checkpoint.moments, orders)
     source.write(values.output, run.params, state, checkpoint.step)
     for row in loads.layers:
-        output.say(console, f"{row.layer}: {_in_words(row.placement)}")
-    output.say(console, f"the run is in {values.output}")
+        console.say(f"{row.layer}: {_in_words(row.placement)}")
+    console.say(f"the run is in {values.output}")
     record = {"logdir": values.output, "step": checkpoint.step}
     record["experts"] = {layer: order.tolist() for layer, order in orders.items()}
     output.write_json(values.json, record)

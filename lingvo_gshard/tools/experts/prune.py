@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError, explained, names
@@ -26,13 +25,12 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
     if not 0 < values.keep <= 1:
         raise UserError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
-    if values.by not in pruning.CRITERIA:
-        raise UserError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
+    names.check(values.by, pruning.CRITERIA, f"--by={values.by} is unknown")
     with source_run.opened(values, console) as run:
         run.check_decoder(Translator)
         params = run.params.copy()
@@ -49,13 +47,12 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     source.write(values.output, params, state, checkpoint.step)
     for layer, experts in kept.items():
         share = use[layer].shares[experts].sum()
-        output.say(
-            console,
+        console.say(
             f"{layer}: {len(experts)} of {len(use[layer].load)} experts, which had {share:.1%} "
-            f"of the tokens: {', '.join(map(str, experts))}",
+            f"of the tokens: {', '.join(map(str, experts))}"
         )
     before, after = map(source_run.count_parameters, (source.trainer, pruned))
-    output.say(console, f"{before:,} parameters became {after:,}; the run is in {values.output}")
+    console.say(f"{before:,} parameters became {after:,}; the run is in {values.output}")
     record = {"logdir": values.output, "step": checkpoint.step}
     record |= {"parameters_before": before, "parameters": after}
     record["experts"] = {layer: [int(expert) for expert in found] for layer, found in kept.items()}

@@ -11,14 +11,12 @@ from typing import Any
 import jinja2
 import msgspec
 import numpy as np
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import Layer, NestedMap, UserError, names, objects
 from lingvo_gshard.data import Row, readers, rows_by_language
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import make_table, output
 from lingvo_gshard.tools.experts.source_run import SourceRun, opened
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, string
 from lingvo_gshard.tools.flags.run import LOGDIR
@@ -208,7 +206,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     output.check_writable(values, "html")
     with opened(values, console) as run:
@@ -272,7 +270,7 @@ def _numbers(use: ExpertUse) -> dict:
     }
 
 
-def _print(console: rich.console.Console, record: dict) -> None:
+def _print(console: output.Console, record: dict) -> None:
     head = f"{record['experiment']}, step {record['step']:,}: {record['rows']:,} rows of "
     console.print(f"{head}{record['split']}", markup=False)
     for layer in record["layers"]:
@@ -284,7 +282,7 @@ def _print(console: rich.console.Console, record: dict) -> None:
         if len(layer["languages"]) > 1:
             table.add_section()
             table.add_row("all", *_cells(layer["all"]), style="bold")
-        print_table(console, table)
+        console.print_table(table)
 
 
 def _caption(layer: dict) -> str:

@@ -10,11 +10,11 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import NestedMap, Params, UserError, called_before_abrupt_end, objects
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training import (
     Checkpoint,
@@ -40,7 +40,7 @@ def check_output(path: str | None) -> None:
 
 
 @contextlib.contextmanager
-def opened(values: flags.FlagValues, console: rich.console.Console) -> Iterator[Run]:
+def opened(values: flags.FlagValues, console: Console) -> Iterator[Run]:
     """Opens the run of --logdir and shows the stages of a `with` block."""
     with StageDisplay(console) as stages:
         stages.begin("Starting")

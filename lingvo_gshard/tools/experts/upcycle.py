@@ -4,7 +4,6 @@ arXiv 2212.05055).
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import Params, UserError, explained
@@ -36,7 +35,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     source_run.check_output(values.output)
     if values.experts is None:
@@ -64,9 +63,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         source.write(values.output, params, state, step)
     before, after = map(source_run.count_parameters, (source.trainer, sparse))
     head = f"{run.params.name}, step {source.checkpoint.step:,}"
-    output.say(console, f"{head}: {before:,} parameters became {after:,}")
+    console.say(f"{head}: {before:,} parameters became {after:,}")
     more = f" --steps={2 * step}" if step >= params.run.steps else ""
-    output.say(console, f"Continue with:\n  gshard-train --logdir={values.output}{more}")
+    console.say(f"Continue with:\n  gshard-train --logdir={values.output}{more}")
     record = {"logdir": values.output, "step": step}
     record |= {"parameters_before": before, "parameters": after, "experts": values.experts}
     output.write_json(values.json, record)

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import rich.console
 import rich.table
 import rich.text
 from absl import flags
 
 from lingvo_gshard.core import UserError, names
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import make_table, output
 from lingvo_gshard.tools.flags.definitions import integer, maker
 from lingvo_gshard.tools.flags.run import LOGDIR, required_logdir
 from lingvo_gshard.wings.services.routers.router_records import RouterRecord, routers_of_run
@@ -32,10 +30,10 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
-    if values.by is not None and values.by not in KINDS:
-        raise UserError(f"--by={values.by} is unknown. {names.nearest(values.by, KINDS)}")
+    if values.by is not None:
+        names.check(values.by, KINDS, f"--by={values.by} is unknown")
     records = _chosen(values)
     step = records[-1].step
     shown = [record for record in records if record.step == step]
@@ -44,9 +42,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     console.print(f"{values.logdir}: {count}, {steps[0]:,} to {step:,}", markup=False)
     if values.by:
         for record in shown:
-            print_table(console, _table_by(record, values.by))
+            console.print_table(_table_by(record, values.by))
     else:
-        print_table(console, _table(shown, records))
+        console.print_table(_table(shown, records))
     output.write_json(values.json, records)
     return 0
 

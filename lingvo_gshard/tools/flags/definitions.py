@@ -79,8 +79,6 @@ def refuse(values: flags.FlagValues, names: Iterable[str], why: str) -> None:
     """Raises UserError for the first of some flags that is given. A switch may be at its default.
 
     Args:
-      values: the command's flags.
-      names: flags that do not go with others.
       why: what follows the flag in the message, such as "does not apply to --budget".
     """
     for name in names:

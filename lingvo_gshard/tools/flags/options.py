@@ -70,8 +70,6 @@ def read_options(values: flags.FlagValues, cls: type[_Options], **fields: Any) -
     """Returns the options that the flags give. Options without a flag have their own default.
 
     Args:
-      values: the command's flags.
-      cls: the class of options.
       **fields: values of other fields, or of options in place of their flags.
 
     Raises:

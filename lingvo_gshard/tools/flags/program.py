@@ -7,7 +7,6 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError, cached, declared
@@ -159,14 +158,14 @@ def compiling_flags() -> Flags:
 
 
 @contextlib.contextmanager
-def using_flags(values: flags.FlagValues, console: rich.console.Console) -> Iterator[None]:
+def using_flags(values: flags.FlagValues, console: output.Console) -> Iterator[None]:
     """Has plans inside a `with` block compile as the flags say, and says what the cache did."""
     settings = compiling_settings(values)
     cache = settings.cache
     with using_settings(settings):
         yield
     if cache and (cache.read or cache.compiled):
-        output.say(console, _counts(cache))
+        console.say(_counts(cache))
 
 
 def compiling_settings(values: flags.FlagValues) -> Settings:

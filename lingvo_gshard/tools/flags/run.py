@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.flags.definitions import Definition, Flags, comma_list, repeated, string
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training import BEST, ObserverFactory
@@ -70,7 +70,7 @@ def profilers(
     values: flags.FlagValues,
     params: Params,
     planned: PlannedTraining | None,
-    console: rich.console.Console,
+    console: Console,
 ) -> list[ObserverFactory]:
     """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.console
 from rich.markup import escape
 
 from lingvo_gshard.core import UserError, names
 from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.sharding.partitioning import matches_path
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import array_text, make_table, print_table, say_hidden
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import Console, array_text, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.wings.propagation.activations import Activation
 from lingvo_gshard.wings.propagation.propagated import Resharding
@@ -62,7 +59,7 @@ def _matches(pattern: str, layer: str) -> bool:
     return matches_path(pattern, layer) or matches_path(f"{pattern}[*]", layer)
 
 
-def print_activations(console: rich.console.Console, rows: Sequence[Activation]) -> None:
+def print_activations(console: Console, rows: Sequence[Activation]) -> None:
     """Prints activations by layer, and warns of large ones that every device holds in full."""
     largest = max((row.bytes for row in rows), default=0)
     shown = [row for row in rows if row.bytes >= _LEAST_SHARE * largest]
@@ -84,18 +81,16 @@ def print_activations(console: rich.console.Console, rows: Sequence[Activation])
             row.source or _UNKNOWN,
         )
         before = row.layer
-    print_table(console, table)
+    console.print_table(table)
     annotated = sum(bool(row.asked) for row in rows)
-    say(
-        console,
+    console.say(
         f"{len(rows)} activations of the forward pass: {annotated} are annotated, XLA chose the "
-        f"sharding of {len(rows) - annotated}",
+        f"sharding of {len(rows) - annotated}"
     )
     if len(rows) > len(shown):
-        say(
-            console,
+        console.say(
             f"{len(rows) - len(shown)} have less than {_LEAST_SHARE:.0%} of the bytes of the "
-            "largest; --json lists them all",
+            "largest; --json lists them all"
         )
     _warn_of_whole(console, rows)
 
@@ -123,7 +118,7 @@ def cause_in_words(row: Resharding) -> str:
     return f"{by}\n  from {row.before} to {row.after}" if row.after else by
 
 
-def print_reshardings(console: rich.console.Console, rows: Sequence[Resharding]) -> None:
+def print_reshardings(console: Console, rows: Sequence[Resharding]) -> None:
     """Prints the collectives that only move data, each with its cause."""
     if not rows:
         return
@@ -136,16 +131,16 @@ def print_reshardings(console: rich.console.Console, rows: Sequence[Resharding])
             in_bytes(row.bytes_per_step),
             escape(cause_in_words(row)),
         )
-    print_table(console, table)
-    say_hidden(console, rows[_MOST_MOVEMENTS:])
+    console.print_table(table)
+    console.say_hidden(rows[_MOST_MOVEMENTS:])
 
 
-def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation]) -> None:
+def _warn_of_whole(console: Console, rows: Sequence[Activation]) -> None:
     large = [row for row in rows if row.parts == 1 and row.bytes >= LEAST_BYTES]
     whole = sorted(large, key=lambda row: -row.bytes)
     for row in whole[:_MOST_WARNINGS]:
-        say(console, f"Warning: {whole_in_words(row)}")
-    say_hidden(console, whole[_MOST_WARNINGS:])
+        console.say(f"Warning: {whole_in_words(row)}")
+    console.say_hidden(whole[_MOST_WARNINGS:])
 
 
 def _chosen_by(row: Activation) -> str:

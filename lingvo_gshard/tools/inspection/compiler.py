@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import names
 from lingvo_gshard.runtime import CompileOptions, compile_options, devices_for, platform_of
-from lingvo_gshard.tools.console.output import say
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.flags.definitions import Flags, refuse
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.inspection.inspection import HERE
@@ -54,7 +53,7 @@ def check_flags(values: flags.FlagValues) -> None:
         names.check(values.compiler, known, f"--compiler={values.compiler} is unknown")
 
 
-def list_options(values: flags.FlagValues, console: rich.console.Console) -> dict[str, Any]:
+def list_options(values: flags.FlagValues, console: Console) -> dict[str, Any]:
     """Prints the options of the chip's compiler; returns the record for JSON."""
     if values.compiler == HERE:
         device = devices_for(None)[0]
@@ -65,14 +64,14 @@ def list_options(values: flags.FlagValues, console: rich.console.Console) -> dic
         kind = next(iter(chip.device_kinds), chip.name)
     chosen = compile_options.chosen(platform, kind, values.compile_options)
     shown = shown_options(platform, chosen)
-    say(console, f"\ncompiler options of steps on {platform}, {kind}:")
+    console.say(f"\ncompiler options of steps on {platform}, {kind}:")
     for row in shown:
-        say(console, f"  {row.name}={'(off)' if row.value is None else row.value}")
-        say(console, f"    {row.reason or 'given by --compile_options'}")
+        console.say(f"  {row.name}={'(off)' if row.value is None else row.value}")
+        console.say(f"    {row.reason or 'given by --compile_options'}")
         if row.source:
-            say(console, f"    {row.source}")
+            console.say(f"    {row.source}")
     if not shown:
-        say(console, "  none")
+        console.say("  none")
     options = [dataclasses.asdict(row) for row in shown]
     return {"platform": platform, "device_kind": kind, "options": options}
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Layer, Params, UserError, kernel_use, names, scope_name
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, Layer, Params, UserError, kernel_use, names, scope_name
 from lingvo_gshard.runtime import (
     Program,
     devices_for,
@@ -93,11 +92,8 @@ class StateSharding:
     """The storage of a trainer's weights and optimizer moments on the devices.
 
     Attributes:
-      weights: a row for each weight.
-      moments: a row for each optimizer moment.
       replicated_weights: weights that every device holds in full although the strategy splits
         one of their dimensions, with the reasons.
-      replicated_moments: the same of moments.
     """
 
     weights: list[WeightRow]
@@ -131,8 +127,6 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     """A compiled function of the trainer.
 
     Attributes:
-      function: name of the function.
-      compile_seconds: compile time.
       memory_per_device: bytes by class, as Executable.memory returns them.
       collectives: rows by phase, layer and kind.
       full_replications: tensors that the partitioner replicates in full to reshard them.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.console
 import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core import kernel_use
 from lingvo_gshard.sharding import HARDWARE, Partitioning, Replicated, WeightRow
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import make_table, print_rows, print_table, say_hidden
-from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.tools.console import Console, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import (
     CollectiveTotal,
@@ -27,7 +24,7 @@ _MOST_PARTS, _MOST_DEVICES = 64, 16
 
 
 def print_sharding(
-    console: rich.console.Console,
+    console: Console,
     experiment: str,
     partitioning: Partitioning,
     sharding: StateSharding,
@@ -35,9 +32,9 @@ def print_sharding(
 ) -> None:
     """Prints how each weight is split, with totals, warnings, and on request the moments."""
     mesh, strategy = partitioning.mesh, partitioning.strategy
-    say(console, f"{experiment} on {mesh} ({mesh.size} devices), strategy {strategy.name}:")
+    console.say(f"{experiment} on {mesh} ({mesh.size} devices), strategy {strategy.name}:")
     for table in strategy.to_text().split(" | "):
-        say(console, f"  {table}")
+        console.say(f"  {table}")
     _print_rows(console, "weight", sharding.weights)
     replicated = sharding.replicated_weights
     if with_moments:
@@ -46,74 +43,71 @@ def print_sharding(
     for kind, rows in (("weights", sharding.weights), ("moments", sharding.moments)):
         _print_total(console, kind, rows, mesh.size)
     for axis in partitioning.unused_axes:
-        say(
-            console,
+        console.say(
             f"Warning: nothing is split over axis {axis!r}: its {mesh.axis_size(axis)} devices do "
-            "the same work and hold the same tensors.",
+            "the same work and hold the same tensors."
         )
     if replicated:
         _print_replicated(console, replicated)
 
 
-def print_compiled(console: rich.console.Console, compiled: CompiledFunction) -> None:
+def print_compiled(console: Console, compiled: CompiledFunction) -> None:
     """Prints the memory, the collectives and the full replications of a compiled function."""
     memory = {name: in_bytes(size) for name, size in compiled.memory_per_device.items()}
-    say(console, f"\n{compiled.function}, compiled in {compiled.compile_seconds:.1f} s")
-    say(
-        console,
+    console.say(f"\n{compiled.function}, compiled in {compiled.compile_seconds:.1f} s")
+    console.say(
         f"memory per device: {memory['peak']} = arguments {memory['arguments']} + outputs "
-        f"{memory['outputs']} + temporaries {memory['temporaries']} + code {memory['code']}",
+        f"{memory['outputs']} + temporaries {memory['temporaries']} + code {memory['code']}"
     )
     _print_collectives(console, compiled.collectives)
     replications = compiled.full_replications
     if not replications:
-        say(console, "No tensor is replicated in full to reshard it.")
+        console.say("No tensor is replicated in full to reshard it.")
     for replication in replications[:_MOST_REPLICATIONS]:
-        say(console, f"Warning: {replication}")
-    say_hidden(console, replications[_MOST_REPLICATIONS:])
+        console.say(f"Warning: {replication}")
+    console.say_hidden(replications[_MOST_REPLICATIONS:])
 
 
-def print_pipelines(console: rich.console.Console, pipelines: Sequence[dict]) -> None:
+def print_pipelines(console: Console, pipelines: Sequence[dict]) -> None:
     """Prints how long each pipeline takes, and the share of idle time."""
     for row in pipelines:
-        say(
-            console,
+        console.say(
             f"{row['layer']}: a pipeline of {row['stages']} stages, {row['micro_batches']} "
             f"micro-batches and {row['circulations']} circulations takes {row['ticks']} ticks. "
-            f"Its stages are idle {row['idle_share']:.1%} of the time.",
+            f"Its stages are idle {row['idle_share']:.1%} of the time."
         )
 
 
 def print_kernels(
-    console: rich.console.Console,
+    console: Console,
     function: str,
     platform: str,
     uses: Sequence[kernel_use.KernelUse],
 ) -> None:
     """Prints which layers use kernels of a platform, and why others use none."""
-    say(console, f"\nkernels of {function} on {platform}:")
+    console.say(f"\nkernels of {function} on {platform}:")
     nothing = "no layer could use a kernel"
     if platform not in HARDWARE:
         nothing = f"{platform} has no kernels; those of {' and '.join(HARDWARE)} are known"
     for line in kernel_use.uses_in_words(uses) or [nothing]:
-        say(console, f"  {line}")
+        console.say(f"  {line}")
 
 
-def print_placements(console: rich.console.Console, found: Sequence[dict]) -> None:
+def print_placements(console: Console, found: Sequence[dict]) -> None:
     """Prints the parts of each weight, and the devices that hold them."""
     for weight in found:
         sizes = " ".join(
             f"{letter}{size}"
             for letter, size in zip(weight["layout"], weight["shape"], strict=True)
         )
-        say(console, f"\n{weight['path']} [{sizes}]")
+        console.say(f"\n{weight['path']} [{sizes}]")
         rows = [
             [f"{first:,} to {end - 1:,}" for first, end in part["ranges"]]
             + [_devices(part["devices"])]
             for part in weight["parts"]
         ]
-        print_rows(console, (*weight["layout"], "devices"), (), rows[:_MOST_PARTS])
-        say_hidden(console, rows[_MOST_PARTS:])
+        console.print_rows((*weight["layout"], "devices"), (), rows[:_MOST_PARTS])
+        console.say_hidden(rows[_MOST_PARTS:])
 
 
 def _devices(numbers: Sequence[int]) -> str:
@@ -125,7 +119,7 @@ def _devices(numbers: Sequence[int]) -> str:
     return f"{shown} and {left:,} more" if left > 0 else shown
 
 
-def _print_rows(console: rich.console.Console, kind: str, rows: Sequence[WeightRow]) -> None:
+def _print_rows(console: Console, kind: str, rows: Sequence[WeightRow]) -> None:
     cells = [
         (
             escape(row.path),
@@ -139,21 +133,18 @@ def _print_rows(console: rich.console.Console, kind: str, rows: Sequence[WeightR
         for row in rows
     ]
     left = (kind, "layout", "shape", "type", "split")
-    print_rows(console, left, ("bytes", "per device"), cells)
+    console.print_rows(left, ("bytes", "per device"), cells)
 
 
-def _print_total(
-    console: rich.console.Console, kind: str, rows: Sequence[WeightRow], devices: int
-) -> None:
+def _print_total(console: Console, kind: str, rows: Sequence[WeightRow], devices: int) -> None:
     size, held = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
     share = f", {held / size:.1%} of it; an even split is {1 / devices:.1%}" if size else ""
-    say(
-        console,
-        f"{kind}: {len(rows)} arrays, {in_bytes(size)}; each device holds {in_bytes(held)}{share}",
+    console.say(
+        f"{kind}: {len(rows)} arrays, {in_bytes(size)}; each device holds {in_bytes(held)}{share}"
     )
 
 
-def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicated]) -> None:
+def _print_replicated(console: Console, tensors: Sequence[Replicated]) -> None:
     table = make_table("replicated", "shape", right=("bytes",))
     table.add_column("although the strategy splits one of its dimensions, because")
     for tensor in tensors:
@@ -163,12 +154,12 @@ def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicate
             in_bytes(tensor.bytes),
             tensor.reason,
         )
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveTotal]) -> None:
+def _print_collectives(console: Console, rows: Sequence[CollectiveTotal]) -> None:
     if not rows:
-        say(console, "No collectives.")
+        console.say("No collectives.")
         return
     right = ("in program", "per step", "bytes per step")
     table = make_table("layer", "phase", "collective", right=right)
@@ -177,7 +168,7 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveT
     table.add_section()
     for row in inspection.total_by_kind(rows):
         _add_collectives(table, row, "all")
-    print_table(console, table)
+    console.print_table(table)
 
 
 def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) -> None:

@@ -9,15 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import rich.console
 from absl import flags
 from rich.markup import escape
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import Params, UserError, VariableSpec
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.stages import stages_on_terminal
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import Console, make_table, stages_on_terminal
 from lingvo_gshard.tools.flags.definitions import Flags, integer, refuse
 from lingvo_gshard.training import Checkpoint, Trainer, read_run, steps_in
 
@@ -49,11 +46,6 @@ class WeightStatistics:
     """Statistics of a weight's elements. Elements that are not finite count in `not_finite` alone.
 
     Attributes:
-      path: path of the weight.
-      layout: its letters.
-      dtype: the type that it is stored in.
-      mean: mean of the elements.
-      deviation: standard deviation of the elements.
       largest: the largest absolute value.
       zeros: share of elements that are 0.
       not_finite: number of elements that are NaN or infinite.
@@ -221,9 +213,7 @@ def trained_flags() -> Flags:
     )
 
 
-def inspect(
-    values: flags.FlagValues, console: rich.console.Console
-) -> tuple[Params, Trainer, dict[str, Any]]:
+def inspect(values: flags.FlagValues, console: Console) -> tuple[Params, Trainer, dict[str, Any]]:
     """Prints the statistics of a run's weights.
 
     Returns:
@@ -250,7 +240,7 @@ def inspect(
     if other:
         compared = values.compare or values.logdir
         head += f", compared with step {other.checkpoint.step:,} of {compared}"
-    say(console, f"{head}:")
+    console.say(f"{head}:")
     _print(console, rows)
     record = {
         "experiment": run.params.name,
@@ -270,7 +260,7 @@ def _compared(values: flags.FlagValues, run: Run) -> StoredWeights | None:
     return StoredWeights.open(other.logdir.checkpoints, values.compare_step, "compare_step")
 
 
-def _print(console: rich.console.Console, rows: list[WeightStatistics]) -> None:
+def _print(console: Console, rows: list[WeightStatistics]) -> None:
     has_difference = any(row.difference for row in rows)
     more = ("change", "largest change") if has_difference else ()
     heads = ("mean", "deviation", "largest", "zeros", "not finite", *more)
@@ -291,7 +281,7 @@ def _print(console: rich.console.Console, rows: list[WeightStatistics]) -> None:
             cells += ["equal"] if change.is_equal else [f"{change.relative:.1e}"]
             cells += [f"{change.largest:.1e}"]
         table.add_row(*cells)
-    print_table(console, table)
+    console.print_table(table)
     bad = [row for row in rows if row.not_finite]
     for row in bad:
-        say(console, f"Warning: {row.path} has {row.not_finite:,} values that are not finite")
+        console.say(f"Warning: {row.path} has {row.not_finite:,} values that are not finite")

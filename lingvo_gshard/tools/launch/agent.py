@@ -9,12 +9,10 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.libraries import warn
+from lingvo_gshard.tools.console import output, warn
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.launch.command import read_command
@@ -38,7 +36,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+def run(values: flags.FlagValues, console: output.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     del console
     command, options = read_command(values, words)

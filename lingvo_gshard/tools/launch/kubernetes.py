@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jinja2
-import rich.console
 import yaml
 from absl import flags
 
@@ -99,7 +98,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+def run(values: flags.FlagValues, console: output.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     command, options = read_command(values, words)
     kubernetes = read_options(values, KubernetesOptions)
@@ -107,7 +106,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     job = job_set(kubernetes, options, words)
     output.write_json(values.json, job)
     if values.dry_run:
-        output.say(console, as_yaml(job).rstrip())
+        console.say(as_yaml(job).rstrip())
         return 0
     if shutil.which("kubectl") is None:
         raise UserError("kubectl is not there: submit from a machine that has it")
@@ -120,7 +119,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
         return 1
     label = f"jobset.sigs.k8s.io/jobset-name={kubernetes.job_name}"
     logs = ["logs", "--follow", "--prefix", "--tail=-1", f"--selector={label}"]
-    output.say(console, f"Follow the log:\n  {shlex.join([*kubectl, *logs])}")
+    console.say(f"Follow the log:\n  {shlex.join([*kubectl, *logs])}")
     return 0
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, declared, signals
@@ -33,14 +32,14 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+def run(values: flags.FlagValues, console: output.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     command, options = read_command(values, words, max_hosts=values.hosts)
     mesh = command.meshes(options)[values.hosts]
     commands = [_agent(options, f"local-{k}", words) for k in range(values.hosts)]
     if values.dry_run:
         for one in commands:
-            output.say(console, shlex.join(["gshard-launch", *one[4:]]))
+            console.say(shlex.join(["gshard-launch", *one[4:]]))
         output.write_json(values.json, {"commands": commands})
         return 0
     environment = _devices(mesh, values.hosts)

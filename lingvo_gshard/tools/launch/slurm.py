@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import EXIT_CODES, Options, UserError, is_bucket, objects, option, signals
@@ -58,7 +57,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+def run(values: flags.FlagValues, console: output.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     (command, options), slurm = read_command(values, words), read_options(values, SlurmOptions)
     command.meshes(options)
@@ -66,7 +65,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     folder = os.getcwd() if is_bucket(place) else place
     text = script(slurm, options, words, folder)
     if values.dry_run:
-        output.say(console, text.rstrip())
+        console.say(text.rstrip())
         output.write_json(values.json, {"script": text})
         return 0
     if shutil.which("sbatch") is None:
@@ -77,7 +76,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     path.write_text(text, encoding="utf-8")
     job = _run(["sbatch", "--parsable", str(path)]).partition(";")[0]
     log = pathlib.Path(f"{folder}/job-{job}.log")
-    output.say(console, f"Submitted job {job}; its log is {log}. scancel {job} ends it")
+    console.say(f"Submitted job {job}; its log is {log}. scancel {job} ends it")
     output.write_json(values.json, {"script": text, "job": int(job), "log": str(log)})
     return _follow(job, log) if slurm.follow else 0
 
@@ -123,11 +122,7 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
 
 
 def _setting(given: str) -> str:
-    """Returns an option as a line for sbatch, which reads quotes in its own way, not as a shell.
-
-    Raises:
-      UserError: it is no option, or has characters that no line can have.
-    """
+    """Returns an option as a line for sbatch, which reads quotes in its own way, not as a shell."""
     found = _OPTION.fullmatch(given)
     if found is None or _CONTROL.search(given):
         raise UserError(
@@ -176,7 +171,6 @@ def _follow(job: str, log: pathlib.Path) -> int:
 
 
 def _state(job: str) -> tuple[str, int]:
-    """Returns the state of a job and its exit code."""
     # At the beginning of a line, and not in the name of the job or of its files.
     shown = _run(["scontrol", "show", "job", job])
     state = re.search(r"^ *JobState=(\w+)", shown, re.MULTILINE)

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import Options, UserError, is_bucket, option
@@ -48,7 +47,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence[str]) -> int:
+def run(values: flags.FlagValues, console: output.Console, words: Sequence[str]) -> int:
     """Runs the subcommand and returns the exit code. Raises UserError for a mistake."""
     (_, options), tpu = read_command(values, words), read_options(values, TpuVmOptions)
     # The chips of a slice start on all hosts together: no host can check its own.
@@ -57,7 +56,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, words: Sequence
     output.write_json(values.json, {"commands": steps})
     if values.dry_run:
         for step in steps.values():
-            output.say(console, shlex.join(step))
+            console.say(shlex.join(step))
         return 0
     if shutil.which("gcloud") is None:
         raise UserError(
@@ -111,7 +110,7 @@ def commands(
     return {**found, "train": [*everywhere, f"--command={shlex.join(agent)}"]}
 
 
-def _obtain(steps: dict[str, list[str]], console: rich.console.Console) -> None:
+def _obtain(steps: dict[str, list[str]], console: output.Console) -> None:
     """Asks for the TPU unless it was asked for before, and waits until it is there."""
     asked = False
     while (state := _state(steps["state"])) != _READY:
@@ -123,7 +122,7 @@ def _obtain(steps: dict[str, list[str]], console: rich.console.Console) -> None:
             if subprocess.run(steps["create"], check=False).returncode:
                 raise UserError("gcloud refused the TPU; see above")
             asked = True
-        output.say(console, f"Waiting for the TPU: {state.lower() or 'asked for'}")
+        console.say(f"Waiting for the TPU: {state.lower() or 'asked for'}")
         time.sleep(_POLL_SECONDS)
 
 

@@ -9,13 +9,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core import UserError, names
-from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import make_table
+from lingvo_gshard.tools.console import make_table, output, units
 from lingvo_gshard.tools.flags.definitions import Flags, refuse, string, switch
 from lingvo_gshard.wings.planning.plan import diff, plan
 from lingvo_gshard.wings.planning.plan.diff import Checked, PlanDifference, is_number
@@ -39,16 +36,16 @@ _HEADINGS = ("before", "after", "ratio")
 Cells = tuple[str, str, str, str]
 
 
-def print_diff(changes: Sequence[PlanDifference], console: rich.console.Console) -> None:
+def print_diff(changes: Sequence[PlanDifference], console: output.Console) -> None:
     """Prints the changes of each section: numbers as a table, long texts on lines of their own."""
     if not changes:
-        say(console, "Nothing changed.")
+        console.say("Nothing changed.")
     width = min(console.width, _WIDEST)
     for index, (section, group) in enumerate(itertools.groupby(changes, lambda c: c.section)):
         if index:
-            say(console, "")
+            console.say("")
         for line in _lines(section, list(group), width):
-            say(console, line)
+            console.say(line)
 
 
 def _lines(section: str, changes: Sequence[PlanDifference], width: int) -> Iterator[str]:
@@ -72,7 +69,6 @@ def _lines(section: str, changes: Sequence[PlanDifference], width: int) -> Itera
 
 
 def _change_lines(row: Cells, label: int, sizes: Sequence[int], width: int) -> Iterator[str]:
-    """Yields the lines of one change."""
     if _is_short(row):
         *above, last = _wrapped(row[0], label)
         yield from above
@@ -157,14 +153,14 @@ def diff_flags() -> Flags:
     )
 
 
-def print_limits(checked: Sequence[Checked], console: rich.console.Console) -> None:
+def print_limits(checked: Sequence[Checked], console: output.Console) -> None:
     """Prints a table of limits with the quantities before and after."""
     table = make_table(*_LIMIT_HEADINGS, right=("before", "after", "change"))
     for row in checked:
         table.add_row(*_limit_cells(row))
     console.print(table)
     exceeded = sum(row.is_exceeded for row in checked)
-    say(console, f"{exceeded} of {len(checked)} limits exceeded.")
+    console.say(f"{exceeded} of {len(checked)} limits exceeded.")
 
 
 def markdown(
@@ -239,7 +235,7 @@ def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
     return compared, [argv[0], *rest]
 
 
-def run(compared: list[str], values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(compared: list[str], values: flags.FlagValues, console: output.Console) -> int:
     """Compares two plans and returns the exit code.
 
     Raises:

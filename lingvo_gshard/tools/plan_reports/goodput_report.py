@@ -4,53 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.console
-
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import make_table, print_table
-from lingvo_gshard.wings.planning.training.goodput_record import (
-    Alternative,
-    Assumption,
-    BudgetPlan,
-    Choice,
-    Goodput,
-    Range,
-    Sensitivity,
-)
+from lingvo_gshard.tools.console import Console, make_table, units
+from lingvo_gshard.wings.planning.training import goodput_record
 
 _PARTS = ("machine", "experts", "size")
 
 
-def print_budget(plan: BudgetPlan, console: rich.console.Console) -> None:
+def print_budget(plan: goodput_record.BudgetPlan, console: Console) -> None:
     """Prints what to train for a budget."""
     best = plan.best
-    say(
-        console,
+    console.say(
         f"For {units.in_large(plan.budget)} {plan.currency}: {units.in_large(best.total)} weights "
         f"({units.in_large(best.active)} active, {best.experts}) on "
         f"{units.in_large(best.tokens)} tokens, on {best.topology} in "
         f"{units.digits(best.days)} days.",
         style="bold",
     )
-    say(
-        console,
+    console.say(
         f"{best.layers} layers, model_dim {best.model_dim:,}; loss {best.loss:.3f} by the law "
-        f"{plan.law}; goodput {best.goodput:.1%}; {units.in_large(best.price)} {plan.currency}.",
+        f"{plan.law}; goodput {best.goodput:.1%}; {units.in_large(best.price)} {plan.currency}."
     )
-    say(console, f"  {plan.source}")
+    console.say(f"  {plan.source}")
     _print_choices(console, "best on each chip", plan.machines)
     _print_choices(console, "best with each number of experts", plan.experts)
     _print_choices(console, "smaller and larger models", plan.sizes)
     _print_sensitivities(console, plan.sensitivities)
-    say(console, "\nAssumptions:")
+    console.say("\nAssumptions:")
     for row in plan.assumptions:
-        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
+        console.say(f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
     for note in plan.notes:
-        say(console, f"Note: {note}")
+        console.say(f"Note: {note}")
 
 
-def _print_choices(console: rich.console.Console, title: str, rows: Sequence[Choice]) -> None:
+def _print_choices(console: Console, title: str, rows: Sequence[goodput_record.Choice]) -> None:
     table = make_table(title, "experts", right=("active", "total", "tokens", "days", "loss"))
     for row in rows:
         table.add_row(
@@ -62,10 +48,10 @@ def _print_choices(console: rich.console.Console, title: str, rows: Sequence[Cho
             units.digits(row.days),
             f"{row.loss:.3f}",
         )
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_sensitivities(console: rich.console.Console, rows: Sequence[Sensitivity]) -> None:
+def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensitivity]) -> None:
     table = make_table("with", "best choice", right=("active", "loss"))
     table.add_column("decides", overflow="fold")
     for row in rows:
@@ -77,11 +63,11 @@ def _print_sensitivities(console: rich.console.Console, rows: Sequence[Sensitivi
             units.MISSING if change is None else f"{change:+.3f}",
             ", ".join(row.decides),
         )
-    print_table(console, table)
+    console.print_table(table)
     for part in _PARTS:
         deciding = [row.change for row in rows if part in row.decides]
         what = "; ".join(deciding) if deciding else "none of these assumptions"
-        say(console, f"What decides the {part}: {what}.")
+        console.say(f"What decides the {part}: {what}.")
 
 
 def _short(value: float) -> str:
@@ -96,14 +82,14 @@ _DAY = 24 * 3600
 _LONG = ((_DAY, "days"), (3600, "h"), (60, "min"))
 
 
-def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
+def print_goodput(goodput: goodput_record.Goodput, console: Console) -> None:
     """Prints what a training takes with its failures."""
     _say_totals(console, goodput)
     _say_when_to_save(console, goodput)
     _print_ranges(console, goodput)
-    say(console, "\nAssumptions, which no compiler can tell:")
+    console.say("\nAssumptions, which no compiler can tell:")
     for row in goodput.assumptions:
-        say(console, f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
+        console.say(f"  {row.name} (--{row.flag}): {_value(row)}; {row.source}")
     _print_alternatives(console, "if hosts fail (--agents)", goodput.recoveries)
     _print_alternatives(console, "with the published rate", goodput.published_rates)
     _print_alternatives(console, "with", goodput.sensitivities)
@@ -111,45 +97,40 @@ def print_goodput(goodput: Goodput, console: rich.console.Console) -> None:
     option = goodput.sensitivities[0].flag
     effect = sorted(row.goodput for row in goodput.sensitivities if row.flag == option)
     low, high = map(units.in_fine_share, effect)
-    say(console, f"Goodput depends most on --{option}: {low} to {high}.")
+    console.say(f"Goodput depends most on --{option}: {low} to {high}.")
 
 
-def _say_totals(console: rich.console.Console, goodput: Goodput) -> None:
+def _say_totals(console: Console, goodput: goodput_record.Goodput) -> None:
     """Says how long the training takes and what it costs, how many steps and failures it has."""
-    say(
-        console,
+    console.say(
         f"\nThe whole training: {units.digits(goodput.days.mean)} days, goodput "
         f"{units.in_fine_share(goodput.goodput.mean)}, {_price(goodput.price, goodput.currency)}.",
         style="bold",
     )
-    say(
-        console,
+    console.say(
         f"{units.in_large(goodput.tokens)} tokens are {units.in_large(goodput.steps)} steps: "
         f"{units.digits(goodput.days_without_failures)} days without failures, "
-        f"{units.digits(goodput.days_bound)} at the bound of the step's time.",
+        f"{units.digits(goodput.days_bound)} at the bound of the step's time."
     )
-    say(
-        console,
+    console.say(
         f"A chip of {goodput.chips:,} fails every {duration(goodput.between_failures)}: about "
         f"{units.in_large(goodput.failures.mean)} failures. A restart takes "
-        f"{duration(goodput.restart)}.",
+        f"{duration(goodput.restart)}."
     )
 
 
-def _say_when_to_save(console: rich.console.Console, goodput: Goodput) -> None:
+def _say_when_to_save(console: Console, goodput: goodput_record.Goodput) -> None:
     """Says what a checkpoint or snapshot takes, and after how many steps to save one."""
     kind, option = ("Snapshots", "snapshot") if goodput.agents else ("Checkpoints", "checkpoint")
-    say(
-        console,
+    console.say(
         f"{kind} of {units.in_bytes(goodput.checkpoint_bytes)} stop the training for "
-        f"{duration(goodput.stall)} and are written in {duration(goodput.write)}.",
+        f"{duration(goodput.stall)} and are written in {duration(goodput.write)}."
     )
-    say(
-        console,
+    console.say(
         f"Save every {units.in_count(goodput.interval_steps)} steps "
         f"({duration(goodput.interval)}): --gin_param='run.{option}_every_steps = "
         f"{goodput.interval_steps}'. Young's formula says {duration(goodput.young_interval)}, "
-        f"Daly's {duration(goodput.daly_interval)}.",
+        f"Daly's {duration(goodput.daly_interval)}."
     )
 
 
@@ -161,7 +142,7 @@ def duration(seconds: float) -> str:
     return units.in_seconds(seconds)
 
 
-def _print_ranges(console: rich.console.Console, goodput: Goodput) -> None:
+def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
     table = make_table(f"{goodput.runs:,} simulated runs", right=("mean", "5%", "median", "95%"))
     rows = [
         ("goodput", goodput.goodput, units.in_fine_share),
@@ -172,18 +153,17 @@ def _print_ranges(console: rich.console.Console, goodput: Goodput) -> None:
         rows.append((f"price, {goodput.currency}", goodput.price, units.in_large))
     for name, values, text in rows:
         table.add_row(name, *map(text, (values.mean, values.low, values.median, values.high)))
-    print_table(console, table)
-    say(
-        console,
+    console.print_table(table)
+    console.say(
         f"Of the time, {_small_share(goodput.saving_share)} is waiting for checkpoints, "
         f"{_small_share(goodput.lost_share)} work that failures undo, and "
         f"{_small_share(goodput.restarting_share)} restarts. Daly's closed formula has a goodput "
-        f"of {goodput.formula_goodput:.2%}, the simulation {goodput.goodput.mean:.2%}.",
+        f"of {goodput.formula_goodput:.2%}, the simulation {goodput.goodput.mean:.2%}."
     )
 
 
 def _print_alternatives(
-    console: rich.console.Console, title: str, rows: Sequence[Alternative]
+    console: Console, title: str, rows: Sequence[goodput_record.Alternative]
 ) -> None:
     table = make_table(title, right=("save every", "goodput", "days", "price"))
     for row in rows:
@@ -194,10 +174,10 @@ def _print_alternatives(
             units.digits(row.days),
             units.in_large(row.price),
         )
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _value(row: Assumption) -> str:
+def _value(row: goodput_record.Assumption) -> str:
     if row.unit == "share":
         return units.in_share(row.value)
     if row.unit == "seconds":
@@ -207,7 +187,7 @@ def _value(row: Assumption) -> str:
     return f"{units.in_large(row.value)} {row.unit}"
 
 
-def _price(price: Range | None, currency: str | None) -> str:
+def _price(price: goodput_record.Range | None, currency: str | None) -> str:
     if price is None:
         return "no price is published"
     return f"{units.in_large(price.mean)} {currency}"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import MAX_ROWS, make_table, print_table, say_hidden
+from lingvo_gshard.tools.console import MAX_ROWS, Console, make_table, units
 from lingvo_gshard.tools.plan_reports import memory_tables
 from lingvo_gshard.wings.planning.generation import GenerationPlan
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch
@@ -21,14 +18,13 @@ _NAMES = ("p50", "p90", "p99", "worst")
 _HEADINGS = ("50% of steps", "90%", "99%", "worst")
 
 
-def print_loads(loads: RouterLoads, seconds: float, console: rich.console.Console) -> None:
+def print_loads(loads: RouterLoads, seconds: float, console: Console) -> None:
     """Prints what a step takes under loads, next to the seconds of the plan with even loads."""
     steps = f"{loads.steps:,} steps, {loads.first_step:,} to {loads.last_step:,}"
     if loads.steps == 1:
         steps = f"step {loads.first_step:,}"
     slowest = max(loads.layers, key=lambda layer: layer.slowest.p50)
-    say(
-        console,
+    console.say(
         f"\nLoads of {loads.path} ({steps}): the slowest device has "
         f"{slowest.slowest.p50:.2f}x the mean's rows in half of the steps, "
         f"{slowest.slowest.worst:.2f}x in the worst ({slowest.layer}).",
@@ -40,7 +36,7 @@ def print_loads(loads: RouterLoads, seconds: float, console: rich.console.Consol
     _print_placement(console, loads)
 
 
-def _print_steps(console: rich.console.Console, loads: RouterLoads, seconds: float) -> None:
+def _print_steps(console: Console, loads: RouterLoads, seconds: float) -> None:
     table = make_table(f"a step; {units.in_seconds(seconds)} with even loads", right=_HEADINGS)
     _add(table, "time", loads.step_seconds, units.in_seconds)
     if loads.step_seconds_placed != loads.step_seconds:
@@ -49,10 +45,10 @@ def _print_steps(console: rich.console.Console, loads: RouterLoads, seconds: flo
         enough = loads.step_seconds_dropping_nothing
         _add(table, "time with buffers that drop nothing", enough, units.in_seconds)
     _add(table, "dropped", loads.dropped_share, units.in_fine_share)
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
+def _print_layers(console: Console, layers: Sequence[LayerLoads]) -> None:
     table = make_table(
         "rows of the slowest device",
         right=("devices", "50%", "90%", "worst", "placed", "busiest expert", "dropped"),
@@ -67,11 +63,11 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -
             f"{layer.busiest_expert} ({layer.busiest_over_mean:.2f}x)",
             units.in_fine_share(layer.dropped_share.p50 if layer.dropped_share else None),
         )
-    print_table(console, table)
-    say_hidden(console, layers[MAX_ROWS:])
+    console.print_table(table)
+    console.say_hidden(layers[MAX_ROWS:])
 
 
-def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
+def _print_buffers(console: Console, layers: Sequence[LayerLoads]) -> None:
     rows = [
         (layer.layer, "capacity_factor", layer.capacity_factor, layer.sufficient_factor)
         for layer in layers
@@ -88,11 +84,11 @@ def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) 
     for path, option, planned, found in rows[:MAX_ROWS]:
         numbers = (_factor(getattr(found, name)) for name in _NAMES)
         table.add_row(escape(path), option, _factor(planned), *numbers)
-    print_table(console, table)
-    say_hidden(console, rows[MAX_ROWS:])
+    console.print_table(table)
+    console.say_hidden(rows[MAX_ROWS:])
 
 
-def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
+def _print_placement(console: Console, loads: RouterLoads) -> None:
     placed = [layer for layer in loads.layers if layer.placed != layer.slowest]
     if not placed:
         return
@@ -103,10 +99,10 @@ def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
         table.add_row(escape(layer.layer))
         table.add_row("  " + "  ".join([*shown, *([f"and {more} more devices"] if more else [])]))
         table.add_row(f"  {layer.gap:.1%} above the lower bound of all placements{_later(layer)}")
-    print_table(console, table)
-    say_hidden(console, placed[MAX_ROWS:])
+    console.print_table(table)
+    console.say_hidden(placed[MAX_ROWS:])
     if loads.replica_bytes:
-        say(console, f"Copies take {units.in_bytes(loads.replica_bytes)} of weights on a device.")
+        console.say(f"Copies take {units.in_bytes(loads.replica_bytes)} of weights on a device.")
 
 
 def _later(layer: LayerLoads) -> str:
@@ -131,15 +127,14 @@ def _factor(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
 
 
-def print_largest_batch(found: LargestBatch, console: rich.console.Console) -> None:
+def print_largest_batch(found: LargestBatch, console: Console) -> None:
     """Prints the largest batch that fits, the batches that were compiled, and its plan."""
     if not found.batch:
-        say(console, "No batch fits: one text is too much.", style="bold red")
+        console.say("No batch fits: one text is too much.", style="bold red")
     elif found.next_batch is None:
-        say(console, f"{found.batch:,} texts fit, the most that are tried.", style="bold green")
+        console.say(f"{found.batch:,} texts fit, the most that are tried.", style="bold green")
     else:
-        say(
-            console,
+        console.say(
             f"The largest batch has {found.batch:,} texts: {found.next_batch:,} do not fit.",
             style="bold green",
         )
@@ -152,67 +147,62 @@ def print_largest_batch(found: LargestBatch, console: rich.console.Console) -> N
             units.in_share(trial.peak / trial.capacity),
             units.in_large(trial.tokens_per_second),
         )
-    print_table(console, table)
+    console.print_table(table)
     print_generation(found.plan, console)
 
 
-def print_generation(plan: GenerationPlan, console: rich.console.Console) -> None:
+def print_generation(plan: GenerationPlan, console: Console) -> None:
     """Prints a plan of generation."""
     step = plan.step
-    say(
-        console,
+    console.say(
         f"{'It fits' if plan.fits else 'It does not fit'}: {step.topology} ({step.devices:,} "
         f"devices, {step.chip}), mesh {step.mesh}, strategy {step.strategy_name}",
         style="bold green" if plan.fits else "bold red",
     )
-    say(
-        console,
+    console.say(
         f"{plan.batch:,} texts of {plan.length:,} positions; keys and values take "
         f"{units.in_bytes(plan.cache_bytes_per_text)} for each text, "
-        f"{units.in_bytes(plan.cache_bytes)} per device.",
+        f"{units.in_bytes(plan.cache_bytes)} per device."
     )
-    say(
-        console,
+    console.say(
         f"A token for each text takes {units.in_seconds(plan.seconds_per_token)} (estimate), at "
         f"least {units.in_seconds(step.seconds_per_step_bound / plan.steps)} (bound): "
-        f"{units.in_large(step.tokens_per_second)} tokens/s, bounded by {plan.bounded_by}.",
+        f"{units.in_large(step.tokens_per_second)} tokens/s, bounded by {plan.bounded_by}."
     )
     if plan.prefill:
         prefill = plan.prefill
         texts = (prefill.tokens_per_step or 0) // plan.prompt
-        say(
-            console,
+        console.say(
             f"Prefill of {texts} texts of {plan.prompt:,} tokens takes "
             f"{units.in_seconds(prefill.seconds_per_step)}: "
             f"{units.in_large(prefill.tokens_per_second)} tokens/s, "
-            f"MFU {units.in_share(prefill.mfu)}.",
+            f"MFU {units.in_share(prefill.mfu)}."
         )
     _print_cost(console, "generated tokens", plan.generated)
     _print_cost(console, "tokens of prompts", plan.prompted)
     _print_memory(console, plan)
     memory_tables.print_collectives(console, step.collectives)
     memory_tables.print_layer_times(console, step.layers)
-    say(console, f"Times and collectives are those of a call that decodes {plan.steps} steps.")
-    say(
-        console,
+    console.say(f"Times and collectives are those of a call that decodes {plan.steps} steps.")
+    console.say(
         f"The model has {units.in_large(step.parameters.total)} parameters, "
-        f"{units.in_large(step.parameters.active)} of them active per token.",
+        f"{units.in_large(step.parameters.active)} of them active per token."
     )
     for note in dict.fromkeys([*step.notes, *(plan.prefill.notes if plan.prefill else ())]):
-        say(console, f"Note: {note}")
+        console.say(f"Note: {note}")
 
 
-def _print_cost(console: rich.console.Console, what: str, cost: Budget | None) -> None:
+def _print_cost(console: Console, what: str, cost: Budget | None) -> None:
     if cost is None:
         return
     price = "no price is published"
     if cost.price is not None:
         price = f"{units.in_large(cost.price)} {cost.currency}"
     hours = f"{units.in_large(cost.chip_hours)} chip-hours"
-    say(console, f"A million {what} cost {hours}, {price}.")
+    console.say(f"A million {what} cost {hours}, {price}.")
 
 
-def _print_memory(console: rich.console.Console, plan: GenerationPlan) -> None:
+def _print_memory(console: Console, plan: GenerationPlan) -> None:
     """Prints a table with a column for each program."""
     programs: list[tuple[str, Plan]] = [("decoding", plan.step)]
     if plan.prefill:
@@ -229,4 +219,4 @@ def _print_memory(console: rich.console.Console, plan: GenerationPlan) -> None:
     ):
         sizes = [units.in_bytes(getattr(each.bytes_per_device, field)) for _, each in programs]
         table.add_row(text, *sizes)
-    print_table(console, table)
+    console.print_table(table)

@@ -5,35 +5,17 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import (
-    MAX_ROWS,
-    array_text,
-    make_table,
-    print_table,
-    say_hidden,
-)
-from lingvo_gshard.wings.planning.plan.plan import (
-    MEMORY_CLASSES,
-    CollectiveRow,
-    FlopCounts,
-    HostTransferRow,
-    LayerRow,
-    MemoryBytes,
-    TemporaryRow,
-    TensorRow,
-)
+from lingvo_gshard.tools.console import MAX_ROWS, Console, array_text, make_table, units
+from lingvo_gshard.wings.planning.plan import plan
 
 _BAR_WIDTH = 30
 _CLASS_NAMES = {"activations": "activations, temporaries"}
 _KINDS = ("weights", "moments")
 
 
-def print_memory(console: rich.console.Console, memory: MemoryBytes) -> None:
+def print_memory(console: Console, memory: plan.MemoryBytes) -> None:
     """Prints the memory of one device by class, with bars."""
     table = make_table("memory of one device", right=("bytes", "of capacity"))
     table.add_column("", no_wrap=True)
@@ -44,7 +26,7 @@ def print_memory(console: rich.console.Console, memory: MemoryBytes) -> None:
         bar = "█" * min(round(share * _BAR_WIDTH), _BAR_WIDTH) or ("▏" if size else "")
         table.add_row(name, units.in_bytes(size), units.in_share(share), bar)
 
-    sizes = {name: getattr(memory, name) for name in MEMORY_CLASSES}
+    sizes = {name: getattr(memory, name) for name in plan.MEMORY_CLASSES}
     for name, size in sizes.items():
         add(_CLASS_NAMES.get(name, name), size)
     rest = memory.peak - sum(sizes.values())
@@ -57,10 +39,10 @@ def print_memory(console: rich.console.Console, memory: MemoryBytes) -> None:
     table.add_row("capacity", units.in_bytes(memory.capacity), "", "")
     if memory.host:
         table.add_row("in the host's memory", units.in_bytes(memory.host), "", "")
-    print_table(console, table)
+    console.print_table(table)
 
 
-def print_layer_sizes(console: rich.console.Console, tensors: Sequence[TensorRow]) -> None:
+def print_layer_sizes(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
     """Prints the bytes of each layer's weights and moments on one device, largest first."""
     by_layer: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in tensors:
@@ -81,13 +63,13 @@ def print_layer_sizes(console: rich.console.Console, tensors: Sequence[TensorRow
         add(f"and {len(rest)} more", rest)
     table.add_section()
     add("all", [sizes for _, sizes in rows])
-    print_table(console, table)
+    console.print_table(table)
 
 
-def print_tensors(console: rich.console.Console, tensors: Sequence[TensorRow]) -> None:
+def print_tensors(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
     """Prints the largest weights and moments with their shardings."""
     if not tensors:
-        say(console, "\nThe step keeps no weights or moments.")
+        console.say("\nThe step keeps no weights or moments.")
         return
     table = make_table("tensor", "split", right=("bytes", "per device"))
     rows = sorted(tensors, key=lambda row: -row.bytes_per_device)
@@ -99,11 +81,11 @@ def print_tensors(console: rich.console.Console, tensors: Sequence[TensorRow]) -
             units.in_bytes(row.bytes),
             units.in_bytes(row.bytes_per_device),
         )
-    print_table(console, table)
-    say_hidden(console, rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
+    console.print_table(table)
+    console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
 
 
-def print_temporaries(console: rich.console.Console, rows: Sequence[TemporaryRow]) -> None:
+def print_temporaries(console: Console, rows: Sequence[plan.TemporaryRow]) -> None:
     """Prints the largest temporaries."""
     if not rows:
         return
@@ -112,17 +94,17 @@ def print_temporaries(console: rich.console.Console, rows: Sequence[TemporaryRow
     for row in rows[:MAX_ROWS]:
         cells = (row.name, row.layer, array_text(row.dtype, row.shape))
         table.add_row(*map(escape, cells), units.in_bytes(row.bytes))
-    print_table(console, table)
-    say_hidden(console, rows[MAX_ROWS:], lambda row: row.bytes, units.in_bytes)
+    console.print_table(table)
+    console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes, units.in_bytes)
 
 
-def print_collectives(console: rich.console.Console, collectives: Sequence[CollectiveRow]) -> None:
+def print_collectives(console: Console, collectives: Sequence[plan.CollectiveRow]) -> None:
     """Prints the collectives that expose the most time, then sums by kind and axis.
 
     Computation hides a part of a collective's estimate. The step waits for the exposed rest.
     """
     if not collectives:
-        say(console, "\nNo collectives.")
+        console.say("\nNo collectives.")
         return
     table = make_table(
         "collective", right=("one call", "calls", "bound", "hidden", "exposed", "share")
@@ -139,17 +121,17 @@ def print_collectives(console: rich.console.Console, collectives: Sequence[Colle
             *_call_cells([row]),
         )
     table.add_section()
-    groups: dict[tuple[str, str], list[CollectiveRow]] = collections.defaultdict(list)
+    groups: dict[tuple[str, str], list[plan.CollectiveRow]] = collections.defaultdict(list)
     for row in rows:
         groups[row.kind, row.axis].append(row)
     for (kind, axis), group in groups.items():
         total = units.in_bytes(sum(row.bytes * row.count for row in group))
         table.add_row(escape(f"{kind} over {axis}: {total} a step"), "", *_call_cells(group))
-    print_table(console, table)
-    say_hidden(console, rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
+    console.print_table(table)
+    console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
+def _call_cells(rows: Sequence[plan.CollectiveRow]) -> tuple[str, ...]:
     """Returns the number of calls, their bound, hidden and exposed time and share, as text."""
     return (
         units.in_count(sum(row.count for row in rows)),
@@ -160,9 +142,7 @@ def _call_cells(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
     )
 
 
-def print_host_transfers(
-    console: rich.console.Console, transfers: Sequence[HostTransferRow]
-) -> None:
+def print_host_transfers(console: Console, transfers: Sequence[plan.HostTransferRow]) -> None:
     """Prints the copies between device and host; nothing without any."""
     if not transfers:
         return
@@ -177,11 +157,11 @@ def print_host_transfers(
             units.in_seconds(row.hidden_seconds),
             units.in_seconds(row.seconds),
         )
-    print_table(console, table)
-    say_hidden(console, transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
+    console.print_table(table)
+    console.say_hidden(transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def print_arithmetic(console: rich.console.Console, flops: FlopCounts) -> None:
+def print_arithmetic(console: Console, flops: plan.FlopCounts) -> None:
     """Prints what the executed operations are for."""
     table = make_table("arithmetic of one device", right=("per step", "of executed"))
     names = ("useful", "rematerialized", "dispatch", "padding")
@@ -194,10 +174,10 @@ def print_arithmetic(console: rich.console.Console, flops: FlopCounts) -> None:
         table.add_row(name, units.in_flops(value), units.in_share(share))
     table.add_section()
     table.add_row("executed", units.in_flops(flops.executed), "")
-    print_table(console, table)
+    console.print_table(table)
 
 
-def print_layer_times(console: rich.console.Console, layers: Sequence[LayerRow]) -> None:
+def print_layer_times(console: Console, layers: Sequence[plan.LayerRow]) -> None:
     """Prints the layers that take the most time, then sums by phase."""
     if not layers:
         return
@@ -222,11 +202,11 @@ def print_layer_times(console: rich.console.Console, layers: Sequence[LayerRow])
         bound, seconds = (sum(r.seconds_bound for r in group), sum(r.seconds for r in group))
         cells = (units.in_seconds(bound), units.in_seconds(seconds))
         table.add_row("all", phase, "", *cells, units.in_share(seconds / total), "")
-    print_table(console, table)
-    say_hidden(console, rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
+    console.print_table(table)
+    console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def _bottleneck(row: LayerRow) -> str:
+def _bottleneck(row: plan.LayerRow) -> str:
     """Returns the resource whose lower bound is largest."""
     bounds = {
         "compute": row.compute_seconds,

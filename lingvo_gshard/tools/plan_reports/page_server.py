@@ -7,18 +7,8 @@ import pathlib
 from absl import flags
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.libraries import warn
-from lingvo_gshard.tools.flags import program
-from lingvo_gshard.tools.flags.definitions import (
-    Flags,
-    decimal,
-    integer,
-    refuse,
-    repeated,
-    string,
-    switch,
-)
+from lingvo_gshard.tools.console import output, warn
+from lingvo_gshard.tools.flags import definitions, program
 
 # Seconds for answers under way after a signal to stop.
 _DRAIN_SECONDS = 2.0
@@ -26,20 +16,24 @@ _DRAIN_SECONDS = 2.0
 _OF_ONE_PLAN = ("experiment", "config", "topology", "json", "html", "search", "generate")
 
 
-def page_flags() -> Flags:
+def page_flags() -> definitions.Flags:
     """Returns --serve and the flags that only apply to it."""
     return dict(
-        serve=switch("Serves a page on which one plans in a browser."),
-        host=string(
+        serve=definitions.switch("Serves a page on which one plans in a browser."),
+        host=definitions.string(
             "Address that the page is served at, with --serve. Plans take minutes of this "
             "machine, so open it to others with care.",
             "127.0.0.1",
         ),
-        port=integer("Port, with --serve; 0 takes a free one.", 8010, 0, 65535),
+        port=definitions.integer("Port, with --serve; 0 takes a free one.", 8010, 0, 65535),
         port_file="File that the port is written to when the page is served, with --serve.",
-        allow_host=repeated("Further names of the machine, with --serve; may be repeated.", []),
-        plan_seconds=decimal("Longest time that a plan may take, with --serve.", 3600.0, 1.0),
-        plan_gib=decimal(
+        allow_host=definitions.repeated(
+            "Further names of the machine, with --serve; may be repeated.", []
+        ),
+        plan_seconds=definitions.decimal(
+            "Longest time that a plan may take, with --serve.", 3600.0, 1.0
+        ),
+        plan_gib=definitions.decimal(
             "Most memory of a plan's processes, with --serve; 0: three quarters of the machine's.",
             0.0,
             0.0,
@@ -55,7 +49,7 @@ def run(values: flags.FlagValues) -> int:
     Raises:
       UserError: a flag has no effect on the page, or the port is taken.
     """
-    refuse(values, _OF_ONE_PLAN, "has no effect on --serve: the page asks what to plan")
+    definitions.refuse(values, _OF_ONE_PLAN, "has no effect on --serve: the page asks what to plan")
     output.check_writable(values, "port_file")
     # Whether the extra is installed is known before anything else.
     from lingvo_gshard.wings.serving.metrics import Metrics

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.spelling import with_flags
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.console import Console, make_table, units, with_flags
 from lingvo_gshard.tools.plan_reports import goodput_report, loads_report, memory_tables
 from lingvo_gshard.wings.planning.machines import compilers
 from lingvo_gshard.wings.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.wings.planning.roofline import Budget
 
 
-def print_plan(plan: Plan, console: rich.console.Console) -> None:
+def print_plan(plan: Plan, console: Console) -> None:
     """Prints a plan. Long tables are cut and give the number of hidden rows."""
     _print_verdict(console, plan)
     _print_remedies(console, plan.remedies)
@@ -37,45 +33,42 @@ def print_plan(plan: Plan, console: rich.console.Console) -> None:
         goodput_report.print_goodput(plan.goodput, console)
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     seconds = units.in_seconds(plan.compile_seconds)
-    say(console, f"\nCompiled in {seconds}; partitioner {plan.partitioner}; {versions}")
+    console.say(f"\nCompiled in {seconds}; partitioner {plan.partitioner}; {versions}")
     for note in [*plan.notes, *(plan.loads.notes if plan.loads else [])]:
-        say(console, f"Note: {note}")
+        console.say(f"Note: {note}")
 
 
-def _print_verdict(console: rich.console.Console, plan: Plan) -> None:
+def _print_verdict(console: Console, plan: Plan) -> None:
     memory = plan.bytes_per_device
     room = memory.capacity - memory.peak
     margin = f"{units.in_bytes(abs(room))} {'to spare' if room >= 0 else 'too much'}"
-    say(
-        console,
+    console.say(
         f"{'It fits' if plan.fits else 'It does not fit'}: peak {units.in_bytes(memory.peak)} of "
         f"{units.in_bytes(memory.capacity)} usable per device "
         f"({units.in_share(memory.peak / (memory.capacity or 1))}), {margin}.",
         style="bold green" if plan.fits else "bold red",
     )
-    say(
-        console,
+    console.say(
         f"{plan.name} on {plan.topology} ({plan.devices:,} devices, {plan.chip}), mesh "
-        f"{plan.mesh or 'none'}, strategy {plan.strategy_name or 'none'}",
+        f"{plan.mesh or 'none'}, strategy {plan.strategy_name or 'none'}"
     )
     if plan.strategy:
-        say(console, f"  {plan.strategy}")
+        console.say(f"  {plan.strategy}")
     if plan.compiler == "cpu":
         chip = "" if plan.topology.startswith("cpu:") else ", not this chip"
-        say(console, f"Compiled for CPU devices{chip}: memory and communication are an estimate.")
+        console.say(f"Compiled for CPU devices{chip}: memory and communication are an estimate.")
     else:
         package = compilers.PACKAGES[plan.compiler]
         version = plan.versions.get(package, "of an unknown version")
-        say(console, f"Compiled by {package} {version}, the compiler of {plan.chip}.")
-    say(
-        console,
+        console.say(f"Compiled by {package} {version}, the compiler of {plan.chip}.")
+    console.say(
         f"{units.digits(plan.steps_per_second)} steps/s (estimate), at most "
         f"{units.digits(plan.steps_per_second_bound)} (bound); "
-        f"{units.in_large(plan.tokens_per_second)} tokens/s; MFU {units.in_share(plan.mfu)}",
+        f"{units.in_large(plan.tokens_per_second)} tokens/s; MFU {units.in_share(plan.mfu)}"
     )
 
 
-def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -> None:
+def _print_remedies(console: Console, remedies: Sequence[Remedy]) -> None:
     if not remedies:
         return
     columns = ("fits", "peak", "step", "tokens/s", "USD for 1e9 tokens")
@@ -89,40 +82,36 @@ def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -
             units.in_large(row.tokens_per_second),
             units.in_large(row.price),
         )
-    print_table(console, table)
+    console.print_table(table)
     for row in remedies:
         if row.fits:
-            say(console, f"It fits with {with_flags(row.change)}")
+            console.say(f"It fits with {with_flags(row.change)}")
     if not any(row.fits for row in remedies):
-        say(console, with_flags("No change that was tried fits. `search` tries other meshes."))
+        console.say(with_flags("No change that was tried fits. `search` tries other meshes."))
 
 
-def _print_totals(console: rich.console.Console, plan: Plan) -> None:
-    say(
-        console,
+def _print_totals(console: Console, plan: Plan) -> None:
+    console.say(
         f"\nA step of {units.in_count(plan.tokens_per_step)} tokens takes "
         f"{units.in_seconds(plan.seconds_per_step)} (estimate), at least "
         f"{units.in_seconds(plan.seconds_per_step_bound)} (bound, with communication fully "
-        "overlapped).",
+        "overlapped)."
     )
     moved = {"communication": plan.collectives, "copies to and from the host": plan.host_transfers}
     for what, rows in moved.items():
         if rows:
             hidden = units.in_seconds(sum(row.hidden_seconds for row in rows))
             exposed = units.in_seconds(sum(row.seconds for row in rows))
-            say(
-                console,
-                f"Computation hides {hidden} of the {what}; the step waits for the other "
-                f"{exposed}.",
+            console.say(
+                f"Computation hides {hidden} of the {what}; the step waits for the other {exposed}."
             )
-    say(
-        console,
+    console.say(
         f"The model has {units.in_large(plan.parameters.total)} parameters, "
-        f"{units.in_large(plan.parameters.active)} of them active per token.",
+        f"{units.in_large(plan.parameters.active)} of them active per token."
     )
 
 
-def _print_budget(console: rich.console.Console, budget: Budget | None) -> None:
+def _print_budget(console: Console, budget: Budget | None) -> None:
     if budget is None:
         return
     costs = [f"{units.in_large(budget.chip_hours)} chip-hours"]
@@ -130,6 +119,6 @@ def _print_budget(console: rich.console.Console, budget: Budget | None) -> None:
         costs.append(f"{units.in_large(budget.kilowatt_hours)} kWh")
     if budget.price is not None:
         costs.append(f"{units.in_large(budget.price)} {budget.currency}")
-    say(console, f"{units.in_large(budget.tokens)} tokens cost {', '.join(costs)}.")
+    console.say(f"{units.in_large(budget.tokens)} tokens cost {', '.join(costs)}.")
     for source in budget.sources:
-        say(console, f"  {source}")
+        console.say(f"  {source}")

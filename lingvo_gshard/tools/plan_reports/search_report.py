@@ -7,24 +7,15 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import rich.console
 from absl import flags
 
-from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.console.spelling import flag_of
-from lingvo_gshard.tools.console.tables import make_table, print_table
-from lingvo_gshard.tools.console.units import in_bytes, in_large, in_seconds
+from lingvo_gshard.tools.console import flag_of, in_bytes, in_large, in_seconds, make_table, output
 from lingvo_gshard.tools.flags.definitions import Flags, refuse, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.search import record
 from lingvo_gshard.wings.planning.search.experiment_search import ExperimentSearch, SearchOptions
 from lingvo_gshard.wings.planning.search.explanation import Alternative, explain
-from lingvo_gshard.wings.planning.search.record import (
-    CandidateRecord,
-    CostRecord,
-    MachineRecord,
-    SearchRecord,
-)
 from lingvo_gshard.wings.planning.search.results import RatedCandidate
 
 _MAX_CANDIDATES = 8
@@ -54,7 +45,7 @@ def check_flags(values: flags.FlagValues) -> None:
 
 
 def print_search(
-    search: ExperimentSearch, console: rich.console.Console, path: str | None = None
+    search: ExperimentSearch, console: output.Console, path: str | None = None
 ) -> None:
     """Prints the Pareto front of time and memory, named strategies, the choice and its reasons.
 
@@ -62,7 +53,7 @@ def print_search(
     """
     result = search.result
     for note in result.notes:
-        output.say(console, f"Note: {note}")
+        console.say(f"Note: {note}")
     compiled = [row for row in result.rows if row.compiled or row.problem]
     shown = [*result.front, *(row for row in compiled if row not in result.front)]
     _print_rows(console, "fastest for its memory", shown[:_MAX_CANDIDATES])
@@ -72,14 +63,14 @@ def print_search(
         return
     _print_explanation(console, explain(result))
     if path:
-        output.say(console, "Train with it:")
-        output.say(console, f"  gshard-train --plan={shlex.quote(path)} --logdir=RUN")
-    output.say(console, "As flags:" if path else "Use:")
+        console.say("Train with it:")
+        console.say(f"  gshard-train --plan={shlex.quote(path)} --logdir=RUN")
+    console.say("As flags:" if path else "Use:")
     for setting in search.settings(result.best):
-        output.say(console, f"  {shlex.quote(flag_of(setting))}")
+        console.say(f"  {shlex.quote(flag_of(setting))}")
 
 
-def print_machines(console: rich.console.Console, searches: Sequence[ExperimentSearch]) -> None:
+def print_machines(console: output.Console, searches: Sequence[ExperimentSearch]) -> None:
     """Prints the best candidate of each machine."""
     table = make_table("machine", right=("step", "hours of a billion tokens", "price"))
     table.add_column("mesh")
@@ -93,10 +84,10 @@ def print_machines(console: rich.console.Console, searches: Sequence[ExperimentS
         if spent.price is not None:
             price = f"{in_large(spent.price)} {spent.currency}"
         table.add_row(row.topology, in_seconds(row.seconds), f"{hours:,.3g}", price, row.mesh)
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative]) -> None:
+def _print_explanation(console: output.Console, rows: Sequence[Alternative]) -> None:
     """Prints what the step would cost with the next best value of each choice."""
     table = make_table("choice", "chosen", "instead", right=("time", "peak"))
     table.add_column("by")
@@ -112,7 +103,7 @@ def _print_explanation(console: rich.console.Console, rows: Sequence[Alternative
             ]
         choice = row.choice.replace("_", " ")
         table.add_row(choice, *_differing(row.chosen, row.value), *figures)
-    print_table(console, table)
+    console.print_table(table)
 
 
 def _differing(*texts: str) -> list[str]:
@@ -124,7 +115,7 @@ def _differing(*texts: str) -> list[str]:
     return [f"{'...' if start else ''}{text[start:]}"[:_LONGEST] for text in texts]
 
 
-def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
+def _print_rows(console: output.Console, title: str, rows: Iterable[RatedCandidate]) -> None:
     table = make_table(title, "rematerialize", right=("model", "", "compiled", ""))
     for row in rows:
         candidate = row.candidate
@@ -138,14 +129,14 @@ def _print_rows(console: rich.console.Console, title: str, rows: Iterable[RatedC
         by_model = [in_seconds(row.cost.seconds), in_bytes(row.cost.peak)]
         kept = "\n  moments in host memory" if candidate.offload_moments else ""
         table.add_row(what, candidate.rematerialize + kept, *by_model, *compiled)
-    print_table(console, table)
+    console.print_table(table)
 
 
-def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
+def to_record(searches: Sequence[ExperimentSearch]) -> record.SearchRecord:
     """Returns the result of the first search as data, with a row for the machine of each."""
     search = searches[0]
     result = search.result
-    return SearchRecord(
+    return record.SearchRecord(
         name=search.experiment.name,
         topology=search.topology.name,
         best=_candidate(search, result.best) if result.best else None,
@@ -163,9 +154,9 @@ def to_record(searches: Sequence[ExperimentSearch]) -> SearchRecord:
     )
 
 
-def _machine(search: ExperimentSearch) -> MachineRecord:
+def _machine(search: ExperimentSearch) -> record.MachineRecord:
     best = search.result.best
-    return MachineRecord(
+    return record.MachineRecord(
         topology=search.topology.name,
         mesh=best.candidate.mesh if best else "",
         strategy=best.candidate.strategy if best else "",
@@ -174,12 +165,12 @@ def _machine(search: ExperimentSearch) -> MachineRecord:
     )
 
 
-def _candidate(search: ExperimentSearch, row: RatedCandidate) -> CandidateRecord:
-    return CandidateRecord(
+def _candidate(search: ExperimentSearch, row: RatedCandidate) -> record.CandidateRecord:
+    return record.CandidateRecord(
         **msgspec.structs.asdict(row.candidate),
         name=row.name,
         flags=[flag_of(setting) for setting in search.settings(row)],
-        model=CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
+        model=record.CostRecord(seconds=row.cost.seconds, peak=row.cost.peak),
         compiled=row.compiled,
         problem=row.problem,
     )

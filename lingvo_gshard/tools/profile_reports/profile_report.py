@@ -6,12 +6,9 @@ import collections
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import rich.console
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.tables import MAX_ROWS, make_table, print_table, say_hidden
+from lingvo_gshard.tools.console import MAX_ROWS, Console, make_table, units
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
 from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
 from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
 _NUMBERS = ("predicted", "measured", "measured by predicted")
 
 
-def print_comparison(comparison: Comparison, console: rich.console.Console) -> None:
+def print_comparison(comparison: Comparison, console: Console) -> None:
     """Prints the comparison by kind of work and by layer."""
     table = make_table("plan and profile", right=_NUMBERS)
     for row in comparison.kinds:
@@ -44,21 +41,20 @@ def print_comparison(comparison: Comparison, console: rich.console.Console) -> N
     measured = sum(row.measured for row in comparison.kinds)
     table.add_row("all operations", *_cells(predicted, measured))
     table.add_row("step", *_cells(comparison.predicted, comparison.measured))
-    print_table(console, table)
+    console.print_table(table)
     _print_compared_layers(console, comparison.layers)
-    say(
-        console,
-        "\nA plan knows neither waiting for input, nor pauses between operations, nor the host.",
+    console.say(
+        "\nA plan knows neither waiting for input, nor pauses between operations, nor the host."
     )
 
 
-def _print_compared_layers(console: rich.console.Console, rows: Sequence[PartComparison]) -> None:
+def _print_compared_layers(console: Console, rows: Sequence[PartComparison]) -> None:
     table = make_table("plan and profile of a layer", "phase", right=_NUMBERS)
     for row in rows[:MAX_ROWS]:
         cells = _cells(row.predicted, row.measured)
         table.add_row(escape(row.part or "(no layer)"), row.phase, *cells)
-    print_table(console, table)
-    say_hidden(console, rows[MAX_ROWS:], lambda row: row.measured, units.in_seconds, COMPARISON)
+    console.print_table(table)
+    console.say_hidden(rows[MAX_ROWS:], lambda row: row.measured, units.in_seconds, COMPARISON)
 
 
 def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
@@ -66,7 +62,7 @@ def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
     return units.in_seconds(predicted), units.in_seconds(measured), ratio
 
 
-def print_result(result: ProfileResult, console: rich.console.Console) -> None:
+def print_result(result: ProfileResult, console: Console) -> None:
     """Prints a profile, the comparison with a plan if there is one, and the files written."""
     print_profile(result.profile, console)
     if result.comparison is not None:
@@ -74,7 +70,7 @@ def print_result(result: ProfileResult, console: rich.console.Console) -> None:
     _print_files(result, console)
 
 
-def print_profile(profile: Profile, console: rich.console.Console) -> None:
+def print_profile(profile: Profile, console: Console) -> None:
     """Prints a profile. Long tables are cut and give the number of hidden rows."""
     _print_totals(console, profile)
     _print_parts(console, profile)
@@ -82,50 +78,47 @@ def print_profile(profile: Profile, console: rich.console.Console) -> None:
     _print_operations(console, profile.slowest)
     _print_collectives(console, profile.collectives)
     _print_devices(console, profile.per_device)
-    say(console, "")
+    console.say("")
     for finding in profile.findings:
-        say(console, finding)
+        console.say(finding)
 
 
-def _print_files(result: ProfileResult, console: rich.console.Console) -> None:
+def _print_files(result: ProfileResult, console: Console) -> None:
     """Prints where the files of a profile are, and what opens them."""
     files = result.files
-    say(console, f"\nSummary: {files.path / SUMMARY}")
+    console.say(f"\nSummary: {files.path / SUMMARY}")
     if result.calibration is not None:
-        say(console, f"Calibration: gshard-plan --calibration={files.path / CALIBRATION}")
+        console.say(f"Calibration: gshard-plan --calibration={files.path / CALIBRATION}")
     elif result.comparison is not None:
-        say(console, "No calibration: the plan's estimates were calibrated already.")
-    say(console, f"XProf: xprof --logdir={files.root}, or the profile plugin of TensorBoard")
-    say(console, f"Perfetto: open {files.perfetto} on https://ui.perfetto.dev")
+        console.say("No calibration: the plan's estimates were calibrated already.")
+    console.say(f"XProf: xprof --logdir={files.root}, or the profile plugin of TensorBoard")
+    console.say(f"Perfetto: open {files.perfetto} on https://ui.perfetto.dev")
 
 
-def _print_totals(console: rich.console.Console, profile: Profile) -> None:
+def _print_totals(console: Console, profile: Profile) -> None:
     first, last = profile.first_step, profile.last_step
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-    say(
-        console,
+    console.say(
         f"\nProfile of {steps} of {profile.name}: {units.in_seconds(profile.seconds_per_step)} a "
         f"step on {profile.device_summary}",
         style="bold",
     )
     rate = f"{units.in_flops(profile.useful_rate)}/s"
     if profile.attainable is None:
-        say(console, f"The model's formulas are computed at {rate}.")
+        console.say(f"The model's formulas are computed at {rate}.")
     else:
         attainable = profile.attainable
         share = units.in_share(profile.useful_rate / attainable.flops_per_second)
-        say(
-            console,
+        console.say(
             f"The model's formulas are computed at {rate}, {share} of the attainable "
-            f"{units.in_flops(attainable.flops_per_second)}/s ({attainable.source}).",
+            f"{units.in_flops(attainable.flops_per_second)}/s ({attainable.source})."
         )
-    say(
-        console,
-        f"The process kept {units.digits(profile.busy_cores)} of {profile.cores} cores busy.",
+    console.say(
+        f"The process kept {units.digits(profile.busy_cores)} of {profile.cores} cores busy."
     )
 
 
-def _print_parts(console: rich.console.Console, profile: Profile) -> None:
+def _print_parts(console: Console, profile: Profile) -> None:
     table = make_table("time of a step", right=("measured", "share", "FLOP/s", "of attainable"))
     for part in profile.parts:
         rate = part.flops_per_second
@@ -141,10 +134,10 @@ def _print_parts(console: rich.console.Console, profile: Profile) -> None:
     table.add_section()
     total = sum(part.seconds for part in profile.parts)
     table.add_row("sum", units.in_seconds(total), units.in_share(1.0), "", "")
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) -> None:
+def _print_layers(console: Console, layers: Sequence[LayerTime]) -> None:
     table = make_table("time of a layer", "phase", right=("measured", "share", "FLOP/s"))
     for row in layers[:MAX_ROWS]:
         rate = f"{units.in_flops(row.flops / row.seconds)}/s" if row.flops else ""
@@ -163,11 +156,11 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) ->
         shares[row.phase] += row.share
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
-    print_table(console, table)
-    say_hidden(console, layers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds, SUMMARY)
+    console.print_table(table)
+    console.say_hidden(layers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds, SUMMARY)
 
 
-def _print_operations(console: rich.console.Console, rows: Sequence[OperationTime]) -> None:
+def _print_operations(console: Console, rows: Sequence[OperationTime]) -> None:
     table = make_table("slowest operations", "kind", right=("times", "measured", "FLOP/s"))
     for row in rows:
         where = f"{row.layer or '(no layer)'}, {row.phase}"
@@ -180,10 +173,10 @@ def _print_operations(console: rich.console.Console, rows: Sequence[OperationTim
             units.in_seconds(row.seconds),
             rate,
         )
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveTime]) -> None:
+def _print_collectives(console: Console, rows: Sequence[CollectiveTime]) -> None:
     if not rows:
         return
     table = make_table("collectives", right=("calls", "a step", "active", "hidden", "exposed"))
@@ -196,10 +189,10 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveT
             units.in_share(row.hidden_seconds / row.seconds if row.seconds else 0.0),
             units.in_seconds(row.exposed_seconds),
         )
-    print_table(console, table)
+    console.print_table(table)
 
 
-def _print_devices(console: rich.console.Console, rows: Sequence[DeviceTime]) -> None:
+def _print_devices(console: Console, rows: Sequence[DeviceTime]) -> None:
     if len(rows) < 2:
         return
     waits = (COLLECTIVES, PAUSES, INPUT_WAIT, HOST)
@@ -208,6 +201,6 @@ def _print_devices(console: rich.console.Console, rows: Sequence[DeviceTime]) ->
         computes = sum(row.seconds.get(part, 0.0) for part in PARTS if part not in waits)
         cells = [units.in_seconds(row.seconds.get(part, 0.0)) for part in waits]
         table.add_row(str(row.device), units.in_seconds(computes), *cells)
-    print_table(console, table)
+    console.print_table(table)
     if len(rows) > MAX_ROWS:
-        say(console, f"and {len(rows) - MAX_ROWS} more devices")
+        console.say(f"and {len(rows) - MAX_ROWS} more devices")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from lingvo_gshard.core import processes
+from lingvo_gshard.core import Seam, processes
 from lingvo_gshard.core.config import params_text
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
@@ -25,7 +25,6 @@ from lingvo_gshard.core.errors import UserError, explained
 from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.core.files.atomic import replace_file
 from lingvo_gshard.core.files.stores import BucketError
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.signals import called_before_abrupt_end
 from lingvo_gshard.training.run.checkpoint.arrays import PARAMS_COPY
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
@@ -213,10 +212,6 @@ class Logdir:
         writes params.txt here. A run that resumes writes params.txt when it goes on
         (`write_params`).
 
-        Args:
-          params: the run's Params.
-          say: shows a line to the user.
-
         Raises:
           UserError: the directory cannot be written, another run uses the directory, the processes
             see different directories, or the directory belongs to another run (`check`). All
@@ -237,9 +232,6 @@ class Logdir:
     @contextlib.contextmanager
     def locked(self, say: Say = _warn) -> Iterator[None]:
         """Locks the directory until the context ends, for work on it that is no training.
-
-        Args:
-          say: shows a line to the user.
 
         Raises:
           UserError: the directory cannot be written, or a run uses it.

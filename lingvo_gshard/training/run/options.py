@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Configurable, Params, Seam
 
 
 class ServiceOptions:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import letters
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, VariableSpec, letters, tf
 from lingvo_gshard.training.step.optimizer import Moments, Optimizer, WeightStep
 
 
@@ -85,7 +82,6 @@ class Adafactor(Optimizer):
         return scale * unclipped
 
     def _second_moment(self, step: WeightStep, share: tf.Tensor) -> Moments:
-        """Returns the new moments."""
         square = step.gradient * step.gradient + self.p.epsilon
         letters = self.factored_letters(step.spec)
 

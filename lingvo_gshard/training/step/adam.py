@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.training.step.moments import (
-    FIRST,
-    SECOND,
-    MomentOptimizer,
-    bias_correction,
-    decayed_mean,
-)
+from lingvo_gshard.core import OPTIMIZER_SCOPE, Params, tf
+from lingvo_gshard.training.step import moments
 from lingvo_gshard.training.step.optimizer import Moments, WeightStep
 
 # Shared values of a step: 1 - beta1^t, and 1 / sqrt(1 - beta2^t).
 _FIRST_CORRECTION, _ROOT_SCALE = "first_correction", "root_scale"
 
 
-class Adam(MomentOptimizer):
+class Adam(moments.MomentOptimizer):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1 in the form of section 2).
 
         m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
@@ -28,7 +20,7 @@ class Adam(MomentOptimizer):
     algorithm 2).
     """
 
-    moment_names = (FIRST, SECOND)
+    moment_names = (moments.FIRST, moments.SECOND)
 
     @classmethod
     def params(cls) -> Params:
@@ -40,19 +32,19 @@ class Adam(MomentOptimizer):
 
     def shared_values(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
         with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
-            second = bias_correction(self.p.beta2, number)
+            second = moments.bias_correction(self.p.beta2, number)
             return {
-                _FIRST_CORRECTION: bias_correction(self.p.beta1, number),
+                _FIRST_CORRECTION: moments.bias_correction(self.p.beta1, number),
                 _ROOT_SCALE: tf.math.rsqrt(second),
             }
 
     def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         p = self.p
         old_first, old_second = (self.load(step, name) for name in self.moment_names)
-        first = decayed_mean(old_first, step.gradient, p.beta1)
-        first, first_moments = self.store(step, FIRST, first)
-        second = decayed_mean(old_second, step.gradient * step.gradient, p.beta2)
-        second, second_moments = self.store(step, SECOND, second)
+        first = moments.decayed_mean(old_first, step.gradient, p.beta1)
+        first, first_moments = self.store(step, moments.FIRST, first)
+        second = moments.decayed_mean(old_second, step.gradient * step.gradient, p.beta2)
+        second, second_moments = self.store(step, moments.SECOND, second)
         change = self._change(step, first, second)
         return step.commit(step.weight, step.weight - change), first_moments | second_moments
 

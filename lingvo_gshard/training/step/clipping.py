@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, VariableSpec, tf
 
 
 def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:
@@ -19,7 +17,6 @@ def global_norm(gradients: NestedMap, counts: Sequence[bool]) -> tf.Tensor:
     may count as 0; clipping scales large norms only.
 
     Args:
-      gradients: the gradients of the weights.
       counts: whether each gradient counts; False for weights that the optimizer does not move.
     """
     pairs = zip(counts, gradients.flatten(), strict=True)
@@ -33,7 +30,6 @@ class Clipping:
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, section 3.2.
 
     Attributes:
-      gradients: the gradients of the weights.
       specs: the weights' tree of VariableSpec. What weights with an update rule get is not scaled.
       norm: their global norm.
       clip_norm: the largest norm; 0 disables clipping.

@@ -7,10 +7,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.layer import stop_frozen
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, context, stop_frozen, tf
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 
@@ -101,9 +98,6 @@ class Gradients:
         """Takes what all steps have in common.
 
         Args:
-          task: defines the loss.
-          precision: types of weights and activations.
-          theta_specs: the weights' tree of VariableSpec.
           frozen: paths of the weights that are not trained.
           measured: what steps measure beside the weights, if there is anything.
           accumulate: computes a batch in parts; None computes it at once.
@@ -228,8 +222,6 @@ class Gradients:
         passing: context.Context,
         scale: tf.Tensor | None,
     ) -> Result:
-        """Returns what `_of_part` does for a whole batch, computed in parts."""
-
         def compute(part: TensorBatch, key: tf.Tensor, weights: LossWeights) -> Result:
             now = dataclasses.replace(passing.part(), seed=key, batch_weights=weights)
             return self._of_part(theta, part, now, scale)

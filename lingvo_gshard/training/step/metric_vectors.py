@@ -7,10 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.core.repetition import unstacked
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.training.step.gradients import TensorBatch
 
 # Maps a metric's name to (value, weight); the mean over batches weights values by their weights.

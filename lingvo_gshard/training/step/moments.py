@@ -7,25 +7,10 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import MATRIX, TABLE, VariableSpec, is_vector
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import MATRIX, NestedMap, Params, VariableSpec, tf
+from lingvo_gshard.core.layer import TABLE, is_vector
 from lingvo_gshard.sharding import weight_patterns
-from lingvo_gshard.training.step.optimizer import (
-    BFLOAT16,
-    DTYPES,
-    FLOAT32,
-    INT8,
-    Moments,
-    Optimizer,
-    WeightStep,
-    dequantize,
-    dequantize_square,
-    quantize,
-    quantize_square,
-    to_bfloat16,
-)
+from lingvo_gshard.training.step import optimizer
 
 # Names of moments: a running mean of gradients, and one of their squares.
 FIRST, SECOND = "first_moment", "second_moment"
@@ -58,7 +43,7 @@ def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
     return -tf.math.expm1((tf.cast(step, tf.float32) + 1.0) * math.log(beta))
 
 
-class MomentOptimizer(Optimizer):
+class MomentOptimizer(optimizer.Optimizer):
     """An optimizer whose moments have the layout of the weight.
 
     A subclass lists its moments in `moment_names`. `load` reads a moment and `store` writes one.
@@ -72,8 +57,8 @@ class MomentOptimizer(Optimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        about = f"Type of the moments: {', '.join(DTYPES)}."
-        p.define("moment_dtype", FLOAT32, about, choices=DTYPES)
+        about = f"Type of the moments: {', '.join(optimizer.DTYPES)}."
+        p.define("moment_dtype", optimizer.FLOAT32, about, choices=optimizer.DTYPES)
         p.define(
             "weight_decay",
             0.0,
@@ -90,25 +75,27 @@ class MomentOptimizer(Optimizer):
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
         layouts = {name: spec.layout for name in self.moment_names}
-        if self._dtype(spec) == INT8:
+        if self._dtype(spec) == optimizer.INT8:
             layouts |= {_scale(name): spec.layout[:-1] for name in self.moment_names}
         return layouts
 
     def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
         dtype = self._dtype(spec)
-        if dtype == INT8:
+        if dtype == optimizer.INT8:
             return {name: "uint8" if name == SECOND else "int8" for name in self.moment_names}
         return dict.fromkeys(self.moment_names, dtype)
 
-    def load(self, step: WeightStep, name: str) -> tf.Tensor:
+    def load(self, step: optimizer.WeightStep, name: str) -> tf.Tensor:
         """Returns a moment in float32."""
         moments = step.moments
-        if self._dtype(step.spec) != INT8:
+        if self._dtype(step.spec) != optimizer.INT8:
             return tf.cast(moments[name], tf.float32)
-        read = dequantize_square if name == SECOND else dequantize
+        read = optimizer.dequantize_square if name == SECOND else optimizer.dequantize
         return read(moments[name], moments[_scale(name)])
 
-    def store(self, step: WeightStep, name: str, value: tf.Tensor) -> tuple[tf.Tensor, Moments]:
+    def store(
+        self, step: optimizer.WeightStep, name: str, value: tf.Tensor
+    ) -> tuple[tf.Tensor, optimizer.Moments]:
         """Stores a new float32 value of a moment.
 
         Returns:
@@ -116,17 +103,17 @@ class MomentOptimizer(Optimizer):
           one for float32 moments, and not yet rounded for narrow ones.
         """
         dtype, moments = self._dtype(step.spec), step.moments
-        if dtype == FLOAT32:
+        if dtype == optimizer.FLOAT32:
             value = step.commit(moments[name], value)
             return value, {name: value}
         key = step.rounding_key(f"{step.spec.path}/{name}")
-        if dtype == BFLOAT16:
-            return value, {name: step.commit(moments[name], to_bfloat16(value, key))}
-        write = quantize_square if name == SECOND else quantize
+        if dtype == optimizer.BFLOAT16:
+            return value, {name: step.commit(moments[name], optimizer.to_bfloat16(value, key))}
+        write = optimizer.quantize_square if name == SECOND else optimizer.quantize
         parts = zip((name, _scale(name)), write(value, key), strict=True)
         return value, {part: step.commit(moments[part], new) for part, new in parts}
 
-    def with_decay(self, step: WeightStep, change: tf.Tensor) -> tf.Tensor:
+    def with_decay(self, step: optimizer.WeightStep, change: tf.Tensor) -> tf.Tensor:
         """Returns `change` plus weight decay, the amount to subtract from a weight.
 
         The decay is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101,
@@ -141,8 +128,8 @@ class MomentOptimizer(Optimizer):
         return change + step.learning_rate * decay * step.weight
 
     def _dtype(self, spec: VariableSpec) -> str:
-        if self.p.moment_dtype == INT8 and is_vector(spec.layout):
-            return FLOAT32
+        if self.p.moment_dtype == optimizer.INT8 and is_vector(spec.layout):
+            return optimizer.FLOAT32
         return self.p.moment_dtype
 
 

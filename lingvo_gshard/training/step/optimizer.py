@@ -25,14 +25,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from lingvo_gshard.core import initializers, random_numbers
+from lingvo_gshard.core import Seam, initializers, random_numbers, tf
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.layer import VariableSpec, scope_name
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
-from lingvo_gshard.core.seams import Seam
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import weight_patterns
 
@@ -102,7 +100,6 @@ class WeightStep:
     """One step of one weight: everything that the weight's update depends on.
 
     Attributes:
-      spec: the weight's spec.
       weight: float32.
       gradient: float32, of the weight's shape.
       moments: in their own dtypes.
@@ -175,9 +172,6 @@ class Optimizer(Configurable):
     def check(self, specs: NestedMap) -> None:
         """Checks the Params against the weights of a model.
 
-        Args:
-          specs: the weights' tree of VariableSpec.
-
         Raises:
           UserError: a pattern matches no weight, or all weights are frozen.
         """
@@ -190,11 +184,7 @@ class Optimizer(Configurable):
         return not spec.update_rule and self.learning_rate_factor(spec) > 0.0
 
     def frozen(self, specs: NestedMap) -> frozenset[str]:
-        """Returns the paths of the weights that never change, and so need no gradient.
-
-        Args:
-          specs: the weights' tree of VariableSpec.
-        """
+        """Returns the paths of the weights that never change, and so need no gradient."""
         return frozenset(
             spec.path
             for spec in specs.flatten()
@@ -226,9 +216,6 @@ class Optimizer(Configurable):
         Everything returned must go through `step.commit`. Compute the weight from the committed
         moments where these are float32: XLA then updates both in place, and copies the moments
         otherwise.
-
-        Args:
-          step: the weight, its gradient and its moments.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
@@ -271,8 +258,6 @@ class Optimizer(Configurable):
 
         Args:
           specs: the tree of VariableSpec of theta and gradients.
-          theta: the weights.
-          gradients: the weights' gradients.
           moments: a tree like `moment_specs(specs)`.
           step: an int32 scalar that counts from 0.
           learning_rate: a float32 scalar.
@@ -318,11 +303,7 @@ class Optimizer(Configurable):
             yield spec, weight, gradient, own
 
     def _update_by_rule(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
-        """Updates one weight by its own rule, by `update_weight`, or not at all.
-
-        Args:
-          step: the weight and its gradient in their own dtypes.
-        """
+        """Updates one weight by its own rule, by `update_weight`, or not at all."""
         spec, rate = step.spec, step.learning_rate
         weight, gradient = tf.cast(step.weight, tf.float32), tf.cast(step.gradient, tf.float32)
         if spec.update_rule and not spec.is_frozen:

@@ -20,17 +20,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import TABLE, VariableSpec
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import NestedMap, Params, Seam, UserError, VariableSpec, names, tf
+from lingvo_gshard.core.layer import TABLE
 from lingvo_gshard.layers.product_rules import ProductContext, ProductRule
-from lingvo_gshard.sharding import annotate_like
-from lingvo_gshard.sharding.einsum import Rounding
-from lingvo_gshard.sharding.partitioning import MASTERS, current_partitioning
+from lingvo_gshard.sharding import Rounding, annotate_like, current_partitioning
+from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
 
 _PARAM = "step.precision"
@@ -86,8 +80,6 @@ class Precision:
         master weight itself.
 
         Args:
-          specs: the weights' tree of VariableSpec.
-          theta: the weights of the state.
           gathers_ahead: whether loops gather the weights that they stack; see `context.Context`.
         """
         if not self.has_master_weights:
@@ -178,6 +170,5 @@ def precision_names() -> list[str]:
 
 def get(name: str) -> Precision:
     """Returns the precision of a name. Raises ValueError with the nearest name if unknown."""
-    if name not in PRECISIONS:
-        raise UserError(f"{_PARAM} is {name!r}. {names.nearest(name, precision_names())}")
+    names.check(name, precision_names(), f"{_PARAM} is {name!r}")
     return PRECISIONS[name]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, Params, UserError, tf
 
 
 class Schedule(Configurable):

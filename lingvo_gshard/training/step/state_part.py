@@ -10,11 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import NestedMap, Params, Seam, VariableSpec, tf
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.clipping import Clipping
 from lingvo_gshard.training.step.optimizer import Optimizer
@@ -56,15 +52,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Ingredients:
-    """Holds what the parts of a trainer are made of.
-
-    Attributes:
-      params: the trainer's Params.
-      task: the task.
-      optimizer: the optimizer.
-      theta_specs: the weights' tree of VariableSpec.
-      precision: types of weights and activations.
-    """
+    """Holds what the parts of a trainer are made of."""
 
     params: Params
     task: Task
@@ -80,10 +68,8 @@ class Update:
     Attributes:
       state: the state before the step.
       clipped: the gradients and how they are clipped.
-      seen: facts on the step.
       verdicts: what the parts of the state say of it, by name.
       updates: the number of earlier updates of the weights, an int32 scalar.
-      learning_rate: the step's learning rate.
       is_skipped: a bool scalar, whether the step leaves the weights as they are.
       stopped: a bool scalar, whether the training has ended.
     """
@@ -120,7 +106,6 @@ class StepPart:
         """Returns the Precision of a trainer, by default the chosen one.
 
         Args:
-          p: the trainer's Params.
           chosen: the Precision that `step.precision` names.
         """
         return chosen
@@ -130,7 +115,6 @@ class StepPart:
         """Checks that devices compute a step in its precision.
 
         Args:
-          precision: the Precision of the trainer.
           platform: jax's name of their platform.
           name: jax's name of such devices. They need not be in this machine.
           capability: the compute capability of a GPU, such as "9.0"; empty if it is not known.
@@ -146,7 +130,6 @@ class StepPart:
         """Returns sentences on what devices compute in another way than the Params say.
 
         Args:
-          precision: the Precision of the trainer.
           platform: jax's name of the devices' platform.
           has_kernels: whether the step uses the platform's kernels.
         """
@@ -166,7 +149,6 @@ class StepPart:
 
         Args:
           part: the part of the state, such as "moments".
-          spec: the array's spec.
         """
         return False
 

@@ -9,29 +9,19 @@ import dataclasses
 import math
 from typing import Any, cast
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, tf
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import OPTIMIZER_SCOPE
 from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.training.step import precision
+from lingvo_gshard.training.step import precision, state_part
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.clipping import Clipping, global_norm
 from lingvo_gshard.training.step.gradients import Gradients, Result, TensorBatch
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
-from lingvo_gshard.training.step.state_part import (
-    STEP_PARTS,
-    Ingredients,
-    Seen,
-    StatePart,
-    StepPart,
-    Update,
-    Verdict,
-)
 
 
 class Trainer(Configurable):
@@ -72,7 +62,7 @@ class Trainer(Configurable):
         p.define(
             "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
         )
-        for part in STEP_PARTS:
+        for part in state_part.STEP_PARTS:
             part.define(p)
         return p
 
@@ -80,7 +70,6 @@ class Trainer(Configurable):
         """Makes the trainer of a task.
 
         Args:
-          params: the trainer's Params.
           task: a task with the dtypes of `precision`, or the Params of a task. The trainer
             instantiates Params with these dtypes.
           steps: number of steps of the run, `run.steps`. A learning rate may decay until then.
@@ -90,7 +79,7 @@ class Trainer(Configurable):
         """
         super().__init__(params)
         dtypes = precision.get(params.precision)
-        for part in STEP_PARTS:
+        for part in state_part.STEP_PARTS:
             dtypes = part.choose_precision(params, dtypes)
         self.task: Task = dtypes.typed(task).instantiate() if isinstance(task, Params) else task
         dtypes.check(self.task)
@@ -105,10 +94,12 @@ class Trainer(Configurable):
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
-        made = Ingredients(params, self.task, self.optimizer, self.theta_specs, dtypes)
-        found = [part.of(made) for part in STEP_PARTS]
-        self.step_parts: list[StepPart] = [part for part in found if part]
-        self.parts = {part.name: part for part in self.step_parts if isinstance(part, StatePart)}
+        made = state_part.Ingredients(params, self.task, self.optimizer, self.theta_specs, dtypes)
+        found = [part.of(made) for part in state_part.STEP_PARTS]
+        self.step_parts: list[state_part.StepPart] = [part for part in found if part]
+        self.parts = {
+            part.name: part for part in self.step_parts if isinstance(part, state_part.StatePart)
+        }
         self.gradients = Gradients(
             self.task,
             dtypes,
@@ -120,13 +111,13 @@ class Trainer(Configurable):
 
     def check_device(self, platform: str, name: str, capability: str = "") -> None:
         """Checks that devices compute the step in its precision; see `StepPart`."""
-        for part in STEP_PARTS:
+        for part in state_part.STEP_PARTS:
             part.check_device(self.precision, platform, name, capability)
 
     def device_notes(self, platform: str, has_kernels: bool = True) -> list[str]:
         """Returns sentences on what devices compute in another way; see `StepPart`."""
         given = self.precision, self.task, platform, has_kernels
-        return [note for part in STEP_PARTS for note in part.device_notes(*given)]
+        return [note for part in state_part.STEP_PARTS for note in part.device_notes(*given)]
 
     @property
     def evaluated_part(self) -> str:
@@ -183,7 +174,6 @@ class Trainer(Configurable):
 
         Args:
           step: number of the step, from 1.
-          metrics: its metrics.
         """
         for part in self.step_parts:
             metrics = part.shown_metrics(step, metrics)
@@ -213,7 +203,6 @@ class Trainer(Configurable):
         What the backward pass measures for a part of the state is an entry of the gradients.
 
         Args:
-          state: the state before the step.
           batch: feature name -> tensor.
           on_result: called with each layer's results, as in `context.Context`.
         """
@@ -234,9 +223,7 @@ class Trainer(Configurable):
 
         Args:
           state: the state before the step.
-          loss: the training loss.
           metrics: name -> (value, weight).
-          gradients: the gradients, from `step_gradients`.
         """
         gradients = NestedMap(gradients)
         measured = {name: gradients.pop(name) for name in self.parts if name in gradients}
@@ -247,7 +234,7 @@ class Trainer(Configurable):
             learning_rate = self.schedule(state.step)
             clipped = Clipping(gradients, specs, norm, self.p.clip_norm)
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-        seen = Seen(loss, norm, finite, measured)
+        seen = state_part.Seen(loss, norm, finite, measured)
         verdicts = {name: part.judge(state[name], seen) for name, part in self.parts.items()}
         update = self._update(state, clipped, learning_rate, seen, verdicts)
         new_state = self._next_state(update)
@@ -264,9 +251,9 @@ class Trainer(Configurable):
         state: NestedMap,
         clipped: Clipping,
         learning_rate: tf.Tensor,
-        seen: Seen,
-        verdicts: dict[str, Verdict],
-    ) -> Update:
+        seen: state_part.Seen,
+        verdicts: dict[str, state_part.Verdict],
+    ) -> state_part.Update:
         """Returns the update of a step. A training that stops skips it."""
         goes_on, updates = seen.finite, state.step
         for name, part in self.parts.items():
@@ -276,10 +263,9 @@ class Trainer(Configurable):
         for verdict in verdicts.values():
             is_skipped |= verdict.is_skipped
         facts = state, clipped, seen, verdicts
-        return Update(*facts, updates, learning_rate, is_skipped, stopped)
+        return state_part.Update(*facts, updates, learning_rate, is_skipped, stopped)
 
-    def _next_state(self, update: Update) -> NestedMap:
-        """Returns the state after a step."""
+    def _next_state(self, update: state_part.Update) -> NestedMap:
         state = update.state
         found = [part.update_weights(update) for part in self.step_parts]
         theta, moments = next(filter(None, found), None) or self.optimizer.update(
@@ -303,7 +289,6 @@ class Trainer(Configurable):
 
         Args:
           part: the part of the state, such as "moments".
-          spec: the array's spec.
         """
         return any(each.is_on_host(part, spec) for each in self.step_parts)
 

@@ -15,8 +15,6 @@ def start_module(
     """Starts a module in a new process, with pipes for its standard input and output.
 
     Args:
-      module: name of the module.
-      arguments: its command line.
       stderr: where its standard error goes, as subprocess.Popen takes it.
     """
     return subprocess.Popen(

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lingvo_gshard.core import EXIT_CODES, VERSION, signals
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import EXIT_CODES, VERSION, jax, signals
 from lingvo_gshard.wings.cluster.member import (
     DEFAULT_TIMEOUT,
     ClusterMember,
@@ -178,7 +177,6 @@ class Cluster:
         self._monitor.announce_departure(Departure(self.index, reason, code))
 
     def _send(self, process: int | None, message: msgspec.Struct) -> None:
-        """Sends a message about a hang."""
         if self._monitor is not None:
             self._monitor.send(process, message)
 

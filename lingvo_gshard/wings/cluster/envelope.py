@@ -30,7 +30,6 @@ class Envelope:
         """Begins with an empty content.
 
         Args:
-          secret: the job's secret.
           kind: SIGN, RECORD or PART, or a step of a handshake.
           names: texts that the signature covers besides the content, such as the name of a file.
         """
@@ -68,10 +67,8 @@ def pack(secret: str, kind: str, name: str, content: bytes) -> bytes:
     """Returns a content with its signature, as a file has it.
 
     Args:
-      secret: the job's secret.
       kind: SIGN or RECORD.
       name: what tells the message from others of its kind.
-      content: the message.
     """
     envelope = Envelope(secret, kind, name)
     envelope.add(content)

@@ -38,9 +38,6 @@ class ClusterMember:
     """One process of a cluster.
 
     Attributes:
-      host: host of process 0.
-      port: port of process 0.
-      count: number of processes.
       index: number of this process, from 0.
       local_devices: ids of the devices that jax shall use here; None: all.
       bind_address: the address that process 0 listens at; None: the address of `host`.

@@ -58,7 +58,6 @@ class Snapshot(msgspec.Struct, frozen=True, tag="stacks"):
     """The place of a process in its work at one moment.
 
     Attributes:
-      process: number of the process.
       place: the progress of the process's training loop: the step, and the number of the part
         within the step. A process that delays the others has the lowest place.
       doing: the process's work as a verb phrase, such as "waits for the batch of step 7".
@@ -89,9 +88,6 @@ class RollCall:
         """Prepares to ask and to answer.
 
         Args:
-          index: number of this process.
-          count: number of processes.
-          send: sends a message to other processes.
           end_all: ends all processes; called in process 0.
           directory: returns the run's directory; None if there is none.
         """
@@ -149,7 +145,6 @@ class RollCall:
             self._is_calling.release()
 
     def _ask(self) -> dict[int, Snapshot]:
-        """Returns the snapshots of the processes that answer, by number."""
         assert self._take_snapshot is not None
         with self._has_news:
             self._answers = {}
@@ -209,7 +204,6 @@ class Departure(msgspec.Struct, frozen=True, tag="left"):
     """The message that a process leaves the others before the program's end.
 
     Attributes:
-      process: number of the process.
       reason: the reason as a verb phrase about the process, such as "is gone".
       exit_code: exit code for the other processes.
       is_sudden: whether the process could not send the message itself.
@@ -238,7 +232,6 @@ class PeerMonitor:
         """Starts watching.
 
         Args:
-          index: number of this process.
           connections: process -> connection; process 0 has one to each other process, the others
             have one to process 0.
           on_departure: called in the thread with the first departure. True means that this process

@@ -50,7 +50,6 @@ class Challenge(msgspec.Struct):
     """The first message of process 0 to a new connection.
 
     Attributes:
-      protocol: version of this protocol.
       nonce: a random text, which the answer must sign.
     """
 
@@ -62,7 +61,6 @@ class Hello(msgspec.Struct):
     """The message that a process sends to join.
 
     Attributes:
-      process: number of the process.
       options: options that all processes must share, by name; long ones as a hash.
       nonce: a random text, which process 0's reply must sign.
       proof: signature of the challenge and of this message without its proof.
@@ -341,11 +339,7 @@ def _report(
 
 
 def _is_believed(reply: Reply, hello: Hello, member: ClusterMember) -> bool:
-    """Returns whether process 0 says that the cluster is complete.
-
-    Raises:
-      UserError: process 0 says what is wrong, or one of the two has another secret.
-    """
+    """Returns whether process 0 says that the cluster is complete."""
     if are_equal(reply.proof, _sign("reply", hello.nonce, reply.error or "", reply.token)):
         if reply.error:
             raise UserError(reply.error)

@@ -45,7 +45,6 @@ def report_problem(text: str, is_consequence: bool = False) -> None:
     """Reports why this process ends. Only the first reason counts.
 
     Args:
-      text: the reason.
       is_consequence: whether another process is the reason.
     """
     if not _report.problem:
@@ -57,7 +56,6 @@ def report_step(step: int, input_seconds: float, probe_seconds: float | None) ->
     """Reports a finished step.
 
     Args:
-      step: its number.
       input_seconds: median wait for a batch.
       probe_seconds: time of a fixed computation on the slowest device; None before the first.
     """

@@ -10,8 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core import objects
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, objects
 from lingvo_gshard.runtime import Program, compile_options, platform_of
 
 # Groups of options that are on in some programs and off in others.

@@ -17,8 +17,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import Context, NestedMap, Params, UserError, context, names, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import (
+    Context,
+    NestedMap,
+    Params,
+    UserError,
+    context,
+    names,
+    random_numbers,
+    tf,
+)
 from lingvo_gshard.layers import Dispatch, Exchange, Experts, TokenChoiceRouting, token_context
 from lingvo_gshard.sharding import (
     annotate_weights,
@@ -52,8 +60,6 @@ class ExpertRegion:
     """The manual region of one layer.
 
     Attributes:
-      experts: the experts.
-      dispatch: the layer's dispatch.
       options: the layer's options of all exchanges.
       group_axes: mesh axes that split the groups.
     """
@@ -79,10 +85,8 @@ class ExpertRegion:
         Groups and experts that do not divide evenly over the devices are padded.
 
         Args:
-          x_GSM: the tokens.
           expert_kGS: int32, the expert of each choice; num_experts or more where there is none.
           gate_kGS: float32, the gate of each choice.
-          theta: the experts' weights.
 
         Returns:
           [G,S,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
@@ -143,11 +147,7 @@ class ExpertRegion:
         """Computes one device's tokens: in rounds, or without the rows over the bound.
 
         Args:
-          exchange: the exchange.
           x_TM: as `RowExchange.compute` takes it, as are the next three.
-          expert_kT: as there.
-          gate_kT: as there.
-          theta: as there.
 
         Returns:
           [T,M], the gate-weighted sums; and the number of rows over the bound on all devices.
@@ -161,7 +161,6 @@ class ExpertRegion:
         return y_TM, collectives.psum(left, self.group_axes)
 
     def _exchange(self, choices: int, padded_experts: int) -> RowExchange:
-        """Returns the exchange of rows between the devices of the experts."""
         p, devices = self.dispatch.p, count_devices(self.expert_axes)
         path = f"{self.dispatch.path}.exchange"
         cls = exchange_class(

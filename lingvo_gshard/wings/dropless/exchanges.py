@@ -28,8 +28,8 @@ from lingvo_gshard.core import (
     optimization_barrier,
     random_numbers,
     scopes,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Codec, Exchange, Experts, Permutation
 from lingvo_gshard.sharding import collectives, hardware_of, mesh_in_use, platform_in_use
 from lingvo_gshard.wings import kernels
@@ -84,7 +84,6 @@ class RowExchange:
     """Computes the tokens of one device on the devices of their experts, in a manual region.
 
     Attributes:
-      experts: the experts.
       axes: mesh axes that split the experts. Devices along them are a group.
       num_experts: the number of experts on all devices, padding included.
       bound: as in DroplessDispatch.
@@ -315,7 +314,6 @@ def _send(x: tf.Tensor, there: Move, back: Move, codec: Codec, returning: Codec)
     """Returns rows [R,M] after a move, and brings their gradients back.
 
     Args:
-      x: the rows.
       there: moves arrays [R,...].
       back: the reverse.
       codec: the format of the rows.
@@ -495,9 +493,6 @@ def exchange_class(
     Args:
       name: a name in EXCHANGES; "" for the default.
       platform: as in `default_exchange`, as are the next three.
-      devices: as there.
-      choices: as there.
-      bound: as there.
       options: the Params of the layer's `Exchange`.
       path: Params path of the name, for the message.
 

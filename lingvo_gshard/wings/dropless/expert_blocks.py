@@ -21,10 +21,10 @@ from lingvo_gshard.core import (
     random_numbers,
     remat_policy,
     scopes,
+    tf,
     write_slice,
 )
 from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import read_slice
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
@@ -66,7 +66,6 @@ class BlockSizes:
 
         Args:
           rows: the total number of rows of all experts.
-          num_experts: size of E.
         """
         even_load = min(-(-rows // num_experts), LARGEST_BLOCK)
         step = _round_up(-(-even_load // STEPS), SMALLEST_STEP)
@@ -128,10 +127,7 @@ class ExpertBlocks:
       network: (one expert's weights, [C,M]) -> [C,M]. It computes each row independently. After its
         last product it may only add to the result.
       theta: the weights of all experts; their first dimension is E.
-      rows: the rows of each expert.
-      sizes: the sizes of the blocks.
       even_rows: rows of all experts under balanced loads, for planning.
-      context: the context of the pass.
     """
 
     network: Network

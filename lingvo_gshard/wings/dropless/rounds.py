@@ -25,8 +25,8 @@ from lingvo_gshard.core import (
     optimization_barrier,
     random_numbers,
     scopes,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.dropless.exchanges import Axes, RowExchange
 
@@ -40,10 +40,8 @@ class Rounds:
     """The rounds of one device's tokens, in a manual region.
 
     Attributes:
-      exchange: the exchange of each round.
       group_axes: mesh axes that split the groups.
       theta: the weights of the device's experts.
-      context: the context of the pass.
     """
 
     exchange: RowExchange

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, context, custom_gradient, kernel_use, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, custom_gradient, kernel_use, layer_method, tf
 from lingvo_gshard.layers import Experts, add_bias, feed_forward, products
 from lingvo_gshard.sharding import platform_in_use
 from lingvo_gshard.wings import kernels
@@ -25,8 +24,6 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
     Args:
       platform: one of `platforms.PLATFORMS`.
       rows: the number of rows of all experts.
-      dtype: type of the rows.
-      theta: the weights of the experts.
     """
     if found := products.obstacle(theta):
         return found
@@ -45,8 +42,6 @@ def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
 
     Args:
       rows: the number of rows of all experts.
-      dtype: type of the rows.
-      theta: the weights of the experts.
     """
     platform = platform_in_use()
     if not platform:
@@ -66,8 +61,7 @@ def compute_sorted(
     does.
 
     Args:
-      experts: the experts.
-      theta: their weights, without an `obstacle`.
+      theta: the experts' weights, without an `obstacle`.
       x_rM: the rows of all experts, one expert after another.
       load_E: int32, the number of rows of each expert.
       usual_rows: the number of rows of all experts in most steps.
@@ -117,7 +111,6 @@ class SortedGroups:
         In a remat unit, a result may be a saved one instead (see core/autodiff/remat_policy.py).
 
         Args:
-          x_rM: the rows.
           weights: weights [E,M,H] of the experts.
           is_output: whether the results are the experts' output, and not hidden.
         """
@@ -137,8 +130,6 @@ class SortedGroups:
 
         Args:
           hidden: the arrays [r,H] that the activation takes.
-          w_out_EHM: the weights of the experts.
-          activation: the activation.
         """
         weights = tf.cast(w_out_EHM, hidden[0].dtype)
         known = _restored(_OUTPUT)

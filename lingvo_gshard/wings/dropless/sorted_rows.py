@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import NestedMap
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, tf
 from lingvo_gshard.layers import Experts, Permutation, count_rows, sort_rows
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless import sorted_experts
@@ -26,8 +25,6 @@ class SortedRows:
         Args:
           expert_kT: int32, the expert of each choice of each token; num_experts or more where there
             is none.
-          num_experts: size of E.
-          is_sorted: whether the rows are in order.
         """
         expert_r = tf.reshape(expert_kT, [-1])
         self._is_sorted = is_sorted
@@ -49,10 +46,8 @@ class SortedRows:
         """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
         Args:
-          x_TM: the tokens.
           gate_kT: float32, the gate of each choice. None: gates are 1, and the output of a token
             with a choice that has no expert is undefined.
-          experts: the experts.
           theta: the weights of the experts of `load_E`.
           even_rows: the number of rows with an expert under balanced loads; 0: all rows.
           bound: the number of sorted rows that are computed; 0: all rows. Later ones count as 0.

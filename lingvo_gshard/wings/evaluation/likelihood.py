@@ -58,7 +58,6 @@ def measure_likelihood(
     """Returns how well the model predicts the targets of rows, packed as in training.
 
     Args:
-      runtime: holds the weights.
       input_: packs the rows.
       rows: what to predict.
       progress: is told after each batch how many rows are done.

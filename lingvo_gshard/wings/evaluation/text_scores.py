@@ -51,7 +51,6 @@ class LanguageScores:
     """Scores of one source language, with two baselines.
 
     Attributes:
-      rows: number of rows.
       unique_references: number of distinct references.
       translated: scores of the translations.
       copied: scores of the sources, taken as translations.
@@ -91,15 +90,7 @@ def score_languages(
     translations: Sequence[str],
     with_shuffled: bool = True,
 ) -> dict[str, LanguageScores]:
-    """Returns the scores of each language, in the order of first occurrence.
-
-    Args:
-      languages: source language of each row.
-      sources: source of each row.
-      references: reference of each row.
-      translations: translation of each row.
-      with_shuffled: whether to score shuffled sources.
-    """
+    """Returns the scores of each language, in the order of first occurrence."""
     partners = shuffled_partners(languages)
     scores = {}
     for language, rows in _rows_by_language(languages).items():
@@ -184,7 +175,6 @@ class SourceScores:
       cross_entropy: nats per token, ends of documents counted as tokens.
       perplexity: per token.
       accuracy: share of tokens that the model finds most likely.
-      tokens: number of tokens.
     """
 
     cross_entropy: float
@@ -202,9 +192,6 @@ class TextScores(Evaluation):
       perplexity: per token.
       accuracy: share of tokens that the model finds most likely.
       tokens: number of tokens, ends of documents included.
-      documents: number of documents.
-      words: number of words.
-      bytes: number of bytes.
       sources: source -> scores of its texts; empty if they are not scored by source.
     """
 
@@ -292,10 +279,7 @@ def measure(
     """Returns the scores of a split, packed and cut into windows as in training.
 
     Args:
-      runtime: holds the weights.
       input_: packs the texts.
-      split: what to score.
-      progress: is told how far scoring is.
       by_source: whether to score the texts of each source, too.
 
     Raises:
@@ -340,8 +324,6 @@ def _add(
     """Adds the metrics of batches. Returns how many tokens count in the loss, and were read.
 
     Args:
-      found: what to add to.
-      runtime: holds the weights.
       progress: is told how many tokens were read.
       before: tokens read before.
     """

@@ -22,7 +22,6 @@ class Translations(Protocol):
     """Translations of some sentences.
 
     Attributes:
-      texts: the translation of each sentence.
       cut: indices of the sentences that were too long and lost their end.
     """
 
@@ -182,14 +181,10 @@ def measure(
     """Translates a split and scores the translations.
 
     Args:
-      runtime: holds the weights.
-      input_: packs the rows for the likelihood.
-      split: name of the split.
       progress: is told each stage, and how much of it is done.
       languages: source languages to score; empty: all.
       max_rows_per_language: scores a fixed random choice of this many rows; None: all.
       shuffled: whether to score shuffled sources, too; see `LanguageScores`.
-      translate: translates sentences with the model.
     """
     rows = choose_rows(input_.rows(split), split, languages, max_rows_per_language)
     progress.begin("Cross-entropy", "rows", len(rows))

@@ -12,8 +12,7 @@ import itertools
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, known_sizes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, UserError, VariableSpec, known_sizes, shapes, tf
 from lingvo_gshard.data import Input, Vocabulary
 from lingvo_gshard.tasks import Task, TokenTask
 from lingvo_gshard.wings.inference.decoding.precision import (
@@ -358,7 +357,6 @@ class TrainedModel:
     """A trained model on the host.
 
     Attributes:
-      specs: the tree of the weights' VariableSpec.
       theta: the weights that evaluation uses, NumPy arrays in the dtypes of `specs`.
       averaged: whether these are averages over steps.
     """

@@ -15,8 +15,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gshard.core import SILENT, Progress, UserError, known_sizes, params_text, scope_name
-from lingvo_gshard.core.lazy import tf, tf_text
+from lingvo_gshard.core import SILENT, Progress, UserError, known_sizes, params_text, scope_name, tf
+from lingvo_gshard.core.lazy import tf_text
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.wings.export.decoder import TRANSLATION, PortableDecoder
 from lingvo_gshard.wings.export.stablehlo_writer import NormalizerInGraph, VocabularyInGraph

@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress, params_text
-from lingvo_gshard.core.lazy import tf, tf_text
+from lingvo_gshard.core import SILENT, Progress, params_text, tf
+from lingvo_gshard.core.lazy import tf_text
 from lingvo_gshard.data import Vocabulary, save_pair
 from lingvo_gshard.runtime import Array, Program, lower
 from lingvo_gshard.runtime.lowering.lowering import Outputs

@@ -39,9 +39,6 @@ def flops(layer: Layer, shape: TokenShape) -> int:
 
     A class registers a function if it has matrix products of its own, or children that do not run
     exactly once each. Without one, the operations are the sum over the layer's children.
-
-    Args:
-      shape: the positions that the pass computes.
     """
     return sum(flops(child, shape) for child in layer.child_layers())
 

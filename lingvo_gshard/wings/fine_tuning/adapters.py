@@ -27,8 +27,8 @@ from lingvo_gshard.core import (
     initializers,
     layer_method,
     letters,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import PRODUCT_RULES, Dropout, Product, ProductRule, products
 
 LOCAL_LETTERS = {"z": "rank of an adapter"}
@@ -140,7 +140,6 @@ PRODUCT_RULES.register("adapters")(_Rule())
 
 
 def _has_adapter(theta: NestedMap, name: str) -> bool:
-    """Returns whether a weight of a layer has an adapter."""
     return CHILD in theta and f"{name}_a" in theta[CHILD]
 
 

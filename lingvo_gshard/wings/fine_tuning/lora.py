@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, VariableSpec, tf
 from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
 from lingvo_gshard.tasks import TASK_FEATURES, Task, TaskFeature

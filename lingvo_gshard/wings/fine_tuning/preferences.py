@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes, tf
 from lingvo_gshard.layers import losses
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.tasks import LANGUAGE_MODEL_FEATURES, LanguageModelTask, Task, TaskFeature
@@ -176,10 +175,7 @@ def preference_loss(
     """Returns the mean loss of the pairs, and metrics: name -> (value, weight).
 
     Args:
-      model: log-probabilities of the model that learns.
-      reference: log-probabilities of the reference.
       pairs_Bj: int32, 1 where a row has a pair.
-      params: Params of `Preferences`.
     """
     beta, smoothing = params.beta, params.label_smoothing
     with tf.name_scope(f"{LOSS_SCOPE}/"):

@@ -11,8 +11,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError, explained
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, UserError, explained, tf
 from lingvo_gshard.training import BEST, Arrays, Checkpoint, CheckpointStore, Logdir, Trainer
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.fine_tuning.preferences import REFERENCE
@@ -32,7 +31,6 @@ class FirstWeights(Protocol):
         """Returns a checkpoint of step 0 with the weights.
 
         Args:
-          trainer: the trainer of the new run.
           abstract_state: the state of its runtime. Each process reads its own shards.
 
         Raises:

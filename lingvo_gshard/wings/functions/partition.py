@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, known_sizes
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core import Device, UserError, jax, known_sizes, tf
 from lingvo_gshard.runtime import (
     Array,
     Executable,
@@ -53,9 +52,6 @@ class Partitioned:
         Args:
           partitioning: the mesh, and what is split over its axes.
           devices: as many as the mesh has places.
-          layouts: the layouts of the arguments.
-          donate: positions of the arguments whose memory the results may reuse.
-          partitioner: "gspmd" or "shardy".
           tracing: as in `lower`.
           platform: the platform whose kernels the function uses. By default the devices' platform.
           compile_options: changes to the options of `runtime/compile_options.py`.

@@ -19,7 +19,6 @@ _FILES = ("gshard_paper", "language_models", "studies", "translation")
 
 @functools.cache
 def _tables() -> _Tables:
-    """Returns name -> table of all files."""
     return {
         name: table
         for file in _FILES

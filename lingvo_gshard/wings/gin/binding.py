@@ -229,7 +229,6 @@ def to_gin(params: Params, pattern: str = "") -> str:
     """Returns the hyperparameters of a tree as gin settings, each below its meaning.
 
     Args:
-      params: The tree.
       pattern: Part of the paths to write, such as "dropout", or a pattern with wildcards for whole
         paths, such as "trainer.*". Empty writes all.
 

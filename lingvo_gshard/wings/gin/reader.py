@@ -57,7 +57,6 @@ class Setting:
 
     Attributes:
       name: Left side. In gin a name without a dot defines a macro.
-      value: Right side.
       where: File and line, or the binding, for messages.
       in_file: Whether it comes from a file rather than the command line.
       used: Whether another value uses it as a macro.
@@ -78,8 +77,6 @@ def read(
     Macros are replaced by their values. As in gin, the last definition of a macro wins.
 
     Args:
-      files: Paths of gin files.
-      bindings: Single statements.
       example: Returns a value that a name may have, for hints; None for an unknown name.
 
     Raises:
@@ -132,7 +129,6 @@ class _Reader:
         """Reads a file.
 
         Args:
-          name: Name of the file.
           including: Path of the file that includes it; empty if an option names it.
           source: The option or include statement, for messages.
         """
@@ -246,7 +242,6 @@ def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
     default Params of the class or, if the exemplar is a function or class, the object itself.
 
     Args:
-      value: A value from gin.
       exemplar: A value of the expected type, or None to accept any type.
       nullable: Whether None is accepted.
 

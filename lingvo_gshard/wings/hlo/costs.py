@@ -20,15 +20,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from lingvo_gshard.core import scopes
-from lingvo_gshard.wings.hlo import tpu_slices
+from lingvo_gshard.wings.hlo import demand, tpu_slices
 from lingvo_gshard.wings.hlo.collectives import KINDS
-from lingvo_gshard.wings.hlo.demand import (
-    ASYNC_DONE,
-    ASYNC_START,
-    operand_demand,
-    written,
-    written_tuple_element,
-)
 from lingvo_gshard.wings.hlo.messages import ALGORITHMS, PRECISIONS
 from lingvo_gshard.wings.hlo.module import Instruction, Shape, element_bits
 from lingvo_gshard.wings.hlo.operations import FusedAttention
@@ -146,7 +139,6 @@ def _attention_operands(instruction: Instruction) -> list[Shape]:
 
 
 def _number_of_keys(instruction: Instruction) -> int:
-    """Returns the number of keys of a row."""
     keys = _attention_operands(instruction)[1].dimensions
     # cuDNN reads lengths and offsets of packed segments, and then arrays [B,length,N,D].
     is_packed = len(_operands(instruction, 2, {"s32"})) >= _PACKED_OPERANDS and _is_cudnn(
@@ -351,7 +343,7 @@ def memory_bytes(instruction: Instruction) -> int:
         return round(sum(_array_bytes(array) for array in arrays))
     if instruction.opcode == "fusion":
         (called,) = instruction.called
-        if called.root.proto.custom_call_target == ASYNC_DONE:
+        if called.root.proto.custom_call_target == demand.ASYNC_DONE:
             return 0
     return _read(instruction) + _written(instruction)
 
@@ -363,7 +355,7 @@ def _read(instruction: Instruction) -> int:
         made = instruction.result.size
         amounts = [o.shape.size if reads_all else min(o.shape.size, made) for o in operands]
     else:
-        amounts = operand_demand(instruction, instruction.shape.size)
+        amounts = demand.operand_demand(instruction, instruction.shape.size)
         if _reads_cache(instruction):
             # A layer with a window reads the blocks of the cache that its window meets. All others
             # read a full row: how many slots are filled is known only when the step runs.
@@ -402,15 +394,15 @@ def _written(instruction: Instruction) -> int:
         # The workspace of cuDNN is mostly room for segments that rows do not have.
         return round(sum(_array_bytes(array) for array in shape.arrays if array.dtype != "u8"))
     if instruction.opcode != "fusion":
-        return _bytes(shape, min(written(instruction), shape.size))
+        return _bytes(shape, min(demand.written(instruction), shape.size))
     (called,) = instruction.called
     elements = list(shape.elements or ())
-    if called.root.proto.custom_call_target == ASYNC_START:
+    if called.root.proto.custom_call_target == demand.ASYNC_START:
         return _bytes(elements[1], elements[1].size)
     if called.root.opcode != "tuple":
-        return _bytes(shape, written(called.root))
+        return _bytes(shape, demand.written(called.root))
     return sum(
-        _bytes(part, written_tuple_element(made))
+        _bytes(part, demand.written_tuple_element(made))
         for part, made in zip(elements, called.root.operands, strict=True)
     )
 
@@ -422,5 +414,4 @@ def _bytes(shape: Shape, elements: int) -> int:
 
 
 def _array_bytes(array: Shape) -> float:
-    """The bytes of an array in main memory."""
     return array.size * element_bits(array.dtype) / 8 * array.padding if array.space == 0 else 0.0

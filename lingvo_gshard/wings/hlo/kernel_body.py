@@ -52,7 +52,6 @@ class KernelBody:
     """The program of one cell of a kernel's grid.
 
     Attributes:
-      name: the name of the kernel.
       grid: sizes of the grid of a kernel for TPUs; None for sizes that are arguments of the call.
         Calls of kernels for GPUs state the grid.
       prefetched: number of a TPU kernel's arguments that are whole arrays of scalars. They follow

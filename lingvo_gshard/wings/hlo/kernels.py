@@ -38,7 +38,6 @@ class KernelWork:
     """The products of one call of a kernel on one device.
 
     Attributes:
-      name: the kernel's name.
       flops: FLOPs of its products; None if they are unknown.
       dtype: HLO's type of the factors of its largest product; "" without products.
       attention: the attention that it computes, if it is one.
@@ -58,9 +57,7 @@ class KernelCall:
 
     Attributes:
       target: the target of XLA's custom call.
-      config: its configuration.
       operation: the name of the operation; may be empty.
-      operands: shapes of the operands.
       values: the operands' values where they are known.
     """
 
@@ -176,7 +173,6 @@ def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> 
 
     Args:
       found: the name, the products, and the FLOPs that the kernel declares.
-      call: the call of the kernel.
     """
     name, products, declared = found
     if products is None or not products.is_exact or not products.is_whole:
@@ -199,7 +195,6 @@ def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> 
 
 
 def _largest(call: KernelCall) -> Shape:
-    """Returns the largest operand."""
     return max(call.operands, key=lambda shape: shape.size)
 
 

@@ -13,14 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.wings.hlo.messages import (
-    ELEMENT_TYPES,
-    TUPLE,
-    HloModuleProto,
-    HloProto,
-    ShapeProto,
-)
+from lingvo_gshard.core import jax
+from lingvo_gshard.wings.hlo import messages
 
 
 def read_module(compiled: jax.stages.Compiled) -> Module:
@@ -58,12 +52,12 @@ class Module:
     @classmethod
     def from_bytes(cls, serialized: bytes) -> Module:
         """Returns the module of a serialized HloModuleProto."""
-        return cls(HloModuleProto.FromString(serialized))
+        return cls(messages.HloModuleProto.FromString(serialized))
 
     @classmethod
     def from_hlo(cls, serialized: bytes) -> Module:
         """Returns the module of a serialized HloProto."""
-        return cls(HloProto.FromString(serialized).hlo_module)
+        return cls(messages.HloProto.FromString(serialized).hlo_module)
 
     def computation(self, identifier: int) -> Computation:
         """Returns the computation with this id."""
@@ -291,13 +285,13 @@ def shape_from_proto(proto: Any) -> Shape:
 @functools.lru_cache(maxsize=2**16)
 def _shape_from_bytes(serialized: bytes) -> Shape:
     # A program repeats its shapes, tuples of hundreds of arrays among them.
-    proto = ShapeProto.FromString(serialized)
-    if proto.element_type == TUPLE:
+    proto = messages.ShapeProto.FromString(serialized)
+    if proto.element_type == messages.TUPLE:
         return Shape("tuple", elements=tuple(map(shape_from_proto, proto.tuple_shapes)))
     layout = proto.layout
     tile = layout.tiles[0].dimensions if layout.tiles else ()
     return Shape(
-        dtype=ELEMENT_TYPES.get(proto.element_type, _UNKNOWN),
+        dtype=messages.ELEMENT_TYPES.get(proto.element_type, _UNKNOWN),
         dimensions=tuple(max(size, 0) for size in proto.dimensions),
         layout=tuple(layout.minor_to_major) if proto.HasField("layout") else None,
         tile=tuple(1 if size == _COMBINED else size for size in tile),

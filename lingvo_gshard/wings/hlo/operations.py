@@ -56,7 +56,6 @@ class HostTransfer:
 
     Attributes:
       bytes: size of what one execution moves.
-      to_host: whether it moves from the device to the host.
     """
 
     bytes: int
@@ -70,7 +69,6 @@ class FusedAttention:
     Attributes:
       keys: number of keys of a row.
       is_gradient: whether it is a part of the backward pass.
-      is_cudnn: whether cuDNN computes it.
       head_dim: size of a head of queries.
     """
 

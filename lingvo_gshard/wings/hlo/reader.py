@@ -49,7 +49,6 @@ def read_operations(
     note says so. Arithmetic on scalars is left out.
 
     Args:
-      module: the program.
       mesh: the mesh that the program was partitioned for, which names the axes of collectives.
       layers: name scopes of all layers, as core.layer.scope_name returns them. By default, the
         layer of an operation is guessed from its name.

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, NestedMap, Params, UserError, jax
 from lingvo_gshard.data import TextIds
 from lingvo_gshard.runtime import Array, platform_of
 from lingvo_gshard.sharding import Mesh, Partitioning
@@ -32,8 +31,6 @@ def facts_of(
     """Returns what the host knows of a model.
 
     Args:
-      task: the model.
-      input_params: the Params of the model's input.
       length: number of positions of a language model's text; None takes the length of an input row.
       text_ids: the ids around a text; None takes the ids of vocabularies that were trained here.
 
@@ -69,12 +66,9 @@ def make_engine(
     """Returns an engine of a model in memory. Programs are compiled when first needed.
 
     Args:
-      task: the model.
-      theta: its weights, NumPy arrays or jax.Arrays.
-      facts: what the host knows of it.
+      theta: the model's weights, NumPy arrays or jax.Arrays.
       partitioning: the mesh and what is split over it; None for the first device of jax.
       devices: the devices of the mesh, in its order.
-      options: how to use the machine.
       precision: how weights are stored and multiplied; one of
         wings/inference/decoding/precision.py.
 

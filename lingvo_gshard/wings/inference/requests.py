@@ -78,7 +78,6 @@ class NewTokens:
     Attributes:
       text: number of the text within its request.
       tokens: the new ids; the last may be the end of text.
-      log_probabilities: the log-probability of each token.
     """
 
     text: int

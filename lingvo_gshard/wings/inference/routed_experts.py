@@ -21,7 +21,6 @@ class RoutedExperts:
     Attributes:
       path: the layer's path. Layers of a compiled loop share one path.
       reads_source: whether the layer computes the tokens of the source and not of the text.
-      num_experts: the number of the layer's experts.
       experts: for each token, (expert, gate) with the largest gate first.
     """
 

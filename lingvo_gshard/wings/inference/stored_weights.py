@@ -17,8 +17,7 @@ import dataclasses
 import math
 from typing import Any
 
-from lingvo_gshard.core import NestedMap, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, known_sizes, tf
 from lingvo_gshard.layers import PRODUCT_RULES, Multiply, Product, ProductRule
 from lingvo_gshard.sharding import annotate, einsum
 

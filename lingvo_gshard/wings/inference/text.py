@@ -70,7 +70,6 @@ class GrowingText:
         """Begins a text.
 
         Args:
-          vocabulary: decodes tokens.
           given: ids before the text. They decide whether the text begins with a space.
           stop: strings that end the text.
           is_echoed: whether the text follows `echo` of the given tokens.

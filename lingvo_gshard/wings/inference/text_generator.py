@@ -50,8 +50,6 @@ class TextGenerator:
         """Prepares to write.
 
         Args:
-          engine: decodes with the model.
-          vocabulary: encodes beginnings and decodes texts.
           options: how to choose tokens; None draws them.
 
         Raises:

@@ -19,7 +19,6 @@ class Translation:
     """One translation of a sentence.
 
     Attributes:
-      text: the translation.
       score: ranks translations; see `wings/inference/decoding/beam.py`.
       pieces: the text of each token, `▁` for a space.
       log_probabilities: the log-probability of each token, and of the end if the model ended the
@@ -68,9 +67,6 @@ class Translator:
         """Prepares to translate.
 
         Args:
-          engine: decodes with the model.
-          source_vocabulary: encodes sentences.
-          target_vocabulary: decodes translations.
           options: how to search, unless a call says otherwise.
         """
         self.engine, self._options = engine, options or DecodingOptions()
@@ -98,7 +94,6 @@ class Translator:
 
         Args:
           sentences: one text each; an empty one has an empty translation.
-          progress: is told how many sentences are done.
           options: options of the search; None takes the translator's options.
           prefixes: what each translation must begin with; empty for no prefixes.
         """

@@ -6,7 +6,7 @@ marks a call in a TensorFlow program. `splicing.replace_markers` replaces the ma
 is lowered, by code of jax for the platform of the devices: Pallas for TPUs, cuDNN or Pallas for
 CUDA. `grouped.products` multiplies the rows of each expert by its weights. Layers ask for the
 `obstacle` first, and compute with TensorFlow's operations where a platform has no kernel for a
-call.
+call. `interpret` has a kernel computed on CPUs, step by step.
 """
 
 from lingvo_gshard.wings.kernels import (

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.layers import feed_forward
 
 # The functions of layers/feed_forward.py, by their names, for float32 arrays of jax.

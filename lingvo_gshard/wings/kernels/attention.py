@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.sharding.platforms import device_kind_in_use
 from lingvo_gshard.wings.kernels import attention_cuda, attention_cudnn, attention_tpu
@@ -36,10 +35,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      call: the static arguments.
-      query_BNLD: queries.
-      keys_BNKD: keys.
-      values_BNKD: values.
     """
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
@@ -81,10 +76,7 @@ def attend(
     output of a query that no key is visible to is finite, and otherwise undefined.
 
     Args:
-      call: the static arguments.
       query_BNLD: queries, already scaled.
-      keys_BNKD: keys.
-      values_BNKD: values.
       integers: int32 segments [B,L] of the queries and [B,K] of the keys, if the call has them,
         then the uint32 arrays of `DropoutOperands`, if the call drops weights.
       learned: float32 biases [N,buckets] of the logits and logits [N] of sinks, those that the call
@@ -115,7 +107,6 @@ def attend_with_sums(
     packed segments the sums are as the kernel has them, and only `gradients` reads them.
 
     Args:
-      call: the static arguments.
       operands: queries, keys, values, then the `integers` and `learned` of `attend`.
     """
     query_BNLD, keys_BNKD, values_BNKD = operands[:3]
@@ -142,11 +133,8 @@ def gradients(
     these are the gradients of this part, and terms of the queries' gradient.
 
     Args:
-      call: the static arguments.
       operands: the operands of `attend_with_sums`.
-      mixed_BNLD: the output.
       log_sums_BNL: float32, the log of the softmax' sums.
-      d_mixed_BNLD: the gradient of the output.
     """
     d_operands = [*operands[:3], *operands[len(operands) - call.learned :]]
     return BACKWARD.mark(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.wings.kernels import attention_cudnn, attention_triton
 from lingvo_gshard.wings.kernels.call import AttentionCall
 

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import cudnn_attention, ir, jax, jnp
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import cudnn_attention, ir
 from lingvo_gshard.wings.kernels.call import AttentionCall
 
 # cuDNN's largest head on Ampere; Hopper has 256.
@@ -38,7 +39,6 @@ def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> boo
     """Returns whether cuDNN knows the mask, the sizes and the type of a call.
 
     Args:
-      call: the static arguments.
       shapes: shapes [B,N,L,D] of queries, keys and values.
       dtype: their type, by its name in NumPy.
     """
@@ -143,7 +143,6 @@ def _workspace(call: AttentionCall, query: Sequence[int], keys: Sequence[int]) -
 
 
 def _split(x: jax.Array, dimension: int, parts: int) -> list[jax.Array]:
-    """Returns equal parts of an array along a dimension."""
     return jnp.split(x, parts, dimension) if parts > 1 else [x]
 
 
@@ -246,7 +245,6 @@ def _compute(
     """Returns the results of XLA's call of cuDNN.
 
     Args:
-      call: the static arguments.
       arrays: the operands of XLA's call.
       results: what has the shapes and types of the results: arrays [B,N,L,D], or sums.
       query: the queries [B,N,L,D].

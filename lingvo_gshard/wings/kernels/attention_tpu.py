@@ -11,7 +11,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, splash, splash_masks
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import splash, splash_masks
 from lingvo_gshard.wings.kernels.call import AttentionCall, Operands, pad
 
 # The number of lanes of a TPU's vector unit. Blocks are multiples of it.
@@ -31,11 +32,9 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
     """Returns why Splash attention cannot compute a call; "" if it can.
 
     Args:
-      call: the static arguments.
       query: shape [B,N,L,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
-      dtype: type of the queries.
     """
     del values
     if call.dropout_rate:
@@ -55,10 +54,8 @@ def computed_share(
     """Returns the share of blocks that Splash attention computes.
 
     Args:
-      call: the static arguments.
       query: shape [B,N,L,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
-      is_gradient: whether it computes gradients.
       width: bytes of an element.
     """
     queries, count = _whole_blocks(query[2]), _whole_blocks(keys[2])
@@ -70,9 +67,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
     """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
 
     Args:
-      call: the static arguments.
       *operands: the arrays of `Operands`, in their order.
-      interpret: whether to compute on CPUs, step by step.
     """
     rows = _whole_rows(call, operands)
     kernel = _kernel(call, rows, save_residuals=True, interpret=interpret)
@@ -95,9 +90,7 @@ def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False)
     """Returns the gradients of queries, keys, values and sinks.
 
     Args:
-      call: the static arguments.
       *operands: the operands and results of `forward`, then the gradient of its output.
-      interpret: whether to compute on CPUs, step by step.
     """
     *inputs, mixed, log_sums, d_mixed = operands
     rows = _whole_rows(call, inputs)
@@ -194,7 +187,6 @@ def _fused_block(call: AttentionCall, keys: int, bytes_of_key: int) -> int:
     visits hidden blocks as well, and a window has many.
 
     Args:
-      call: the static arguments.
       keys: number of keys, of whole blocks.
       bytes_of_key: bytes of a key of a head.
     """

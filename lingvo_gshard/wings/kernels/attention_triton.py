@@ -13,7 +13,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.call import HIDDEN, AttentionCall, Operands, pad
 from lingvo_gshard.wings.kernels.distance_bias import DistanceBias, added_by_bucket
 from lingvo_gshard.wings.kernels.triton_rows import dot, load_rows, padded_dim, store_rows
@@ -140,15 +141,12 @@ class _Tiles:
     """The tiles of a call. Rows are padded to whole tiles.
 
     Attributes:
-      attention: the static arguments.
       operands: the padded operands.
       bias: the learned bias of the padded operands' distances; None if there is none.
       queries: number of queries, without padding.
       keys: number of keys, without padding.
       block_q: queries of a tile.
       block_k: keys of a tile.
-      warps: warps of a tile.
-      interpret: whether to compute on CPUs, step by step.
     """
 
     attention: AttentionCall

@@ -11,8 +11,7 @@ import json
 
 import msgspec
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import jax, jnp, tf
+from lingvo_gshard.core import jax, jnp, known_sizes, tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels.kernel import register
 

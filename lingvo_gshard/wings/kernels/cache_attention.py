@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels import cache_tpu, cache_triton
 from lingvo_gshard.wings.kernels.cache_call import CacheCall
@@ -27,8 +26,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      call: the static arguments.
-      query_BND: queries.
       keys_BNKD: keys of one device.
       values_BNKD: values of one device.
     """
@@ -54,9 +51,7 @@ def attend(
     of keys and values if these have fewer heads. There is no gradient.
 
     Args:
-      call: the static arguments.
       query_BND: queries, already scaled.
-      keys_BNKD: keys.
       values_BNKD: values; not read if the keys are the values.
       newest: int32 scalar, the slot of the new tokens.
       reach_B: int32, less than K; -1 for rows that see no slot.

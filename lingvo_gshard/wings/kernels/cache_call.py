@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp
 
 
 class CacheCall(msgspec.Struct, frozen=True):
@@ -26,12 +26,7 @@ class CacheCall(msgspec.Struct, frozen=True):
     window: int = 0
 
     def most_blocks(self, slots: int, block: int) -> int:
-        """Returns the largest number of blocks that a row sees.
-
-        Args:
-          slots: number of slots.
-          block: slots of a block.
-        """
+        """Returns the largest number of blocks that a row sees."""
         total = -(-slots // block)
         if not self.window:
             return total
@@ -43,7 +38,6 @@ class CacheCall(msgspec.Struct, frozen=True):
         """Returns the mean share of the slots of a full row that blocks cover.
 
         Args:
-          slots: number of slots.
           block: slots of a block.
         """
         if not self.window:
@@ -78,7 +72,6 @@ class Cache:
         """Names a call's arrays, which come in the order of the attributes.
 
         Args:
-          call: the static arguments.
           arrays: queries [B,N,D], keys, values if the call has them, newest, reach, and sinks [N]
             if the call has them. Here N counts the heads of queries.
         """

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_tpu
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_tpu
 from lingvo_gshard.wings.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.wings.kernels.call import HIDDEN
 
@@ -26,11 +27,9 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
     """Returns why the kernel cannot compute a call; "" if it can.
 
     Args:
-      call: the static arguments.
       query: shape [B,N,D] of the queries.
       keys: shape [B,N,K,D] of the keys.
       values: shape [B,N,K,D] of the values.
-      dtype: type of the queries.
     """
     del call, query
     if dtype not in ("bfloat16", "float32"):
@@ -75,9 +74,7 @@ def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> t
     """Returns the output [B,N,D] of one new token of each row.
 
     Args:
-      call: the static arguments.
       *operands: the arrays that `Cache.of` names.
-      interpret: whether to compute on CPUs, step by step.
     """
     cache = Cache.of(call, operands)
     batch, shared, group, _ = cache.query.shape

@@ -12,7 +12,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.attention_triton import capped
 from lingvo_gshard.wings.kernels.cache_call import Cache, CacheCall
 from lingvo_gshard.wings.kernels.call import HIDDEN, pad
@@ -123,7 +124,6 @@ class _Tiles:
     """The tiles of a call.
 
     Attributes:
-      call: the static arguments.
       slots: number of slots of a row.
       rows: heads of queries of a tile.
       block: slots of a block.

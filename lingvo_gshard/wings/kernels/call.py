@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.layers import DistanceBuckets
 from lingvo_gshard.wings.kernels.weight_dropout import DropoutOperands
 
@@ -53,8 +53,6 @@ class AttentionCall(msgspec.Struct, frozen=True):
         """Returns the share of blocks that a kernel computes: those that positions do not hide.
 
         Args:
-          queries: number of queries.
-          keys: number of keys.
           block_q: queries of a block.
           block_k: keys of a block.
         """
@@ -70,12 +68,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
         return float(is_computed.mean())
 
     def hides_all_keys(self, queries: int, keys: int) -> bool:
-        """Returns whether positions hide all keys from any query.
-
-        Args:
-          queries: number of queries.
-          keys: number of keys.
-        """
+        """Returns whether positions hide all keys from any query."""
         last_query = self.first_query + queries - 1
         if self.window and last_query - self.window >= keys:
             return True

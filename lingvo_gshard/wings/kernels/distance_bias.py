@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.layers import DistanceBuckets
 
 
@@ -33,11 +33,8 @@ class DistanceBias(NamedTuple):
         """Returns the bias of the distances between queries and keys.
 
         Args:
-          buckets: the buckets of distances.
           biases: float32 bias [N,buckets] of each bucket.
           first_query: position of the first query among the keys.
-          queries: number of queries.
-          keys: number of keys.
         """
         first = -(first_query + queries - 1)
         found = buckets.of(np.arange(first, first + queries + keys - 1))

@@ -13,8 +13,8 @@ from typing import Any, Self, cast
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import ir, jax, jax_core, jnp, mlir, stablehlo, tf
+from lingvo_gshard.core import custom_gradient, jax, jnp, known_sizes, tf
+from lingvo_gshard.core.lazy import ir, jax_core, mlir, stablehlo
 from lingvo_gshard.sharding import HARDWARE, collectives, mesh_in_use, platform_in_use
 from lingvo_gshard.wings.kernels.kernel import register
 

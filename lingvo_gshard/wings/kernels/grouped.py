@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.sharding import Blocks, Factor, FactorFor, Rounding, hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels import grouped_rows, grouped_tpu, grouped_triton
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
@@ -53,9 +52,6 @@ def obstacle(
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      rows: number of rows of all groups.
-      weights_EMH: the weights of each group.
-      dtype: type of the rows.
       is_rounded: whether factors are rounded to 8 bits.
     """
     weights = tuple(known_sizes(weights_EMH.shape))
@@ -69,7 +65,6 @@ def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
       platform: one of `platforms.PLATFORMS`.
       rows: number of rows that there is room for.
       usual_rows: as in `products`.
-      groups: number of groups.
     """
     return _module(platform).padded_rows(GroupedCall(usual_rows), rows, groups)
 
@@ -84,7 +79,6 @@ def can_activate(platform: str, activation: str, rounding: Rounding | None) -> b
     Args:
       platform: one of `platforms.PLATFORMS`.
       activation: its name in layers/feed_forward.py.
-      rounding: rounds the factors of products.
     """
     if hardware_of(platform) == "cuda" and activation in _WITH_ERF:
         return False
@@ -161,7 +155,6 @@ def activated_product(
       hidden: the arrays [R,H] that the activation takes, with the rows of one group after another.
       weights_EHM: the weights of each group, in the type of the rows.
       sizes_E: int32, the number of rows of each group; together at most R.
-      activation: the activation.
       usual_rows: as in `products`.
       known_RM: the result, if it was saved and needs no computation.
       rounding: as in `products`, if `can_activate`.
@@ -200,7 +193,6 @@ class _Groups:
     Attributes:
       sizes_E: int32, the number of rows of each group.
       usual_rows: the number of rows that all groups have together in most steps.
-      rounding: rounds the factors of products.
     """
 
     sizes_E: tf.Tensor
@@ -224,7 +216,6 @@ class _Groups:
         Args:
           arrays: the rows, or the arrays [R,H] that the activation takes.
           activation: the activation, or None.
-          is_gradient: whether the rows are the gradient of a product.
         """
         rounding = self.rounding
         if rounding and not _rounds_rows(platform_in_use(), rounding):
@@ -337,7 +328,6 @@ class _Groups:
 def _weight_gradient(
     rows_RM: tf.Tensor, d_products_RH: tf.Tensor, sizes_E: tf.Tensor, usual_rows: int
 ) -> tf.Tensor:
-    """Returns the gradient [E,M,H] of the weights."""
     (groups,), (count, inner) = known_sizes(sizes_E.shape), known_sizes(rows_RM.shape)
     result = tf.TensorSpec([groups, inner, d_products_RH.shape[1]], rows_RM.dtype)
     call = GroupedCall(usual_rows)

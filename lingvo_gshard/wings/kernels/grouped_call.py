@@ -37,19 +37,11 @@ class GroupedCall(msgspec.Struct, frozen=True):
         return rows.astype(self.dtypes[0]), weights.astype(self.dtypes[1])
 
     def rows_of_group(self, groups: int) -> int:
-        """Returns the rows of a group if all groups have equally many.
-
-        Args:
-          groups: number of groups.
-        """
+        """Returns the rows of a group if all groups have equally many."""
         return -(-self.usual_rows // groups)
 
     def groups_with_rows(self, groups: int) -> int:
-        """Returns the largest number of groups that have rows in most steps.
-
-        Args:
-          groups: number of groups.
-        """
+        """Returns the largest number of groups that have rows in most steps."""
         return min(groups, self.usual_rows)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.activation_call import ActivationCall
 from lingvo_gshard.wings.kernels.triton_rows import Range, load_tile, store_tile
 
@@ -51,10 +52,8 @@ def forward(call: RowsCall, sizes_E: jax.Array, *arrays: jax.Array, interpret: b
     undefined.
 
     Args:
-      call: the static arguments.
       sizes_E: int32, the number of rows of each group.
       *arrays: the array [R,H], or the hidden arrays that the activation takes.
-      interpret: whether to compute on CPUs, step by step.
     """
     count, columns = arrays[0].shape
     results = [jax.ShapeDtypeStruct((count, columns), call.dtype or arrays[0].dtype)]
@@ -79,8 +78,6 @@ def gradient(
       call: the static arguments, with an activation.
       sizes_E: int32, the number of rows of each group.
       d_rows_RH: the gradient of the activated rows.
-      *hidden_RH: the hidden arrays.
-      interpret: whether to compute on CPUs, step by step.
     """
     result = jax.ShapeDtypeStruct(d_rows_RH.shape, d_rows_RH.dtype)
     arrays = (d_rows_RH, *hidden_RH)
@@ -117,7 +114,6 @@ class _Tiles:
     """The tiles of the rows that one program computes.
 
     Attributes:
-      rows: the rows.
       size: columns of a tile.
       columns: columns of the arrays.
     """
@@ -213,7 +209,6 @@ def _scale_bits(largest_bits: Any, dtype: str) -> Any:
 
     Args:
       largest_bits: int32, the bits of the magnitudes.
-      dtype: the type.
     """
     exponent = jnp.finfo(dtype).maxexp - 1
     bits = largest_bits + (_ONE - 1 - _MANTISSA_OF_LARGEST)

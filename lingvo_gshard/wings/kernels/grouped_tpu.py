@@ -17,7 +17,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core.lazy import jax, jnp, megablox
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import megablox
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall, largest_power
 from lingvo_gshard.wings.kernels.grouped_tpu_product import GroupedProduct
 
@@ -41,7 +42,6 @@ def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
     Args:
       rows: shape [R,M] of the rows.
       weights: shape [E,M,H] of the weights.
-      dtype: type of the rows.
       is_rounded: whether factors are rounded to 8 bits.
     """
     del rows, is_rounded
@@ -85,12 +85,10 @@ def forward(
     """Returns the products [R,H]. Rows after the last group are undefined.
 
     Args:
-      call: the static arguments.
       rows_RM: the rows of all groups, one group after another.
       weights_EMH: the weights of each group; [E,H,M] if the call is transposed.
       sizes_E: int32, the number of rows of each group.
       *scales: of the rows and of the columns, if the call has types of 8 bits.
-      interpret: whether to compute on CPUs, step by step.
     """
     count, dtype = rows_RM.shape[0], rows_RM.dtype
     rows_RM, weights_EMH = call.factors(rows_RM, weights_EMH)
@@ -121,10 +119,7 @@ def summed(
     Rows after the last group are undefined.
 
     Args:
-      call: the static arguments.
-      sizes_E: int32, the number of rows of each group.
       *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
-      interpret: whether to compute on CPUs, step by step.
     """
     pairs = len(factors) // 2
     count, dtype = factors[0].shape[0], factors[0].dtype
@@ -146,10 +141,7 @@ def activated(
 
     Args:
       call: the static arguments, with an activation.
-      weights_EHM: the weights of each group.
-      sizes_E: int32, the number of rows of each group.
       *hidden_RH: the arrays that the activation takes, one group after another.
-      interpret: whether to compute on CPUs, step by step.
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
@@ -173,11 +165,7 @@ def activated_gradient(
 
     Args:
       call: the static arguments, with an activation; transposed.
-      d_products_RM: the gradient of the products.
-      weights_EHM: the weights of each group.
-      sizes_E: int32, the number of rows of each group.
       *hidden_RH: as in `activated`.
-      interpret: whether to compute on CPUs, step by step.
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
@@ -202,11 +190,7 @@ def weight_gradient(
     """Returns the gradient [E,M,H] of the weights.
 
     Args:
-      call: the static arguments.
       rows_RM: the rows of all groups, one group after another.
-      d_products_RH: the gradient of the products.
-      sizes_E: int32, the number of rows of each group.
-      interpret: whether to compute on CPUs, step by step.
     """
     count, groups = rows_RM.shape[0], sizes_E.shape[0]
     tile = row_tile(call, groups)
@@ -240,7 +224,6 @@ def _fitted(
     """Returns the rows, padded to whole tiles, and the sizes of a tile along R, M and H.
 
     Args:
-      call: the static arguments.
       rows: arrays [R,M] that are combined or multiplied.
       weights: arrays [E,M,H], or [E,H,M] if the call is transposed.
       results: the number of arrays [R,H] that the kernel reads and writes.

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, megablox, pallas, pallas_tpu
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import megablox, pallas, pallas_tpu
 
 
 def _only(x: Any) -> Any:
@@ -23,7 +24,6 @@ class GroupedProduct:
 
     Attributes:
       tiles: the sizes of a tile along R, M and H.
-      dtypes: types of the results.
       is_transposed: whether the weights are [E,H,M].
       combine: maps tiles of arrays of rows to the tile that is multiplied.
       finish: maps the sums of a tile, and its tiles of `others`, to a tuple: a tile of each result.
@@ -51,7 +51,6 @@ class GroupedProduct:
           weights: arrays [E,M,H], or [E,H,M], of the weights of each group.
           sizes_E: int32, the number of rows of each group.
           others: arrays [R,H], [R,1] or [E,1,H] for `finish`.
-          interpret: whether to compute on CPUs, step by step.
         """
         (count, inner), (groups, *sides) = rows[0][0].shape, weights[0].shape
         outer = sides[0 if self.is_transposed else 1]

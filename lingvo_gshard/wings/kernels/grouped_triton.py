@@ -10,7 +10,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import jax, jnp, pallas, pallas_triton
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import pallas, pallas_triton
 from lingvo_gshard.wings.kernels.grouped_call import GroupedCall, largest_power
 from lingvo_gshard.wings.kernels.triton_rows import Range, dot, load_tile, store_tile
 
@@ -140,7 +141,6 @@ class _Tiles:
     """The sizes of the tiles of a product, all of them powers of two.
 
     Attributes:
-      rows: rows of a tile.
       inner: elements that one step of the product sums over.
       outer: columns of a tile of the product.
       warps: warps of a program.

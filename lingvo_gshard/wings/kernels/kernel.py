@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from lingvo_gshard.core import scopes
-from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core import scopes, tf
+from lingvo_gshard.core.lazy import gen_xla_ops
 from lingvo_gshard.sharding import hardware_of, is_interpreted
 
 _PREFIX = "lingvo_gshard.kernels."
@@ -50,7 +50,6 @@ class Kernel:
         """Returns the results of a marked call, which lowering replaces by the platform's body.
 
         Args:
-          config: the static arguments.
           operands: the arrays of this device.
           results: shapes and types of the results.
           share: the share of its products that the kernel computes. The name of the operation

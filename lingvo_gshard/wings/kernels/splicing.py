@@ -6,7 +6,8 @@ import re
 
 import msgspec
 
-from lingvo_gshard.core.lazy import func, ir, jax, jnp, stablehlo
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import func, ir, stablehlo
 from lingvo_gshard.sharding import KERNEL_BODIES, is_interpreted
 from lingvo_gshard.wings.kernels.kernel import Kernel, marked
 

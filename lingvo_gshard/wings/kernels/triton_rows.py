@@ -10,16 +10,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from lingvo_gshard.core.lazy import (
-    ir,
-    jax,
-    jax_core,
-    jnp,
-    mlir,
-    pallas,
-    pallas_triton,
-    triton_lowering,
-)
+from lingvo_gshard.core import jax, jnp
+from lingvo_gshard.core.lazy import ir, jax_core, mlir, pallas, pallas_triton, triton_lowering
 
 # Tensor cores of an H100 add products of 8 bits with 14 bits of precision. After so many of them
 # the sum is added to one in float32, as in DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).
@@ -33,7 +25,6 @@ def load_rows(ref: Any, dim: int, first: Any = None, size: int = 0, head: Any = 
       ref: the array [rows,D], or [heads,rows,D].
       dim: size of D without padding.
       first: the first row; None for all rows.
-      size: number of rows.
       head: the head, if the array has several.
     """
     index = () if first is None else (pallas.ds(first, size), slice(None))
@@ -67,7 +58,6 @@ class Range:
     """Consecutive indices of one dimension.
 
     Attributes:
-      indices: the indices, int32.
       is_inside: whether each index is before the end of the dimension, or of a group.
     """
 
@@ -96,7 +86,6 @@ def load_tile(ref: Any, lead: tuple, rows: Range, columns: Range) -> Any:
     """Returns a tile of an array, with zeros beyond the ends of its ranges.
 
     Args:
-      ref: the array.
       lead: an index of each dimension before the last two.
       rows: the range of the last but one dimension.
       columns: the range of the last dimension.

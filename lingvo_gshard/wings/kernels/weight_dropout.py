@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from lingvo_gshard.core import random_numbers
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core import jax, jnp, random_numbers
 
 
 class DropoutOperands(NamedTuple):
@@ -66,7 +65,6 @@ def hashed(values: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     """Returns uint32 numbers, each a hash of a uint32 number, as `random_numbers.hashed` does.
 
     Args:
-      values: the numbers.
       first: one half of the key.
       second: the other half.
     """

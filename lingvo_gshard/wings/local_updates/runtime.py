@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, UserError
+from lingvo_gshard.core import Device, NestedMap, UserError, jax, jnp, tf
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
-from lingvo_gshard.core.lazy import Device, jax, jnp, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import (
     Array,
@@ -55,9 +54,7 @@ def outer_step_program(
 
     Args:
       trainer: defines the outer step.
-      count: number of workers.
       everywhere: the partitioning over the devices of all workers.
-      partitioner: "gspmd" or "shardy".
     """
     rule, specs = rule_of(trainer), trainer.theta_specs
     kind = trainer.sharded_parts["theta"]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError, letters, processes
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, Params, UserError, jax, letters, processes
 from lingvo_gshard.runtime import Array
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
 from lingvo_gshard.training import StepMetrics
@@ -28,7 +27,6 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
     Without local updates, `worker` is an ordinary axis if the strategy uses it.
 
     Args:
-      trainer: the trainer's Params.
       partitioning: the mesh and the strategy; None without a mesh.
       rows: rows of a batch; None if unknown.
 
@@ -75,13 +73,10 @@ class Workers:
     """The workers of a mesh with an axis `worker`.
 
     Attributes:
-      count: number of workers.
       partitioning: the partitioning over one worker's mesh.
       together: the mesh of all devices, with the axis `worker` first.
       everywhere: the partitioning over `together`. Rows are split over workers, weights are not.
-      devices: the devices of each worker.
       mesh: the jax mesh of all devices.
-      meshes: the jax mesh of each worker.
     """
 
     def __init__(self, partitioning: Partitioning, devices: Sequence[Device]):
@@ -174,7 +169,6 @@ def stacked(array: Array, count: int) -> Array:
 
 
 def _share(rows: int, mesh: Mesh) -> int:
-    """Returns the number of rows of each worker."""
     count = mesh.axis_size(AXIS)
     if rows % count:
         raise UserError(

@@ -14,8 +14,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lingvo_gshard.core import Params, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import (
     BLOCK_PADDING,
     PLAIN,
@@ -48,12 +47,7 @@ class RunningSums(NamedTuple):
         return tf.cast(self.mixed / self.total, dtype)
 
     def statistics(self, d_mixed: tf.Tensor, mixed: tf.Tensor) -> SoftmaxStatistics:
-        """Returns the statistics that the gradient needs.
-
-        Args:
-          d_mixed: gradient of the result.
-          mixed: the result.
-        """
+        """Returns the statistics that the gradient needs."""
         product = tf.cast(d_mixed, tf.float32) * tf.cast(mixed, tf.float32)
         weighted_gradient = tf.reduce_sum(product, -1, keepdims=True)
         return SoftmaxStatistics(self.largest, 1.0 / self.total, weighted_gradient)
@@ -82,7 +76,6 @@ def empty_sums(
     Args:
       query: queries; the second dimension is N.
       value_dim: size of D of the values.
-      layout: letters of the queries.
       sinks_N: float32 logits of keys without values; None for none.
     """
     shape = [*query.shape[:-1], 1]
@@ -121,9 +114,7 @@ def add_keys(
     """Returns the sums with a block of keys added.
 
     Args:
-      sums: sums over the keys so far.
       logits: float32 logits of the block.
-      values: values of the block.
       equation: einsum equation from weights and values to the layout of queries, such as
         "BNLK,BNKD->BNLD".
       dropout: factors of the weights, in the type of the values.
@@ -151,10 +142,8 @@ def gradients(
     Both have the type of `d_weights`. Weights that are dropped are 0.
 
     Args:
-      statistics: statistics of the softmax over all keys.
       logits: float32 logits of the block, with all biases.
       capped: logits of the block before any bias.
-      d_weights: gradients of the weights.
       cap: see `soft_cap`.
       dropout: factors of the weights, in the type of `d_weights`.
     """
@@ -243,7 +232,6 @@ def split_dropout(
     """Returns the dropout, with a function's argument as its key, and the sinks.
 
     Args:
-      softmax: the options.
       tensors: the arguments that stand for `dropout_and_sinks`.
     """
     if softmax.dropout is None:
@@ -256,7 +244,6 @@ class _Blocks:
     """Tensors of one call whose keys divide into blocks.
 
     Attributes:
-      mask: the keys that each query attends to.
       cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       size: keys of a block.
@@ -264,7 +251,6 @@ class _Blocks:
       query_BNLD: scaled queries.
       keys_BNKD: keys, padded to whole blocks.
       values_BNKD: values, padded likewise.
-      segments_BL: segments of the queries.
       segments_BK: segments of the keys, `BLOCK_PADDING` in padding.
     """
 

@@ -27,8 +27,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import LOSS_SCOPE, context, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import LOSS_SCOPE, context, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import (
     LONG_LOSSES,
     CrossEntropy,
@@ -95,10 +94,8 @@ def chunked_cross_entropy(
     weight and the bias.
 
     Args:
-      x_BLM: activations.
       weight: the softmax's weight.
       layout: letters of the weight, "MV" or "VM".
-      objective: labels, and how the loss is computed.
       positions: largest number of positions of a device in a chunk.
     """
     chunks = _Chunks.of(x_BLM, weight, layout, objective, positions)
@@ -141,11 +138,8 @@ class _Chunks:
     mask_BL, the weight, and the bias if there is one.
 
     Attributes:
-      objective: how the loss is computed.
-      layout: letters of the weight.
       sizes: sizes of B, L, M and V.
       parts: parts of B, L and V.
-      count: number of chunks.
       size: positions of a chunk in each part of B and L.
       scope: name scope of the softmax, with a slash at its end.
     """
@@ -390,7 +384,6 @@ def _summed(x: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _swapped(x: tf.Tensor, first: int, second: int) -> tf.Tensor:
-    """Returns a tensor with two dimensions swapped."""
     order = list(range(x.shape.rank))
     order[first], order[second] = second, first
     return tf.transpose(x, order)

@@ -15,8 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import (
     BLOCK_PADDING,
     PLAIN,
@@ -56,7 +55,6 @@ class RingPass:
     """One call of ring attention. In step t, part l attends to the keys of part l - t.
 
     Attributes:
-      mask: the keys that each query attends to.
       cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       block_size: keys of a part that are attended to at a time; 0 means all of them.

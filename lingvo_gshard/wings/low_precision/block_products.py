@@ -12,8 +12,7 @@ import dataclasses
 import math
 from typing import cast
 
-from lingvo_gshard.core import context, kernel_use, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, kernel_use, known_sizes, tf
 from lingvo_gshard.sharding import (
     Factor,
     collectives,
@@ -33,10 +32,7 @@ class BlockProduct:
     """A product of two factors in blocks along one letter.
 
     Attributes:
-      left: layout of the first factor.
-      right: layout of the second factor.
-      output: layout of the result.
-      weight: which of these layouts the weight has, or its gradient.
+      weight: which of the three layouts the weight has, or its gradient.
     """
 
     left: str

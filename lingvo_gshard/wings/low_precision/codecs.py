@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.layers import CODECS, Bfloat16, Codec
 from lingvo_gshard.layers.moe.exchange import round_mantissa
 from lingvo_gshard.wings.low_precision.rounding import BLOCK, E4M3, scale_of
@@ -100,7 +99,6 @@ def _e4m3_bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def _of_e4m3_bits(bits: tf.Tensor) -> tf.Tensor:
-    """Returns the float32 values of e4m3 in uint8."""
     constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
     word = tf.cast(bits, tf.uint32)
     code = tf.bitwise.bitwise_and(word, constant(_NAN))

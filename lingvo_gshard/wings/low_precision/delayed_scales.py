@@ -16,9 +16,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import PRODUCT_RULES, Multiply, Product, ProductContext, ProductRule
+from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient, tf
+from lingvo_gshard.layers import (
+    PRODUCT_RULES,
+    Multiply,
+    Product,
+    ProductContext,
+    ProductRule,
+)
 from lingvo_gshard.wings.low_precision.rounding import DelayedScales, largest_magnitude
 
 LOCAL_LETTERS = {
@@ -52,7 +57,6 @@ def beside(layer: Layer) -> dict[str, VariableSpec]:
 
 
 def _known(rounding: DelayedScales, history_fh: tf.Tensor) -> DelayedScales:
-    """Returns a rounding by the scales of a history."""
     largest = tf.reduce_max(tf.stop_gradient(history_fh), -1)
     return dataclasses.replace(rounding, largest=largest)
 

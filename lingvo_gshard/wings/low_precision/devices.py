@@ -70,7 +70,6 @@ def notes(precision: Precision, task: Task, platform: str, has_kernels: bool = T
     """Returns sentences on products that are not computed in the 8 bits of a precision.
 
     Args:
-      task: the task that is trained.
       platform: jax's name of the devices' platform.
       has_kernels: whether the step uses the platform's kernels.
     """

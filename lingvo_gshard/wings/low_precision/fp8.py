@@ -7,22 +7,15 @@ import dataclasses
 from lingvo_gshard.core import Configurable, Params, UserError
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision
-from lingvo_gshard.wings.low_precision import delayed_scales, devices
+from lingvo_gshard.wings.low_precision import delayed_scales, devices, rounding
 from lingvo_gshard.wings.low_precision.measured import Measured
-from lingvo_gshard.wings.low_precision.rounding import (
-    E4M3,
-    E5M2,
-    ROUNDINGS,
-    DelayedScales,
-    TensorScales,
-)
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 
 FP8 = "fp8"
-_GRADIENTS = {"e5m2": E5M2, "e4m3": E4M3}
+_GRADIENTS = {"e5m2": rounding.E5M2, "e4m3": rounding.E4M3}
 _SETTING = "step.fp8.delayed_scales"
 
-for _name, _rounding in ROUNDINGS.items():
+for _name, _rounding in rounding.ROUNDINGS.items():
     PRECISIONS.register(_name)(Precision(_name, "bfloat16", rounding=_rounding))
 
 
@@ -56,7 +49,6 @@ class Histories(Measured):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds the Params of Fp8 to the trainer's."""
         p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
 
     @classmethod
@@ -74,7 +66,7 @@ class Histories(Measured):
                         f"Set step.precision = {FP8!r}, or leave step.fp8.{name} out"
                     )
             return chosen
-        kind = DelayedScales if p.fp8.delayed_scales else TensorScales
+        kind = rounding.DelayedScales if p.fp8.delayed_scales else rounding.TensorScales
         return dataclasses.replace(chosen, rounding=kind(backward=_GRADIENTS[p.fp8.gradients]))
 
     @classmethod

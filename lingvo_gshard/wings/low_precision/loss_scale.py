@@ -17,8 +17,8 @@ from lingvo_gshard.core import (
     UserError,
     VariableSpec,
     initializers,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import (
     PRECISIONS,
     STEP_PARTS,
@@ -46,7 +46,6 @@ class LossScale(Configurable, StatePart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `loss_scale` to the trainer's Params."""
         about = "How the loss is scaled, with float16."
         p.define("loss_scale", cls.params(), about, changes_results=False)
 
@@ -87,8 +86,6 @@ class LossScale(Configurable, StatePart):
             )
 
     def specs(self) -> NestedMap:
-        """Returns the state's tree of VariableSpec."""
-
         def spec(name: str, dtype: str, start: float) -> VariableSpec:
             return VariableSpec(f"{self.name}/{name}", "", (), dtype, initializers.constant(start))
 

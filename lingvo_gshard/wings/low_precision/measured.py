@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, VariableSpec, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, VariableSpec, context, tf
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training import StatePart, Update
 
@@ -34,7 +33,6 @@ class Measured(StatePart):
         self._specs = NestedMap(leaves=[dataclasses.replace(s, is_frozen=False) for s in found])
 
     def specs(self) -> NestedMap:
-        """Returns the arrays' tree of VariableSpec."""
         return self._specs
 
     def before(self, own: NestedMap) -> dict[str, NestedMap]:

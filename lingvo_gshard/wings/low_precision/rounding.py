@@ -28,8 +28,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.sharding import Blocks, Factor, FactorFor, Rounding, hardware_of, platform_in_use
 from lingvo_gshard.wings.low_precision.block_products import BlockProduct
 

@@ -14,13 +14,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar, cast
 
 from lingvo_gshard.core import stores
-from lingvo_gshard.wings.object_stores import scratch
-from lingvo_gshard.wings.object_stores.connections import (
-    file_system,
-    key_value_store,
-    prepare,
-    split,
-)
+from lingvo_gshard.wings.object_stores import connections, scratch
 from lingvo_gshard.wings.object_stores.problems import attempt
 
 _Result = TypeVar("_Result")
@@ -33,8 +27,8 @@ _REQUESTS = 16
 
 def path_of(path: str) -> pathlib.Path:
     """Returns a URL as etils' epath.Path, which has the methods of pathlib.Path; or UserError."""
-    split(path)
-    prepare(path)
+    connections.split(path)
+    connections.prepare(path)
     from etils import epath
 
     return cast(pathlib.Path, epath.Path(path))
@@ -119,7 +113,7 @@ def _listed(
 
 def glob(pattern: stores.GivenPath) -> list[str]:
     """Returns the URLs of the files and folders that match a pattern with *, ? and [], sorted."""
-    scheme = split(pattern)[0]
+    scheme = connections.split(pattern)[0]
     return [f"{scheme}://{name}" for name in sorted(_call(pattern, lambda fs, url: fs.glob(url)))]
 
 
@@ -211,12 +205,12 @@ def _call(
 ) -> _Result:
     """Returns what a request returns; repeats it while the bucket is in trouble."""
     url = os.fspath(path).rstrip("/")
-    return attempt(url, lambda: request(file_system(url), url), writes)
+    return attempt(url, lambda: request(connections.file_system(url), url), writes)
 
 
 def _prefix(path: stores.GivenPath) -> str:
     """Returns how fsspec's names of the files in a folder of a bucket begin."""
-    _, bucket, key = split(path)
+    _, bucket, key = connections.split(path)
     return f"{bucket}/{key}/" if key else f"{bucket}/"
 
 
@@ -248,7 +242,6 @@ class CompareAndSwapFile:
         read the file to find out.
 
         Args:
-          content: the new content.
           expected: the generation that `read` or `write` returned.
 
         Returns:
@@ -270,5 +263,7 @@ class CompareAndSwapFile:
         if self._opened is None:
             import tensorstore
 
-            self._opened = tensorstore.KvStore.open(key_value_store(self._path)).result()
+            self._opened = tensorstore.KvStore.open(
+                connections.key_value_store(self._path)
+            ).result()
         return self._opened

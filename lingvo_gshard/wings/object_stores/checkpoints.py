@@ -65,7 +65,6 @@ def temporary_path_class(
     """Returns the class that creates and completes checkpoints in a bucket for Orbax.
 
     Args:
-      directory: the directory of the checkpoints.
       before_commit: called in a thread of Orbax before a checkpoint gets its commit marker. If the
         call fails, the checkpoint gets no marker.
       after_commit: called after the checkpoint has got its commit marker.

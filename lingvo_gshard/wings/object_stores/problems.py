@@ -102,7 +102,6 @@ def _types(error: Exception) -> set[str]:
 
 
 def _line(error: Exception) -> str:
-    """Returns an error as one short line."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[0][:200].strip() or type(error).__name__
     # TensorStore appends the details of the answer in brackets.

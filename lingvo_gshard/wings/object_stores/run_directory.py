@@ -107,9 +107,6 @@ class BucketLock:
         If this process cannot see whether the holder lives, it waits until the lock changes or
         STALE_SECONDS have passed. Returns False if the lock was deleted, or if another process
         holds it by then.
-
-        Raises:
-          LockedError: the process that holds the lock lives.
         """
         lives = is_running(found.holder) if found else None
         deadline = time.monotonic() + STALE_SECONDS

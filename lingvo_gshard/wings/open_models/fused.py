@@ -39,7 +39,6 @@ class ExpertPart(Source):
 
     @property
     def nbytes(self) -> int:
-        """The size in memory in bytes."""
         return self.fused.nbytes // math.prod(self.fused.shape) * math.prod(self.shape)
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:

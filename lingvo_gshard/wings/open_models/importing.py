@@ -24,8 +24,8 @@ from lingvo_gshard.core import (
     is_bucket,
     objects,
     stores,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import Logdir, precision
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor, without_factors
 from lingvo_gshard.wings.fine_tuning.preferences import without_reference

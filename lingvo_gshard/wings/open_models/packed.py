@@ -40,7 +40,6 @@ _FP4_PAIRS = np.stack([np.tile(_FP4_VALUES, 16), np.repeat(_FP4_VALUES, 16)], ax
 class _ReadAsFloat32(Source):
     @property
     def nbytes(self) -> int:
-        """The size in memory in bytes."""
         return 4 * math.prod(self.shape)
 
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, scope_name
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, scope_name, tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StatePart, Update
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ class Averages(StatePart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `average_decay` to the trainer's Params."""
         p.define(
             "average_decay",
             0.0,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, tf
 from lingvo_gshard.training import MomentOptimizer, Moments, WeightStep, decayed_mean
 from lingvo_gshard.training.step.moments import FIRST
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, VariableSpec, tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart
 from lingvo_gshard.wings.optimizers.momentum import Momentum
 
@@ -40,7 +39,6 @@ class LocalUpdates(Configurable, StepPart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `local_updates` to the trainer's Params."""
         p.define("local_updates", cls.params(), "How workers train alone and synchronize.")
 
     @classmethod
@@ -86,7 +84,6 @@ class LocalUpdates(Configurable, StepPart):
         """Returns (theta, moments) after an outer step.
 
         Args:
-          specs: the weights' tree of VariableSpec.
           theta: the weights after the previous outer step.
           means: the means of the workers' weights, in float32.
           moments: the outer optimizer's moments.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers, tf
 from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart, TensorBatch
 from lingvo_gshard.training.step.gradients import (
@@ -82,7 +81,6 @@ def accumulate(
       batch: feature name -> tensor; part i takes every count-th row, from row i on.
       key: int32 [2], seeds the random numbers.
       specs: the weights' tree of VariableSpec; gradients are sharded like the weights.
-      count: number of parts.
       reduce_dtype: the type that the sums over parts are rounded to before devices add them up.
 
     Raises:
@@ -115,7 +113,6 @@ def sum_over_parts(
       batch: as in `accumulate`.
       key: int32 [2], seeds the random numbers. Part i draws the random numbers that part i draws in
         `accumulate`.
-      count: number of parts.
     """
     if count == 1:
         return dict(compute(batch, key))

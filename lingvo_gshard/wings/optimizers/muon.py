@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_gshard.core import NestedMap, Params, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, VariableSpec, tf
 from lingvo_gshard.sharding import HARDWARE, platform_in_use, weight_patterns
 from lingvo_gshard.training import (
     OPTIMIZERS,

@@ -24,11 +24,12 @@ from lingvo_gshard.core import (
     UserError,
     VariableSpec,
     scope_name,
+    tf,
     to_device,
     to_host,
 )
 from lingvo_gshard.core.layer import is_vector
-from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core.lazy import gen_xla_ops
 from lingvo_gshard.sharding import annotate_like, current_partitioning
 from lingvo_gshard.training import (
     STEP_PARTS,
@@ -61,7 +62,6 @@ class OffloadedMoments(StepPart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `offload_moments` to the trainer's Params."""
         p.define(
             "offload_moments",
             False,
@@ -106,7 +106,6 @@ class _OffloadedStep:
 
     Attributes:
       step: the weight, its gradient and its moments in their own dtypes.
-      moments: the specs of the moments, by name.
     """
 
     step: WeightStep
@@ -144,9 +143,6 @@ def update_all(
       state: the state before the step, with theta and moments.
       clipped: the weights' gradients. They are scaled layer by layer, since a stack of scaled
         gradients would need memory of its own.
-      step: as in `Optimizer.update`.
-      learning_rate: as in `Optimizer.update`.
-      is_skipped: as in `Optimizer.update`.
     """
     with tf.name_scope(f"{OPTIMIZER_SCOPE}/"):
         scale = clipped.scale()
@@ -242,7 +238,6 @@ def _update_layer(
       offloaded: the step of the stack.
       layer: index of the layer.
       stacks: the stack of weights, and the stacks of moments by name.
-      update_weight: updates the weight of a layer.
     """
     step, spec = offloaded.step, offloaded.step.spec
     weights, moments = stacks

@@ -28,8 +28,7 @@ import dataclasses
 import math
 import string
 
-from lingvo_gshard.core import MATRIX, VariableSpec, known_sizes, letters, shapes, write_slice
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import MATRIX, VariableSpec, known_sizes, letters, shapes, tf, write_slice
 from lingvo_gshard.sharding import Mesh, current_partitioning, xla
 
 # These maximize the slope at 0. Singular values end between about 0.68 and 1.2 (Jordan et al.).
@@ -48,7 +47,6 @@ class Matrices:
     Letters of the layout that are in neither side count matrices.
 
     Attributes:
-      spec: the weight.
       inputs: the letters that products of activations with the weight sum over.
       outputs: the letters of the other side.
     """
@@ -81,7 +79,6 @@ def matrices_of(spec: VariableSpec, per_head: bool = False) -> Matrices | None:
     dimensions has no matrices.
 
     Args:
-      spec: the weight.
       per_head: whether each head of queries, keys and values has a matrix of its own.
     """
     own = spec.layout.lstrip(letters.WEIGHT_BATCH)
@@ -105,7 +102,6 @@ def orthogonalize(
     Args:
       x: float32, in the layout of a weight, and split like its moments.
       matrices: the matrices of the weight.
-      steps: number of iterations.
       epsilon: added to the norm of a matrix.
       dtype: type of the products, "float32" or "bfloat16".
     """
@@ -185,7 +181,6 @@ class _Plan:
         return x
 
     def _iterate(self, x: tf.Tensor, steps: int) -> tf.Tensor:
-        """Returns the tensor after the iterations."""
         layout, row = self.matrices.spec.layout, self.matrices.smaller
         batch = "".join(x for x in layout if x not in row + self.matrices.larger)
         unused = [letter for letter in string.ascii_lowercase if letter not in layout]
@@ -217,10 +212,6 @@ def _splits(matrices: Matrices, start: _Axes, stack: str, mesh: Mesh) -> tuple[_
     Each step moves the axes of one letter. They become the minor axes of the letter that they move
     to, so that the step is one all-to-all. Axes of the smaller side that divide no letter of the
     larger side are dropped, which is an all-gather of a matrix.
-
-    Args:
-      start: the split of the moments.
-      stack: the letter of the stack that is computed in parts, or "".
     """
     found = [start]
     sizes = dict(zip(matrices.spec.layout, matrices.spec.shape, strict=True))

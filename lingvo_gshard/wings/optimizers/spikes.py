@@ -19,8 +19,7 @@ batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoi
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec, initializers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Configurable, NestedMap, Params, VariableSpec, initializers, tf
 from lingvo_gshard.training import STEP_PARTS, Ingredients, Seen, StatePart, Verdict
 
 ROLL_BACK = "roll_back"
@@ -49,7 +48,6 @@ class Spikes(Configurable, StatePart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `spikes` to the trainer's Params."""
         about = "How spikes of loss and gradient are handled."
         p.define("spikes", cls.params(), about, changes_results=False)
 
@@ -105,8 +103,6 @@ class Spikes(Configurable, StatePart):
         return p
 
     def specs(self) -> NestedMap:
-        """Returns the state's tree of VariableSpec."""
-
         def spec(name: str, dtype: str) -> VariableSpec:
             return VariableSpec(f"{self.name}/{name}", "", (), dtype, initializers.constant(0))
 

@@ -14,8 +14,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, tf
 from lingvo_gshard.sharding.weight_patterns import layer_of
 from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer, StepPart, Update, WeightStep
 
@@ -29,7 +28,6 @@ class UpdateRatios(StepPart):
 
     @classmethod
     def define(cls, p: Params) -> None:
-        """Adds `update_ratios_every` to the trainer's Params."""
         p.define(
             "update_ratios_every",
             0,
@@ -50,7 +48,6 @@ class UpdateRatios(StepPart):
         Args:
           every: K; ratios are logged in every K-th step.
           optimizer: the optimizer. An optimizer that does not define `change` has no ratios.
-          specs: the weights' tree of VariableSpec.
         """
         self._every = every
         self._optimizer, self._specs = optimizer, specs
@@ -59,7 +56,6 @@ class UpdateRatios(StepPart):
         """Returns the metrics `<layer>/update_ratio`, which are 0 in steps that are not logged.
 
         Args:
-          update: the update of the step.
           state: the state after the step.
         """
         if type(self._optimizer).change is Optimizer.change:

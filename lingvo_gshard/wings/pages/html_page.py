@@ -25,8 +25,6 @@ def make(
     """Returns a page that draws data by scripts.
 
     Args:
-      title: title of the page.
-      styles: the style sheets.
       scripts: the scripts, which share one scope. A script uses only earlier scripts.
       data: what the element with the id "data" holds as JSON.
     """
@@ -106,8 +104,6 @@ def describe(mesh: str, devices: int, tensors: Sequence[ShardedTensor]) -> dict[
 
     Args:
       mesh: axes and sizes, such as `data=4,model=2`; "" for one axis of all devices.
-      devices: number of devices.
-      tensors: the tensors.
 
     Returns:
       "axes": (name, size) of each mesh axis.
@@ -140,7 +136,6 @@ def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
 
     Args:
       text: a sharding such as `E->data; H->model` or `E over data (8)`.
-      axes: size of each mesh axis.
 
     Raises:
       UserError: if the text is in neither notation or names an unknown axis.

@@ -20,9 +20,9 @@ from lingvo_gshard.core import (
     names,
     remat_policy,
     stop_frozen,
+    tf,
 )
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Execution
 from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports
 from lingvo_gshard.sharding import annotate, annotate_like, current_partitioning, use_partitioning

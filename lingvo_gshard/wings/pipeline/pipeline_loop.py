@@ -23,9 +23,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import Iteration, RematUnit, Repetition, VariableSpec, custom_gradient
+from lingvo_gshard.core import Iteration, RematUnit, Repetition, VariableSpec, custom_gradient, tf
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import (
     annotate,
     collectives,

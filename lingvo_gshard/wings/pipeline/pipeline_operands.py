@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import VariableSpec, tf
 from lingvo_gshard.sharding import annotate_like
 
 

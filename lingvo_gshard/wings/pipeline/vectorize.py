@@ -14,8 +14,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError, context, known_sizes, optimization_barrier
-from lingvo_gshard.core.lazy import control_flow_ops, gen_xla_ops, pfor, tf
+from lingvo_gshard.core import UserError, context, known_sizes, optimization_barrier, tf
+from lingvo_gshard.core.lazy import control_flow_ops, gen_xla_ops, pfor
 from lingvo_gshard.sharding import Mesh, Split, current_partitioning, use_partitioning, xla
 
 _UNKNOWN = "No pfor vectorization defined"

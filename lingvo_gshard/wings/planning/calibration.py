@@ -101,7 +101,6 @@ def calibrated(
     """Returns operations with calibrated estimates.
 
     Args:
-      timed: the operations of a step.
       calibration: the ratios; kinds without one keep their estimates.
       layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
     """

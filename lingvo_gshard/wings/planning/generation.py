@@ -269,10 +269,7 @@ def plan_generation(
     Args:
       experiment: the experiment's Params. Weights have the types of `step.precision`; a text has as
         many positions as a row of the input.
-      topology: the machine.
       options: how the programs are split and compiled.
-      generation: what is generated.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: the task decodes no text of its own, the batch or the prompt does not fit, or a

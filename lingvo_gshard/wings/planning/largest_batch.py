@@ -184,10 +184,8 @@ def plan_largest_batch(
 
     Args:
       experiment: as for `plan_generation`.
-      topology: the machine.
       options: how the programs are split and compiled.
       generation: what is generated; its batch does not count.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: as `plan_generation` does.

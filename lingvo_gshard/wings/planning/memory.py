@@ -28,7 +28,6 @@ def bytes_by_class(
     Args:
       classes: the class of each of its inputs: WEIGHTS, MOMENTS or INPUTS.
       memory: bytes per device, as runtime.program.memory_bytes returns them.
-      module: the compiled program of one device.
     """
     sizes = _input_bytes(program, module)
     if memory.get("host"):
@@ -49,7 +48,6 @@ def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[T
     """Returns the largest arrays that operations compute, which need not be live at the same time.
 
     Args:
-      module: the compiled program of one device.
       layers: name scopes of all layers; None to guess an operation's layer from its name.
 
     Returns:

@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 from lingvo_gshard.core import OPTIMIZER_SCOPE, Layer, scope_name
 from lingvo_gshard.layers import Attention, Experts, MixtureOfExperts, Router
 from lingvo_gshard.wings.hlo.operations import Operation
-from lingvo_gshard.wings.planning.plan.plan import (
-    ACROSS_SLICES,
-    CollectiveRow,
-    FlopCounts,
-    HostTransferRow,
-    LayerRow,
-    WorkKindRow,
-)
+from lingvo_gshard.wings.planning.plan import plan
 from lingvo_gshard.wings.planning.roofline import TimedOperation
 from lingvo_gshard.wings.tracing.source_lines import GraphLines
 
@@ -82,13 +75,11 @@ def flop_counts(
     useful_flops: int | None,
     devices: int,
     stated_flops: int | None = None,
-) -> FlopCounts:
+) -> plan.FlopCounts:
     """Returns the arithmetic of one device in one step.
 
     Args:
-      timed: the operations of the step.
       useful_flops: useful operations of all devices; None if the program is not a training step.
-      devices: number of devices.
       stated_flops: operations of all devices that a program of unknown use states, if known.
     """
     counts = collections.Counter()
@@ -102,7 +93,7 @@ def flop_counts(
     rest = counts["executed"] - counts["dispatch"] - counts["rematerialized"]
     stated = rest if stated_flops is None else stated_flops // devices
     useful = min(rest, stated) if useful_flops is None else useful_flops // devices
-    return FlopCounts(
+    return plan.FlopCounts(
         useful=useful,
         executed=counts["executed"],
         rematerialized=counts["rematerialized"],
@@ -112,7 +103,6 @@ def flop_counts(
 
 
 def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:
-    """Returns sums over calls by the name of the field."""
     return {name: sum(getattr(each, name) for each in calls) for name in fields}
 
 
@@ -130,13 +120,12 @@ class _Collectives(NamedTuple):
 
 def collective_rows(
     timed: Sequence[TimedOperation], lines: GraphLines | None = None
-) -> list[CollectiveRow]:
+) -> list[plan.CollectiveRow]:
     """Returns a row for each kind, axis, layer, phase, dtype, size and line.
 
     The rows with the most exposed time come first.
 
     Args:
-      timed: the operations of the step.
       lines: the lines of code that made the operations; None if they are unknown.
     """
     groups: dict[_Collectives, list[TimedOperation]] = collections.defaultdict(list)
@@ -144,7 +133,7 @@ def collective_rows(
         operation, call = each.operation, each.operation.collective
         if call is not None:
             axis = ",".join(call.axes) or "all"
-            kind = call.kind + (ACROSS_SLICES if call.slices > 1 else "")
+            kind = call.kind + (plan.ACROSS_SLICES if call.slices > 1 else "")
             line = lines.line(operation.op_name) if lines else ""
             where = operation.layer, operation.phase
             groups[_Collectives(kind, axis, *where, call.dtype, call.bytes, line)].append(each)
@@ -152,7 +141,7 @@ def collective_rows(
     rows = []
     for key, calls in groups.items():
         bound = sum(each.communication_seconds for each in calls)
-        row = CollectiveRow(
+        row = plan.CollectiveRow(
             **key._asdict(),
             **_sums(calls, "seconds", "hidden_seconds"),
             count=sum(each.operation.times for each in calls),
@@ -163,7 +152,7 @@ def collective_rows(
     return sorted(rows, key=lambda row: (-row.seconds, -row.hidden_seconds))
 
 
-def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
+def host_rows(timed: Sequence[TimedOperation]) -> list[plan.HostTransferRow]:
     """Returns a row for each direction, layer and phase, those with the most exposed time first."""
     groups: dict[tuple[bool, str, str], list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
@@ -171,7 +160,7 @@ def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
         if operation.host is not None:
             groups[operation.host.to_host, operation.layer, operation.phase].append(each)
     rows = [
-        HostTransferRow(
+        plan.HostTransferRow(
             to_host=to_host,
             layer=layer,
             phase=phase,
@@ -192,14 +181,14 @@ def host_rows(timed: Sequence[TimedOperation]) -> list[HostTransferRow]:
 _BOUNDS = ("compute_seconds", "memory_seconds", "communication_seconds", "seconds_bound")
 
 
-def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
+def layer_rows(timed: Sequence[TimedOperation]) -> list[plan.LayerRow]:
     """Returns a row for each layer, phase and loop count, in the order of its first operation."""
     groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         operation = each.operation
         groups[operation.layer, operation.phase, operation.times].append(each)
     return [
-        LayerRow(
+        plan.LayerRow(
             layer=layer,
             phase=phase,
             times=times,
@@ -213,18 +202,17 @@ def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
 
 def kind_rows(
     timed: Sequence[TimedOperation], layers: Mapping[str, str | None]
-) -> list[WorkKindRow]:
+) -> list[plan.WorkKindRow]:
     """Returns a row for each kind of work that the step has, in the order of `kinds.KINDS`.
 
     Args:
-      timed: the operations of the step.
       layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
     """
     groups: dict[str, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         groups[kind_of(each.operation, layers)].append(each)
     return [
-        WorkKindRow(
+        plan.WorkKindRow(
             kind=kind,
             flops=sum(e.operation.matmul_flops * e.operation.times for e in groups[kind]),
             **_sums(groups[kind], "seconds_bound", "seconds"),

@@ -7,8 +7,16 @@ import os
 
 import msgspec
 
-from lingvo_gshard.core import Params, UserError, atomic, objects, params_text
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import (
+    Device,
+    Params,
+    UserError,
+    atomic,
+    explained,
+    jax,
+    objects,
+    params_text,
+)
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
@@ -143,10 +151,8 @@ def _search(text: bytes, version: int) -> SearchRecord:
 
 
 def _params(text: str) -> Params:
-    try:
+    with explained("its Params cannot be read", ValueError):
         return params_text.experiment_from_text(text)
-    except ValueError as error:
-        raise UserError(f"its Params cannot be read: {error}") from error
 
 
 def _checked(found: PlannedTraining) -> PlannedTraining:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import SILENT, VERSION, Progress, kernel_use
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import SILENT, VERSION, Progress, jax, kernel_use
 from lingvo_gshard.runtime import Program, chosen_for, offloading, platform_of, traits_of
 from lingvo_gshard.runtime.compile_options import in_words
 from lingvo_gshard.sharding import Partitioning
@@ -101,8 +100,6 @@ def plan(
         memory of an argument is for; all other arguments count as inputs.
       donate: positions of the arguments whose memory the outputs may reuse.
       overrides: tables for single layers, as in `lingvo_gshard.partition`.
-      partitioner: "gspmd" or "shardy".
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: if the topology is unknown, the mesh does not fit it, or `partition` rejects the
@@ -134,12 +131,7 @@ def plan_step(
 
     Args:
       batch: shape and dtype of each array of a batch.
-      partitioning: mesh and strategy.
-      topology: the machine.
-      name: name of the plan.
-      partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
-      progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       compile_options: changes to the options of `runtime/compile_options.py`.
 
@@ -182,9 +174,7 @@ def plan_program(
 
     Args:
       partitioning: what split the program; None if the program brings its own shardings.
-      topology: the machine.
       tokens: total tokens to train on; the plan then has a budget.
-      progress: is told each stage as it begins.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       options: compiler options, added to the topology's own.
       compiled: the program as the topology's devices run it; None compiles it.
@@ -198,9 +188,9 @@ def plan_program(
     found = _operations(compiled, planned, topology)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
-    flops = _flops(timed, planned, topology)
-    notes = [*planned.notes, *_notes_on_repetition(flops, planned)]
-    notes += _operation_notes(timed, flops, topology, calibration, options or {})
+    stated, useful = planned.stated_flops, planned.useful_flops
+    flops = operation_rows.flop_counts(timed, useful, topology.devices, stated)
+    notes = _operation_notes(timed, flops, planned, topology, calibration, options or {})
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -225,8 +215,10 @@ def plan_program(
         **_speeds(step, planned.tokens, flops.useful, topology),
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
-        **_compilation(compiled, topology),
-        notes=[*notes, *_notes(compiled, found, program, partitioning, topology)],
+        compile_seconds=compiled.seconds,
+        has_code=compiled.has_code,
+        versions=_versions(topology.compiler),
+        notes=[*planned.notes, *notes, *_notes(compiled, found, program, partitioning, topology)],
     )
 
 
@@ -241,14 +233,6 @@ def _operations(
     )
 
 
-def _flops(
-    timed: Sequence[TimedOperation], planned: PlannedProgram, topology: Topology
-) -> FlopCounts:
-    return operation_rows.flop_counts(
-        timed, planned.useful_flops, topology.devices, planned.stated_flops
-    )
-
-
 def _timed(
     operations: Sequence[hlo.Operation],
     planned: PlannedProgram,
@@ -256,7 +240,6 @@ def _timed(
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> tuple[list[TimedOperation], StepTime]:
-    """Returns the time of each operation and of the step, calibrated if there is a calibration."""
     mesh, has_streams = planned.program.mesh, has_parallel_collectives(options)
 
     def has_own_links(collective: hlo.Collective) -> bool:
@@ -274,12 +257,14 @@ def _timed(
 def _operation_notes(
     timed: Sequence[TimedOperation],
     flops: FlopCounts,
+    planned: PlannedProgram,
     topology: Topology,
     calibration: Calibration | None,
     options: Mapping[str, str],
 ) -> list[str]:
-    """Returns notes on times, slices, the host, what a GPU computes again, and options."""
-    notes = [calibration.note] if calibration else []
+    """Returns notes on repetition, times, slices, the host, recomputation on a GPU, and options."""
+    notes = _notes_on_repetition(flops, planned)
+    notes += [calibration.note] if calibration else []
     notes += _notes_on_count(flops)
     notes += data_center_notes(timed, topology)
     notes += _notes_on_host(timed, topology)
@@ -370,15 +355,6 @@ def _speeds(
         "tokens_per_step": tokens,
         "tokens_per_second": _rate(tokens, step.seconds),
         "mfu": roofline.utilization(useful_flops, step.seconds, topology) if step.seconds else None,
-    }
-
-
-def _compilation(compiled: OptimizedHlo, topology: Topology) -> dict[str, Any]:
-    """Returns the fields of a plan that say how its program was compiled."""
-    return {
-        "compile_seconds": compiled.seconds,
-        "has_code": compiled.has_code,
-        "versions": _versions(topology.compiler),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.runtime import PROGRAM_READERS, Executable
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo import names

@@ -135,8 +135,6 @@ def utilization(useful_flops: float, seconds: float, topology: Topology) -> floa
 
     Args:
       useful_flops: FLOPs of the model on one device, without recomputation and dispatch.
-      seconds: the time that they take.
-      topology: the topology that they run on.
     """
     peak = topology.chip.peak("float32" if topology.kind == "cpu" else "bfloat16")
     return useful_flops / (seconds * peak)

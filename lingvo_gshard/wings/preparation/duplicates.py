@@ -274,7 +274,6 @@ def search_tasks(
 def _collect_wanted(
     task: Task, job: Job, progress: Progress, hashes_of: Callable[..., np.ndarray], buckets: Groups
 ) -> None:
-    """Writes the hashes of the rows of all buckets, sorted."""
     found, done = [np.zeros(0, np.uint64)], 0
     for bucket, groups in enumerate(buckets):
         rows = [group.to_row(row) for group in groups for row in read_group(job, bucket, group)]

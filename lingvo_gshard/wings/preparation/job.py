@@ -206,11 +206,9 @@ class Task:
     """A piece of work that any worker can do.
 
     Attributes:
-      name: the task's name in the work directory.
       rows: expected number of rows, or of other units; the share of the stage's work.
       function: does the work. It takes this task, the job, a Progress and the arguments, and tells
         how many rows are done. It returns the record, if there is one.
-      arguments: what else the function needs.
     """
 
     name: str

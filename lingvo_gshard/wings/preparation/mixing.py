@@ -105,12 +105,7 @@ class Shares(Configurable):
         return left
 
     def at(self, step: float, groups: Sequence[Group]) -> np.ndarray:
-        """Returns the share of each group at a step; the shares have a sum of 1.
-
-        Args:
-          step: number of the step.
-          groups: the groups that `used` returns.
-        """
+        """Returns the share of each group at a step; the shares have a sum of 1."""
         weights = np.array([self._weight(group) for group in groups])
         temperature = _value_at(self._temperatures, step)
         return mixture_plan.language_shares(
@@ -123,7 +118,6 @@ class Shares(Configurable):
         """Returns the shares of each block until they stay as they are.
 
         Args:
-          groups: the groups that `used` returns.
           steps_of: estimates the steps that train on a block, from the shares of the groups.
         """
         step, found = 0.0, [self.at(0.0, groups)]
@@ -151,7 +145,6 @@ def _schedule(name: str, pairs: object) -> list[tuple[float, float]]:
 
 
 def _value_at(schedule: Sequence[tuple[float, float]], step: float) -> float:
-    """Returns the value of a schedule at a step."""
     after = bisect.bisect_right(schedule, step, key=lambda pair: pair[0])
     if after in (0, len(schedule)):
         return schedule[min(after, len(schedule) - 1)][1]
@@ -202,7 +195,6 @@ def uses(planner: mixture_plan.Planner, block: int, batch: int) -> list[Use]:
 
     Args:
       planner: plans the batches.
-      block: number of a block.
       batch: number of a batch of the block.
     """
     first, groups = block - block % mixture_plan.BLOCKS_OF_CHAPTER, planner.mixture.groups

@@ -15,16 +15,10 @@ import msgspec
 from lingvo_gshard.core import Progress, UserError, is_bucket, objects
 from lingvo_gshard.data import tsv
 from lingvo_gshard.data.sources import text
+from lingvo_gshard.wings.preparation import part_readers
 from lingvo_gshard.wings.preparation import sources as formats
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses
 from lingvo_gshard.wings.preparation.job import Job, Task
-from lingvo_gshard.wings.preparation.part_readers import (
-    READERS,
-    Part,
-    Span,
-    languages_of,
-    row_groups,
-)
 from lingvo_gshard.wings.preparation.sources import Cut, Source, Survey
 
 STAGE = "0-files"
@@ -75,7 +69,7 @@ def find_files(sources: Sequence[Source]) -> tuple[list[Files], list[str]]:
 
 def parts_of(
     files: Sequence[Files], surveys: dict[str, Survey], sources: Sequence[Source]
-) -> Iterator[Part]:
+) -> Iterator[part_readers.Part]:
     """Yields the parts of files, numbered in the order of the files."""
     numbers = itertools.count()
     for entry in files:
@@ -86,7 +80,7 @@ def parts_of(
             size = (spans[0].end or surveyed[0].bytes) - cut.offset
             if sources[entry.source].format == formats.PARQUET:
                 size = surveyed[0].bytes // len(cuts)
-            yield Part(
+            yield part_readers.Part(
                 number=next(numbers),
                 source=entry.source,
                 spans=spans,
@@ -96,10 +90,10 @@ def parts_of(
             )
 
 
-def _span(surveyed: Survey, index: int) -> Span:
+def _span(surveyed: Survey, index: int) -> part_readers.Span:
     """Returns the bytes between a cut and the next one."""
     following = surveyed.cuts[index + 1 : index + 2]
-    return Span(
+    return part_readers.Span(
         surveyed.path,
         surveyed.cuts[index].offset,
         following[0].offset if following else None,
@@ -202,13 +196,13 @@ def _reader(source: Source) -> Any:
     """Returns the reader that finds the whole files of a source."""
     if source.format not in _FINDING:
         return tsv.TsvReader(tsv.TsvReader.params().set(train=(source.path,)))
-    cls = READERS[source.format]
-    return cls(cls.params().set(train=(source.path,), **languages_of(source)))
+    cls = part_readers.READERS[source.format]
+    return cls(cls.params().set(train=(source.path,), **part_readers.languages_of(source)))
 
 
 def _with_row_groups(found: Survey) -> Survey:
     """Returns the survey of a Parquet file with its row groups as parts."""
-    rows = row_groups(found.path)
+    rows = part_readers.row_groups(found.path)
     firsts = [1, *itertools.accumulate(rows, initial=1)][1:-1] if rows else [1]
     cuts = [Cut(group, first) for group, first in enumerate(firsts)]
     return msgspec.structs.replace(found, lines=sum(rows), cuts=cuts)

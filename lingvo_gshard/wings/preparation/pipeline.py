@@ -88,8 +88,6 @@ def prepare(
     Args:
       output: directory to write, local or in a bucket (gs://, s3://).
       sources: what to read; text is parsed as in `Source.parse`.
-      options: how to prepare.
-      progress: is told how far preparation is.
 
     Raises:
       UserError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
@@ -128,7 +126,6 @@ def prepare(
 
 
 def _pool(job: Job, options: PrepareOptions) -> Pool | BeamPool:
-    """Returns the pool that runs the tasks."""
     if options.beam is not None:
         return BeamPool(job, options.beam)
     return Pool(job, options.workers or os.cpu_count() or 1)

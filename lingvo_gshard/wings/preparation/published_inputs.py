@@ -165,7 +165,6 @@ class PublishedTranslationInput(TranslationInput):
         return loaded(self.__dict__.get("_published"))
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
-        """Copies the tokenizer's files into a directory, such as a checkpoint's."""
         self.source_vocabulary.save(os.fspath(directory))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core import Progress, UserError
 from lingvo_gshard.data import Vocabulary, load_pair
-from lingvo_gshard.wings.preparation import duplicates
+from lingvo_gshard.wings.preparation import duplicates, row_files
 from lingvo_gshard.wings.preparation.cleaning.leaks import reasons_against
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE
 from lingvo_gshard.wings.preparation.job import Job, Task
@@ -22,14 +22,6 @@ from lingvo_gshard.wings.preparation.prepared.shard_writer import (
     TEXTS_PER_GROUP,
     ShardWriter,
 )
-from lingvo_gshard.wings.preparation.row_files import (
-    Example,
-    Group,
-    GroupPlace,
-    KeptRow,
-    Tally,
-    read_group,
-)
 
 TOKEN_STAGE = "5-tokens"
 _ROWS_AT_A_TIME = 4096
@@ -38,8 +30,8 @@ _ROWS_AT_A_TIME = 4096
 class TokensRecord(msgspec.Struct):
     """The places of the tokenized rows of a bucket, and counts of rows that were left out."""
 
-    groups: list[GroupPlace]
-    tally: Tally
+    groups: list[row_files.GroupPlace]
+    tally: row_files.Tally
 
 
 def tokens_file(bucket: int) -> str:
@@ -52,7 +44,7 @@ def tokenize(
     job: Job,
     progress: Progress,
     bucket: int,
-    groups: Sequence[Group],
+    groups: Sequence[row_files.Group],
     paths: Sequence[str],
     buckets: int,
     id_bytes: int,
@@ -62,7 +54,7 @@ def tokenize(
     `paths` are the raw files of the parts, for examples. Integers of a record have `id_bytes`.
     """
     sides = load_pair(job.local_output)
-    record, done = TokensRecord([], Tally()), 0
+    record, done = TokensRecord([], row_files.Tally()), 0
     in_train, copies, trained = None, set(), 0
     if any(map(duplicates.can_leak, groups)):
         in_train = duplicates.found_in_train(job, duplicates.LEAK_STAGE)
@@ -70,7 +62,7 @@ def tokenize(
         copies = duplicates.near_copies(job, bucket, buckets)
     with job.work.writing(tokens_file(bucket)) as file:
         for group in groups:
-            rows, reasons = read_group(job, bucket, group), None
+            rows, reasons = row_files.read_group(job, bucket, group), None
             if in_train is not None and duplicates.can_leak(group):
                 reasons = reasons_against(list(map(group.to_row, rows)), in_train)
             elif copies and group.split == "train":
@@ -80,7 +72,7 @@ def tokenize(
             if reasons:
                 rows = _kept(group, rows, reasons, paths, record.tally)
             record.groups.append(
-                GroupPlace(
+                row_files.GroupPlace(
                     split=group.split,
                     language=group.language,
                     source=group.source,
@@ -99,24 +91,26 @@ def tokenize(
 
 
 def _kept(
-    group: Group,
-    rows: Sequence[KeptRow],
+    group: row_files.Group,
+    rows: Sequence[row_files.KeptRow],
     reasons: Sequence[str],
     paths: Sequence[str],
-    tally: Tally,
-) -> list[KeptRow]:
+    tally: row_files.Tally,
+) -> list[row_files.KeptRow]:
     """Returns the rows of a group without a reason to leave them out, and counts the others."""
     for row, reason in zip(rows, reasons, strict=True):
         if reason:
             # A row that was held out is told by its target, which all languages share.
             text = row.source if group.split == "train" else ""
-            example = Example.of_row(row.part, paths[row.part], row.line, text or row.target)
+            example = row_files.Example.of_row(
+                row.part, paths[row.part], row.line, text or row.target
+            )
             tally.leave_out(reason, group.language, example)
     return [row for row, reason in zip(rows, reasons, strict=True) if not reason]
 
 
 def _encode(
-    rows: list[KeptRow], source: Vocabulary, target: Vocabulary
+    rows: list[row_files.KeptRow], source: Vocabulary, target: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lengths of rows, with columns for source and target, and all of their records.
 
@@ -157,7 +151,7 @@ class Segment(msgspec.Struct, frozen=True):
     """Rows of a shard that are in one bucket: `rows` rows of a group, from its row `first` on."""
 
     bucket: int
-    group: GroupPlace
+    group: row_files.GroupPlace
     first: int
     rows: int
 
@@ -200,7 +194,7 @@ def write_shard(
 
 
 def shards_of(
-    groups: list[tuple[int, GroupPlace]], shard_rows: int, id_bytes: int
+    groups: list[tuple[int, row_files.GroupPlace]], shard_rows: int, id_bytes: int
 ) -> Iterator[Task]:
     """Yields the tasks that write shards of groups with the same split, language and source.
 

@@ -29,7 +29,6 @@ class _Formats(msgspec.Struct, frozen=True):
     """The formats of raw files.
 
     Attributes:
-      formats: all formats.
       keyed: those with a file for each language, whose targets are in another file of the same
         name.
       objects: those whose rows are objects with fields.
@@ -226,7 +225,6 @@ def survey(path: str, cut: str, counts_lines: bool = False) -> Survey:
     """Reads a file once for its digest and its cuts. A compressed file is not cut.
 
     Args:
-      path: the file.
       cut: where it may be cut: LINES, PARAGRAPHS or NOWHERE.
       counts_lines: whether to count the lines of a file that is compressed or not cut, too.
 

@@ -39,7 +39,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     Attributes:
       predicted: seconds of a step by the plan, which knows neither pauses nor the host.
       measured: seconds of a step.
-      kinds: a row for each kind of work.
       layers: a row for each layer and phase, most measured seconds first.
     """
 

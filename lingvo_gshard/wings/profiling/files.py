@@ -114,7 +114,6 @@ class ProfileFiles:
 
     Attributes:
       root: the directory to open in XProf or TensorBoard.
-      path: the folder of this profile.
     """
 
     def __init__(self, directory: pathlib.Path, steps: StepRange):

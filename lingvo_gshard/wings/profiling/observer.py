@@ -17,8 +17,7 @@ import timeit
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
-from lingvo_gshard.core import processes, scope_name
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import processes, scope_name, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import SingleDeviceRuntime, batch_specs
 from lingvo_gshard.sharding import Mesh, Partitioning, use_partitioning
@@ -203,7 +202,6 @@ def profile_steps(
     """Returns a function that makes the profiler of a run, as `train` takes it.
 
     Args:
-      steps: the steps to profile.
       on_profile: is called in the main process, when the steps have been profiled.
       plan: a plan of the run's step to compare with; None compares with nothing.
       plan_path: the plan's file, which errors name.

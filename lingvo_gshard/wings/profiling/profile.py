@@ -112,7 +112,6 @@ class DeviceTime(Record, frozen=True, kw_only=True):
     """The time of one device in a step, by kind of work.
 
     Attributes:
-      device: the device's number.
       seconds: time of each of `PARTS`.
     """
 
@@ -138,12 +137,8 @@ class Profile(Record, frozen=True, kw_only=True):
     Attributes:
       format: version of the file format.
       name: the experiment.
-      first_step: the first profiled step.
-      last_step: the last profiled step.
-      device_summary: the devices in words.
       chip: key of the devices' chip in planning/machines, such as "cpu" or "v5p"; "" if unknown.
       devices: number of devices of this process.
-      mesh: axes and sizes.
       seconds_per_step: time of a step by the host's clock.
       tokens_per_step: target positions of a batch; None if unknown.
       busy_cores: cores that the process kept busy, on average.

@@ -13,6 +13,7 @@ from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Operation
 from lingvo_gshard.wings.planning.operation_rows import OPTIMIZER
+from lingvo_gshard.wings.profiling import timeline
 from lingvo_gshard.wings.profiling.profile import (
     HOST,
     INPUT_WAIT,
@@ -26,15 +27,6 @@ from lingvo_gshard.wings.profiling.profile import (
     PartTime,
     Profile,
     Rate,
-)
-from lingvo_gshard.wings.profiling.timeline import (
-    Division,
-    Interval,
-    Role,
-    StepProgram,
-    StepRange,
-    divide,
-    overlap,
 )
 from lingvo_gshard.wings.profiling.trace import INPUT, Trace
 
@@ -58,7 +50,7 @@ class StepFacts:
     """
 
     name: str
-    steps: StepRange
+    steps: timeline.StepRange
     device_summary: str
     chip: str
     mesh: Mesh
@@ -135,7 +127,6 @@ class Summary:
         return operation.matmul_flops * operation.times * len(self._divisions)
 
     def _parts(self) -> list[PartTime]:
-        """Returns the time of each part."""
         seconds: collections.Counter[str] = collections.Counter()
         for division in self._divisions.values():
             seconds.update(self._of(division))
@@ -214,12 +205,12 @@ class Summary:
             exposed_seconds=sum(self._shares[name] for name in names) / self._scale,
         )
 
-    def _of(self, division: Division) -> dict[str, float]:
+    def _of(self, division: timeline.Division) -> dict[str, float]:
         """Returns the seconds per step of each part that takes any on one device."""
         found: dict[str, float] = collections.defaultdict(float)
         for name, time in division.shares.items():
             found[OTHER_PROGRAMS if name is None else self.program.kind(str(name))] += time
-        waiting = overlap(division.idle, self._waits)
+        waiting = timeline.overlap(division.idle, self._waits)
         found[PAUSES] = division.pauses
         found[INPUT_WAIT] = waiting
         found[HOST] = sum(end - start for start, end in division.idle) - waiting
@@ -227,7 +218,7 @@ class Summary:
         return {part: found[part] / unit for part in PARTS if found[part]}
 
 
-def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], StepProgram]:
+def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], timeline.StepProgram]:
     """Returns keys and operations of the training step: the program that has an optimizer.
 
     If several programs or none have an optimizer, the program that runs longest is taken. Workers
@@ -238,7 +229,7 @@ def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], StepP
         for event in events:
             seconds[event.program] += event.end - event.start
     programs = {
-        key: StepProgram(trace.module(key), facts.mesh, facts.layers, facts.kinds)
+        key: timeline.StepProgram(trace.module(key), facts.mesh, facts.layers, facts.kinds)
         for key, _ in seconds.most_common(_MOST_PROGRAMS)
     }
     trains = (
@@ -252,22 +243,25 @@ def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], StepP
     return frozenset(copies), programs[step]
 
 
-def _divide(trace: Trace, device: int, step_keys: frozenset[str], program: StepProgram) -> Division:
+def _divide(
+    trace: Trace, device: int, step_keys: frozenset[str], program: timeline.StepProgram
+) -> timeline.Division:
     events = trace.devices[device]
     enclosing = program.enclosing(e.operation for e in events if e.program in step_keys)
     intervals = [
-        Interval(run.start, run.end, run.program, Role.ENCLOSING) for run in trace.runs[device]
+        timeline.Interval(run.start, run.end, run.program, timeline.Role.ENCLOSING)
+        for run in trace.runs[device]
     ]
     for event in events:
         if event.program not in step_keys:
-            role, key = Role.COMPUTE, None
+            role, key = timeline.Role.COMPUTE, None
         else:
             key = event.operation
             is_transfer = program.find(key).collective or event.thread == _BACKGROUND
-            role = Role.TRANSFER if is_transfer else Role.COMPUTE
-            role = Role.ENCLOSING if key in enclosing else role
-        intervals.append(Interval(event.start, event.end, key, role))
-    return divide(intervals, trace.window)
+            role = timeline.Role.TRANSFER if is_transfer else timeline.Role.COMPUTE
+            role = timeline.Role.ENCLOSING if key in enclosing else role
+        intervals.append(timeline.Interval(event.start, event.end, key, role))
+    return timeline.divide(intervals, trace.window)
 
 
 def _executions(trace: Trace, step_keys: frozenset[str]) -> collections.Counter[str]:

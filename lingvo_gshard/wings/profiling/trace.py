@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_gshard.core import UserError, objects
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import UserError, jax, objects, tf
 from lingvo_gshard.wings.hlo.module import Module
 from lingvo_gshard.wings.planning.machines import chips
 from lingvo_gshard.wings.profiling.timeline import StepRange
@@ -63,7 +62,6 @@ class Trace:
     Attributes:
       devices: the executed operations of each device, by its number, in the order of their starts.
       runs: the executions of programs on each device.
-      host: what the host's main thread did.
       programs: the serialized HloProto of each program, by its key.
     """
 

@@ -33,7 +33,6 @@ class Activation(msgspec.Struct, frozen=True):
       layer: path of the layer; "" for the task itself.
       operations: TensorFlow's types of the operations that compute it, such as ("MatMul", "Relu").
       layout: letters of its annotation; "" if it has none.
-      dtype: NumPy's name of its type.
       asked: the sharding that its annotation asks for; "" if it has none.
       chosen: its sharding, which XLA chooses where nothing is asked.
       parts: number of different parts; 1 if every device holds the whole tensor.
@@ -64,8 +63,6 @@ def activations(
 
     Args:
       module: the program before it is partitioned, with shardings.
-      inputs: the program's inputs.
-      traced: the operations of the function.
     """
     is_weight = [_is_sharded(array.path) for array in inputs]
     relevant = dependents(module, [i for i, skip in enumerate(is_weight) if not skip])

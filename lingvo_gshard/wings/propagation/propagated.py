@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lingvo_gshard.core import scope_name
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, scope_name
 from lingvo_gshard.runtime import Executable, Program, without_cache
 from lingvo_gshard.sharding import Mesh, Split, recording, xla
 from lingvo_gshard.wings import hlo
@@ -93,7 +92,6 @@ def split_in_words(split: Split, layout: str = "") -> str:
     """Returns a split as text, such as "B over data, H over model" or "whole".
 
     Args:
-      split: mesh axes of each dimension.
       layout: letters of the dimensions; by default they are numbered from 0.
     """
     pairs = zip(_names(layout, len(split)), split, strict=True)
@@ -154,10 +152,6 @@ class Traced:
     Args:
       recorded: the annotations and graphs that were recorded when the function was traced.
       paths: paths of the task's layers. Tensors are listed in the order of these paths.
-      mesh: the mesh of the annotations.
-
-    Attributes:
-      lines: the lines that made the operations.
     """
 
     def __init__(self, recorded: recording.Recorded, paths: Iterable[str], mesh: Mesh):
@@ -187,7 +181,6 @@ class Traced:
         """Returns the annotation of this name; None if the operation is another one.
 
         Args:
-          name: the operation's name.
           division: the sharding of its result in the program.
         """
         operation = self.lines.operation(name)
@@ -253,9 +246,7 @@ def reshardings(
     """Returns the collectives of a step that only move data, with their causes; largest first.
 
     Args:
-      calls: the collectives of the compiled step.
       module: the program before it was partitioned, with shardings.
-      traced: the operations of the function.
     """
     causes = _Causes(module, traced, mesh)
     groups: dict[tuple, list[hlo.CollectiveCall]] = collections.defaultdict(list)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, einsum
 
@@ -41,7 +40,6 @@ class Inputs:
       query_BLND: normalized and scaled queries.
       key_BLND: normalized keys.
       log_decay_BLNr: logarithms of the decays, at most 0.
-      strength_BLNr: strengths of the writes.
     """
 
     query_BLND: tf.Tensor
@@ -55,7 +53,6 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     """Returns the outputs [B,L,N,r,d] of rows, and their last states [B,N,r,D,d].
 
     Args:
-      inputs: what the tokens write and read.
       is_first_BL: bool, whether a token begins a segment, with a state of zeros.
       size: positions of a chunk.
     """

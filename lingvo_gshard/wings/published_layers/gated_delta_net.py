@@ -15,8 +15,8 @@ from lingvo_gshard.core import (
     initializers,
     known_sizes,
     layer_method,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import (
     AttentionKernel,
     AttentionMask,
@@ -122,7 +122,6 @@ class GatedDeltaNet(Layer):
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Size of each letter."""
         p = self.p
         return {
             "M": p.model_dim,
@@ -157,7 +156,6 @@ class GatedDeltaNet(Layer):
         """Returns [B,L,M]: each position reads what earlier ones of its segment have written.
 
         Args:
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x.
         """
         segments_BL = mask.segments_BL
@@ -289,7 +287,6 @@ def _shifted(x_BLNf: tf.Tensor, segments_BL: tf.Tensor, back: int) -> tf.Tensor:
 
 
 def _unit(x_BLND: tf.Tensor) -> tf.Tensor:
-    """Returns vectors of length 1."""
     squares_BLN1 = tf.reduce_sum(tf.square(x_BLND), -1, keepdims=True)
     return annotate(x_BLND * tf.math.rsqrt(squares_BLN1 + _EPSILON), "BLND")
 
@@ -331,9 +328,6 @@ def _(
     """Caches `state` and `recent`, the inputs of the convolution that the next token also reads.
 
     Without a cache, the new tokens are rows that end with their texts.
-
-    Raises:
-      UserError: several hypotheses of a beam extend the same row.
     """
     del visible
     if cache is None:

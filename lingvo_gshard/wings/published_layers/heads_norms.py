@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import SCALE, Layer, NestedMap, Params, initializers, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import SCALE, Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers import RMSNorm
 from lingvo_gshard.layers.norm import layer_norm
 

@@ -14,8 +14,8 @@ from lingvo_gshard.core import (
     initializers,
     known_sizes,
     layer_method,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import (
     MASKED,
     AttentionKernel,
@@ -119,8 +119,6 @@ class IndexedAttention(LatentAttention):
         Args:
           x_BLM: the tokens that attend.
           low_BLq: latent vectors of their queries.
-          positions: positions of these tokens.
-          index_BKD: keys of the indexer.
           bias_BLK: float32 bias of the logits, as without an indexer.
         """
         p = self.p

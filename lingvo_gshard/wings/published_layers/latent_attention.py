@@ -12,8 +12,8 @@ from lingvo_gshard.core import (
     face,
     initializers,
     layer_method,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import (
     Attention,
     AttentionKernel,
@@ -130,7 +130,6 @@ class LatentAttention(Attention):
         """Returns [B,L,M]: each position attends to the positions that the mask allows.
 
         Args:
-          x_BLM: input rows.
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
         positions = rotary.positions_of_rows(mask.segments_BL, x_BLM.shape[1], self.scaling)
@@ -312,10 +311,8 @@ def restrict_slots(
     """Returns the slots that each new token attends to.
 
     Args:
-      x_BLM: the new tokens.
-      low_BLq: what their queries are computed from.
-      positions: their positions.
-      visible: the slots that they see.
+      low_BLq: what the tokens' queries are computed from.
+      visible: the slots that the tokens see.
       slots: blocks of what `index_keys` returned for the token of each slot.
     """
     del layer, theta, x_BLM, low_BLq, positions, slots

@@ -12,8 +12,8 @@ from lingvo_gshard.core import (
     UserError,
     initializers,
     layer_method,
+    tf,
 )
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, tf
 from lingvo_gshard.layers import RotaryScaling, rotary
 
 # The dimensions that are a pair: i and r/2 + i, or 2i and 2i + 1.
@@ -32,7 +31,6 @@ def rotate(
 
     Args:
       x_BLND: queries or keys.
-      positions: positions of the tokens.
       fraction: share of D that is rotated.
       p: Params with `rotary_base` and `rotary_pairs`.
       scaling: changes wavelengths and lengths.

@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.layers import RotaryScaling
 
 
@@ -234,11 +233,7 @@ def _define_original_length(p: Params, default: int = 4096) -> None:
 
 
 def _growth_exponent(scaling: RotaryScaling, rotated: int) -> float:
-    """Returns r / (r - 2), the exponent of the growth of a base.
-
-    Raises:
-      UserError: fewer than 4 dimensions are rotated.
-    """
+    """Returns r / (r - 2), the exponent of the growth of a base."""
     if rotated < 4:
         raise UserError(
             f"{scaling.path}: {type(scaling).__name__} with {rotated} rotated dimensions; 4 or "

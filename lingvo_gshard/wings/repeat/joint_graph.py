@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import RECOMPUTED_SCOPE
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import RECOMPUTED_SCOPE, tf
 from lingvo_gshard.wings.repeat import minimum_cut, subgraph
 from lingvo_gshard.wings.repeat.minimum_cut import RematCosts
 
@@ -30,7 +29,6 @@ class JointGraph:
     Attributes:
       forward_inputs: Inputs that are available in the forward pass only, such as activations.
       shared_inputs: Inputs that are available in both passes, such as weights.
-      outputs: The function's outputs.
       output_gradients: Placeholders for the gradients of the outputs.
       gradients: Gradients of the forward inputs, then of the shared inputs. None for an input that
         no output depends on.
@@ -105,15 +103,7 @@ class JointGraph:
         return self.outputs[0].graph
 
     def forward(self, forward_inputs: Tensors, shared: Tensors) -> tuple[list[tf.Tensor], Tensors]:
-        """Runs the forward pass in the current graph.
-
-        Args:
-          forward_inputs: Values of the forward inputs.
-          shared: Values of the shared inputs.
-
-        Returns:
-          The outputs, and the tensors to save.
-        """
+        """Runs the forward pass in the current graph. Returns outputs and tensors to save."""
         known = self._known_in_both(shared) | _by_name(self.forward_inputs, forward_inputs)
         results = subgraph.copy_into_current_graph([*self.outputs, *self.saved], known)
         return results[: len(self.outputs)], results[len(self.outputs) :]
@@ -124,7 +114,6 @@ class JointGraph:
         Operations of the forward pass that it repeats are named `rematerialized/...`.
 
         Args:
-          shared: Values of the shared inputs.
           saved: Values of the saved tensors, as `forward` returned them.
 
         Returns:

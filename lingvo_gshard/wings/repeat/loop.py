@@ -24,12 +24,12 @@ from lingvo_gshard.core import (
     optimization_barrier,
     remat_policy,
     stop_frozen,
+    tf,
     to_device,
     to_host,
     write_slice,
 )
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers import Execution
 from lingvo_gshard.sharding import (
     annotate,
@@ -68,8 +68,6 @@ class _TracedBody:
     """The traced graph of one iteration of the body.
 
     Attributes:
-      joint: graph of the iteration and its gradient.
-      reports: names of the losses and metrics that the body reported.
       saved_layouts: letters of each saved tensor; None where they are unknown.
       saved_shards: whether each saved tensor is a shard, computed inside a manual region.
       saves_on_host: whether saved tensors are kept in host memory, except for shards and tensors
@@ -168,7 +166,6 @@ class _Weights:
         """Returns the weights of iteration r.
 
         Args:
-          r: the iteration.
           gathered: `ahead(r)`.
         """
         known = dict(zip(self._ahead, gathered, strict=True))
@@ -194,9 +191,7 @@ class Loop:
     """Runs a body `repetition.times` times.
 
     Attributes:
-      body: the body and its remat policy.
       repetition: names of the layers in each iteration.
-      layout: letters of x.
       weight_specs: specs of the weights of one iteration.
     """
 

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import csgraph, sparse, tf
+from lingvo_gshard.core import known_sizes, tf
+from lingvo_gshard.core.lazy import csgraph, sparse
 from lingvo_gshard.wings.repeat import subgraph
 
 # scipy's capacities are int32. Costs are scaled so that the largest finite one is _MAX_COST.
@@ -76,7 +76,6 @@ def _source_side(edges: list[tuple[int, int, float]], nodes: int) -> np.ndarray:
 
     Args:
       edges: (tail, head, capacity) triples.
-      nodes: The number of nodes.
     """
     tails, heads, costs = (np.array(column) for column in zip(*edges, strict=True))
     finite = costs[np.isfinite(costs)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import tf
 
 
 def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> set[tf.Operation]:
@@ -112,10 +112,6 @@ def _graph_def(
 
     Args:
       operations: The operations, in the order of the graph.
-      names: The new name of each operation.
-
-    Raises:
-      ValueError: An operation is a placeholder.
     """
     copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:

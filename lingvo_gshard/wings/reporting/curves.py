@@ -42,7 +42,6 @@ class Recompilation(msgspec.Struct, frozen=True):
 
     Attributes:
       step: the step that waited for the compilation.
-      seconds: seconds that the compilation took.
       changes: differences between the inputs of this program and of the previous program, in words.
     """
 
@@ -98,9 +97,8 @@ class Curve(msgspec.Struct, frozen=True):
     """One metric over the intervals of a `Curves`; None where the interval has no value.
 
     Attributes:
-      mean: mean of the interval's values.
-      low: the smallest of them; empty if each interval is one step.
-      high: the largest of them; empty if each interval is one step.
+      low: the smallest values of the intervals; empty if each interval is one step.
+      high: the largest values; empty if each interval is one step.
     """
 
     mean: list[float | None]
@@ -112,8 +110,6 @@ class Curves(msgspec.Struct, frozen=True):
     """Metrics over consecutive intervals of steps.
 
     Attributes:
-      first: the first step of each interval.
-      last: the last step of each interval.
       metrics: name of a metric -> its values in each interval.
     """
 
@@ -147,7 +143,6 @@ class History(msgspec.Struct, frozen=True):
     Attributes:
       first_step: the first step with a row.
       last_step: the last step with a row.
-      rows: number of rows.
       curves: metrics of the whole model.
       layers: metrics of single layers, thinned more.
       dev: metrics of the whole model on the dev split.

@@ -47,9 +47,7 @@ class RouterPicture(msgspec.Struct, frozen=True):
     """The picture of one layer's router over the watched steps.
 
     Attributes:
-      layer: path of the layer.
       router: name of the router's class.
-      experts: number of experts.
       experts_in_row: number of experts that one row of `load` stands for; 1 unless there are many.
       steps: the watched steps. If a column stands for several steps, the last of these.
       load: for each expert, the expert's share of the choices over an even share, at each of the
@@ -221,12 +219,9 @@ class RunReport(msgspec.Struct, frozen=True):
     Attributes:
       logdir: the run's directory, as it was given.
       label: a short name that no other run of the report has.
-      experiment: name of the experiment.
       steps: `run.steps`, the step to end with; None if params.txt does not say.
       params: path -> value of every hyperparameter, as text.
-      history: its metrics.
       launches: how it was started and resumed; empty if that was not recorded.
-      programs: the programs that it compiled.
       recompilations: training steps that were compiled in the middle of the run.
       roll_backs: where it went back to a checkpoint because spikes persisted.
       evaluations: what gshard-evaluate said of it.
@@ -257,8 +252,6 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
     """Returns the report of a run, which may still be training.
 
     Args:
-      logdir: the run's directory.
-      label: a short name of the run.
       points: number of points of a curve of the whole model, at most.
       layer_points: number of points of all curves of layers together.
 
@@ -324,7 +317,6 @@ def check_run(logdir: str) -> None:
 
 
 def _runs_in(directory: pathlib.Path) -> list[str]:
-    """Returns the names of the runs in a directory, sorted."""
     try:
         inside = objects.names(directory)
         return [name for name in inside if objects.is_file(directory / name / "params.txt")]

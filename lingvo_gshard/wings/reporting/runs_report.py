@@ -25,7 +25,6 @@ class ParamsDifference(msgspec.Struct, frozen=True):
     """A hyperparameter with different values in the runs.
 
     Attributes:
-      path: path of the hyperparameter.
       values: the value in each run, as text; None in a run without the hyperparameter.
     """
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lingvo_gshard.core import UserError, memory_kinds
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import Device, UserError, memory_kinds
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.sharding import HARDWARE, Partitioning
 from lingvo_gshard.wings.saved_programs.program_file import ProgramRecord
@@ -71,7 +70,6 @@ def with_bodies(
 
     Args:
       portable: the program without kernels, which all other platforms run.
-      make: makes the same program under a partitioning.
       partitioning: the partitioning of `portable`.
     """
     bodies = []

@@ -17,8 +17,15 @@ from types import MappingProxyType
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, objects, whole_number, write_atomically
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import (
+    UserError,
+    atomic,
+    explained,
+    jax,
+    objects,
+    whole_number,
+    write_atomically,
+)
 from lingvo_gshard.runtime import Array, LayerNames
 from lingvo_gshard.runtime.program.program import Work, encoded_bodies
 
@@ -42,7 +49,6 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
       donated: indices of the inputs whose memory the outputs may reuse.
       mesh: axes and sizes, such as "data=4,model=2".
       device_order: "contiguous" or "topology".
-      partitioner: "gspmd" or "shardy".
       strategy: the table of letters that split the tensors.
       flags: XLA_FLAGS when the program was written.
       versions: package -> version, of the packages that wrote the program.
@@ -52,8 +58,6 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
         run on all.
       bodies: the platforms that have a body of their own, with kernels. All others run the portable
         one. UNSET if there are none.
-      digest: `Program.digest`.
-      format: format of the file.
       stamp: hash of the file's content except for the stamp.
     """
 
@@ -91,9 +95,6 @@ def write(
     """Writes a record and exported functions as one zip.
 
     Args:
-      path: the file.
-      record: describes the program.
-      exported: the portable function.
       bodies: platform -> the function with the platform's kernels.
     """
     if bodies:
@@ -116,7 +117,8 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
         changed, or was written with a newer jax.
     """
     content = io.BytesIO(objects.read_bytes(path))
-    try:
+    # zipfile raises many types on a damaged file.
+    with explained(f"{path} is not a saved program", Exception):
         with zipfile.ZipFile(content) as file:
             _check_sizes(file, len(content.getvalue()))
             text, exported = file.read(_RECORD), file.read(_EXPORTED)
@@ -125,8 +127,6 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
                 record = atomic.decode(text, ProgramRecord)
                 own = () if record.bodies is msgspec.UNSET else record.bodies
                 bodies = {platform: file.read(_entry(platform)) for platform in own}
-    except Exception as error:  # zipfile raises many types on a damaged file.
-        raise UserError(f"{path} is not a saved program: {error}") from None
     if found not in FORMATS:
         raise UserError(
             f"{path} has format {found}, but this version reads formats up to {FORMATS[-1]}"
@@ -143,7 +143,6 @@ def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes, dict[str, bytes
 
 
 def _entry(platform: str) -> str:
-    """Returns the name of the entry with a platform's body."""
     return f"{_EXPORTED}-{platform}"
 
 

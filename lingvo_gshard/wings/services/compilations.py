@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import processes, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import Compilation
 from lingvo_gshard.runtime.compilations import Inputs, input_words, phases

@@ -25,8 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, processes, signals
-from lingvo_gshard.core.lazy import Device, jax, jnp
+from lingvo_gshard.core import Device, NestedMap, jax, jnp, processes, signals
 from lingvo_gshard.data import Batch, PackedBatch
 from lingvo_gshard.training import IN_RUN_RECORD, MetricsRow, ObservedRun, RunRecord, StepObserver
 from lingvo_gshard.training import arrays as checkpoint_arrays
@@ -43,12 +42,7 @@ Digests: TypeAlias = "dict[str, dict[str, int]]"
 
 @dataclasses.dataclass(frozen=True)
 class ShardDifference:
-    """A tensor that is not on a device what it should be.
-
-    Attributes:
-      path: path of the tensor in the state.
-      device: the device, in words.
-    """
+    """A tensor that is not on a device what it should be."""
 
     path: str
     device: str
@@ -119,7 +113,6 @@ def words(found: Sequence[ShardDifference], device_count: int) -> str:
 
 
 def _devices_of_parts(array: Any) -> list[list[str]]:
-    """Returns for each part of an array the devices that hold it."""
     sharding = getattr(array, "sharding", None)
     if sharding is None:
         return []
@@ -374,7 +367,6 @@ class CheckedRuntime:
         """Wraps a runtime.
 
         Args:
-          runtime: what computes the steps.
           every: K; every K-th step is computed twice.
         """
         self._runtime = runtime

@@ -8,8 +8,7 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core import NestedMap, Params, signals
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, signals, tf
 from lingvo_gshard.data import Batch, PackedBatch
 from lingvo_gshard.training import (
     METRICS_FILE,
@@ -53,7 +52,6 @@ class Divergence:
         """Makes the watch of one run.
 
         Args:
-          params: the trainer's Params, for advice.
           guessing_loss: cross-entropy of guessing evenly, in nats; None if it is unknown.
         """
         self._params = params
@@ -198,7 +196,6 @@ def of_run(
 
     Args:
       path: the file of metrics, which may be missing or damaged.
-      params: the trainer's Params.
       step: the last step of the run.
       guessing_loss: as in `Divergence`.
     """
@@ -212,12 +209,7 @@ def of_run(
 
 
 def advice(params: Params, row: MetricsRow) -> str:
-    """Returns sentences on what is likely to help a run whose loss diverges or is not finite.
-
-    Args:
-      params: the trainer's Params.
-      row: metrics of the step.
-    """
+    """Returns sentences on what is likely to help a run whose loss diverges or is not finite."""
     p, rate = params, row["learning_rate"]
     usual = _USUAL_RATE_OF_GRADIENTS if p.optimizer.cls is Momentum else _USUAL_RATE
     if rate > usual:
@@ -252,7 +244,6 @@ class NonFiniteError(signals.TrainingFailedError):
           step: number of the step, from 1.
           where: what `diagnose` says.
           checkpoints: the steps that have a checkpoint, ascending.
-          params: the trainer's Params.
         """
         last = (
             f"the last good checkpoint is step {checkpoints[-1]:,}"
@@ -273,9 +264,7 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch | TensorBatch, ste
     a NaN or infinity of finite values.
 
     Args:
-      trainer: the trainer of the step.
       theta: the weights before the step.
-      batch: the batch of the step.
       step: number of the step, from 1.
 
     Returns:

@@ -82,7 +82,6 @@ class HangWatch(StepObserver):
         """Starts watching.
 
         Args:
-          params: the options of the run.
           lifeline: how a hang is reported.
         """
         self._p = params

@@ -25,8 +25,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
     Attributes:
       step: number of steps taken.
-      files: number of its files.
-      bytes: their size.
+      bytes: size of the files.
       is_best: whether it is the best by `run.keep_best`.
       versions: package -> version, of the packages that wrote it.
       problem: what is wrong with it; "" if nothing was found.
@@ -86,7 +85,6 @@ def prunable(directory: pathlib.Path, keep: int) -> list[int]:
 
     Args:
       directory: of the checkpoints.
-      keep: number of newest checkpoints.
     """
     steps = steps_in(directory)
     policy, best = NewestAndBest(keep), best_of(directory, steps)
@@ -108,7 +106,6 @@ def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
     Args:
       source: a directory of checkpoints.
       target: another one.
-      step: the checkpoint.
 
     Returns:
       The bytes that were copied.
@@ -140,7 +137,6 @@ def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
 
 
 def _copy_file(source: str, target: str) -> int:
-    """Copies a file and returns its size."""
     if store := stores.store_of(target):
         if is_bucket(source):
             content = objects.read_bytes(source)

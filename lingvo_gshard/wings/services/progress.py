@@ -37,7 +37,6 @@ class StageDisplay:
         """Prepares the display, which the first stage opens.
 
         Args:
-          console: where to show it.
           is_transient: whether no line is left, and nothing is shown without a terminal.
         """
         self._console, self._is_transient = console, is_transient

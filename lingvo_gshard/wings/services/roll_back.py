@@ -120,11 +120,9 @@ class RollBack(msgspec.Struct, frozen=True):
 
     Attributes:
       step: the last of the spikes in a row.
-      first_spike: the first of these spikes.
       last_step: the last step before them that the run keeps.
       checkpoint: the newest checkpoint up to that step.
       first_batch: the first batch that is skipped, counted from 1.
-      last_batch: the last batch that is skipped.
       metrics: loss, gradient norm and their deviations in `step`.
     """
 
@@ -169,7 +167,6 @@ class RollBacks:
 
         Args:
           params: `step.spikes`.
-          logdir: the run's directory.
           step: the step that the run resumes from. The roll backs of a run that begins are removed.
 
         Raises:
@@ -191,15 +188,11 @@ class RollBacks:
         return row.get(ROLL_BACK, 0.0) > 0
 
     def plan(self, step: int, row: MetricsRow, checkpoints: Sequence[int]) -> RollBack | None:
-        """Returns the roll back that answers the spikes up to a step.
+        """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
         Args:
           step: the step that asks for it.
-          row: its metrics.
           checkpoints: the steps that have a complete checkpoint, ascending.
-
-        Returns:
-          None if no checkpoint is older than the spikes.
 
         Raises:
           RollBackLimitError: there were as many roll backs as are allowed.

@@ -37,8 +37,6 @@ class Holder(msgspec.Struct, frozen=True):
     """The content of a lock file.
 
     Attributes:
-      host: name of the machine.
-      pid: number of the process.
       started: when the process took the lock, in words.
       ticks: when the process started, in clock ticks since the machine did; 0 if unknown. It tells
         the process from a later one with the same number.
@@ -163,7 +161,6 @@ class RunLock:
 
         Args:
           path: the lock file, in an existing directory.
-          say: shows a line to the user.
 
         Raises:
           LockedError: another process holds it; the message names the process.
@@ -259,9 +256,6 @@ def _is_stale(path: pathlib.Path, found: _Found, say: Callable[[str], None]) -> 
     """Returns whether a lock is stale; False if it is not there any more or another one is.
 
     Waits if the process cannot be seen from here, until it refreshes the lock or is late.
-
-    Raises:
-      LockedError: the process that holds the lock lives.
     """
     lives = is_running(found.holder) if found.holder else None
     is_waiting = False
@@ -310,7 +304,6 @@ def _replace(path: pathlib.Path, content: bytes) -> None:
 
 
 def _read(path: pathlib.Path) -> _Found | None:
-    """Returns a lock file; None if there is none."""
     try:
         # Opening a file makes a network file system show its current content and times.
         with regular.open_regular(path) as file:

@@ -67,11 +67,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
       time: seconds since 1970.
       step: the step that it resumed from; 0 for a new run.
       steps: `run.steps`, the step to end with.
-      experiment: name of the experiment.
       command: the command line, for a shell.
       directory: where the command was started.
       host: name of the main process's machine.
-      processes: number of processes.
       runtime: "local", "spmd" or "tpu_strategy".
       devices: the devices in words, such as "8 CPU devices as data=8".
       parameters: number of the model's parameters.
@@ -204,11 +202,7 @@ class TensorSharding(msgspec.Struct, frozen=True):
     """The storage of a weight or a moment.
 
     Attributes:
-      path: path of the weight.
       kind: "weights" or "moments".
-      layout: letters of the tensor.
-      shape: shape of the whole tensor.
-      dtype: name of its type.
       split: the split as text, such as "E over data (8)", or "replicated".
       bytes: size of the whole tensor.
       bytes_per_device: size of one device's part.
@@ -229,10 +223,8 @@ class Sharding(msgspec.Struct, frozen=True):
 
     Attributes:
       mesh: axes and sizes, such as "data=4,model=2"; "" for one device.
-      devices: number of devices.
       strategy: name of the strategy; "" for one device.
       table: the strategy's rules as text.
-      tensors: the weights and moments.
     """
 
     mesh: str

@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, processes
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import NestedMap, jax, processes
 from lingvo_gshard.training import (
     IN_RUN_RECORD,
     Arrays,
@@ -51,8 +50,6 @@ class _Piece(msgspec.Struct):
 
     Attributes:
       part: part of the state, such as "theta".
-      path: path of the array.
-      dtype: its type.
       shape: shape of the whole array.
       start: the first index of the piece along each dimension.
       size: shape of the piece.
@@ -75,7 +72,6 @@ class _Header(msgspec.Struct):
       run: what tells the run from others in the same place.
       record: the record that a checkpoint would have, without digests.
       params_text: the run's Params.
-      pieces: the arrays.
       checksum: CRC-32 of the bytes after the header.
     """
 
@@ -114,8 +110,6 @@ class SnapshotStore:
         Args:
           step: number of steps taken.
           state: parts of NumPy arrays or jax.Arrays, which may change after the call.
-          position: the input's position.
-          params_text: the run's Params as text.
           best: the best evaluation so far.
         """
         assert self._folder is not None
@@ -260,7 +254,7 @@ def _copied(state: NestedMap) -> tuple[list[_Piece], list[np.ndarray]]:
             shards = {}
             if isinstance(array, jax.Array):
                 for shard in array.addressable_shards:
-                    shards.setdefault(_starts(shard.index), shard.data)
+                    shards.setdefault(tuple(one.start or 0 for one in shard.index), shard.data)
             else:
                 shards[(0,) * np.ndim(array)] = array
             for start, data in shards.items():
@@ -356,11 +350,7 @@ def _slice(pieces: list[tuple[_Piece, np.ndarray]], index: Any) -> np.ndarray:
 def _overlaps(
     pieces: list[tuple[_Piece, np.ndarray]], index: Any
 ) -> tuple[tuple[int, ...], list[_Overlap]]:
-    """Returns the shape of a part of an array, and what the pieces have of it.
-
-    Raises:
-      LookupError: they do not have all of it.
-    """
+    """Returns the shape of a part of an array, and what the pieces have of it."""
     sizes = pieces[0][0].shape
     bounds = [one.indices(size)[:2] for one, size in zip(index, sizes, strict=True)]
     # Two shards are disjoint or the same.
@@ -384,10 +374,6 @@ def _shifted(bounds: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[
     return tuple(
         slice(low - start, high - start) for (low, high), start in zip(bounds, starts, strict=True)
     )
-
-
-def _starts(index: tuple[slice, ...]) -> tuple[int, ...]:
-    return tuple(one.start or 0 for one in index)
 
 
 def _bytes(content: np.ndarray) -> memoryview:

@@ -14,8 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import Device, jax, processes
 from lingvo_gshard.data import Batch
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, report_step

@@ -147,7 +147,6 @@ def parse(
     """Returns a JSON body as an object.
 
     Args:
-      kind: the type of the object.
       status: the HTTP status of a body that is JSON but not such an object.
       published: fields of the object that the body need not give.
 

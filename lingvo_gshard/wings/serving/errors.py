@@ -17,7 +17,6 @@ class RequestError(Exception):
     """A request that cannot be answered.
 
     Attributes:
-      status: the HTTP status.
       field: path of the field that is wrong; None if no field is.
       code: a short name of the error for programs; None if it has none.
       headers: further headers of the answer.

@@ -30,9 +30,7 @@ class ServedModel:
     """A trained model.
 
     Attributes:
-      name: the model's name in requests.
       step: training step of the model's checkpoint.
-      engine: decodes with the model.
       vocabulary: vocabulary of the texts that the model writes.
       translator: encodes sentences and decodes translations; None for a language model.
       source_vocabulary: vocabulary of the sentences to translate; None for a language model.

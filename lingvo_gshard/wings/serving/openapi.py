@@ -45,7 +45,6 @@ class Operation:
     """Answers the requests for one path, and describes them.
 
     Attributes:
-      respond: answers a request.
       summary: a sentence.
       body: the type of the body of POST; None for GET.
       streams: whether the answer may be server-sent events.

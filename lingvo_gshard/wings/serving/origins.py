@@ -51,7 +51,6 @@ class Origins:
 
         Args:
           host: the name or address that the server listens on.
-          hosts: further names of the server.
           sites: origins of pages that may use the server.
 
         Raises:

@@ -20,17 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
 from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.wings.spmd_passes.builders import (
-    Axes,
-    constant,
-    erase_unused,
-    is_float,
-    is_zero,
-    split_over,
-    summed,
-    type_like,
-    with_first,
-)
+from lingvo_gshard.wings.spmd_passes import builders
 from lingvo_gshard.wings.spmd_passes.partial_operations import (
     SLICE,
     Partial,
@@ -94,7 +84,7 @@ class _Paths:
         self._functions = ir.SymbolTable(module.operation)
         self._mesh = mesh
         self.splits = ValueSplits(mesh)
-        self._axes: dict[ir.Value, Axes | None] = {}
+        self._axes: dict[ir.Value, builders.Axes | None] = {}
         self.partials: dict[ir.Value, Partial] = {}
 
     def sums_of(self, loop: ir.Operation) -> list[_Carried]:
@@ -109,7 +99,7 @@ class _Paths:
                 return sums
             sums = kept
 
-    def axes_of(self, value: ir.Value) -> Axes | None:
+    def axes_of(self, value: ir.Value) -> builders.Axes | None:
         """Returns the mesh axes that a value's partial sums are split over; None without any."""
         if value not in self._axes:
             self._axes[value] = self._find_axes(value)
@@ -139,7 +129,7 @@ class _Paths:
         yield from (carried.update, *carried.movers)
         yield from self.operations(carried.term)
 
-    def _find_axes(self, value: ir.Value) -> Axes | None:
+    def _find_axes(self, value: ir.Value) -> builders.Axes | None:
         maker = maker_of(value)
         if maker is None:
             return None
@@ -187,7 +177,7 @@ class _Paths:
     def _carried(self, loop: ir.Operation, index: int) -> _Carried | None:
         condition, body = (region.blocks[0] for region in loop.regions)
         argument = body.arguments[index]
-        if not is_float(argument) or not is_zero(loop.operands[index]):
+        if not builders.is_float(argument) or not builders.is_zero(loop.operands[index]):
             return None
         movers, update = [], maker_of(list(body.operations)[-1].operands[index])
         while update and passes(update) and len(list(update.results[0].uses)) == 1:
@@ -222,7 +212,11 @@ def summed_operands(operation: ir.Operation) -> Sequence[ir.Value]:
     """
     operands = list(operation.operands)
     if operation.name == _CONVERT:
-        return operands if is_float(operands[0]) and is_float(operation.results[0]) else ()
+        return (
+            operands
+            if builders.is_float(operands[0]) and builders.is_float(operation.results[0])
+            else ()
+        )
     if passes(operation) or operation.name in (SLICE, "stablehlo.negate", _ADD):
         return operands
     if operation.name == _MULTIPLY and _number(operands[0]) is not None:
@@ -261,7 +255,7 @@ class _Rewriting:
             self._rewrite(loop)
             for one in self._sums:
                 self._reduce(one)
-        assert not erase_unused(self._replaced), "a replaced operation is in use"
+        assert not builders.erase_unused(self._replaced), "a replaced operation is in use"
 
     def _rewrite(self, loop: ir.Operation) -> None:
         """Makes a loop carry partial sums."""
@@ -275,21 +269,23 @@ class _Rewriting:
             if one in self._sums:
                 with ir.InsertionPoint(one.update), one.update.location:
                     term = _converted(term, one.result)
-            kind = type_like(term, [self._mesh.parts(axes), *shape_of(one.result)])
+            kind = builders.type_like(term, [self._mesh.parts(axes), *shape_of(one.result)])
             split = self._paths.splits.of(one.returned) or self._paths.splits.of(one.term)
-            split = with_first(axes, split or ((),) * len(shape_of(one.result)))
+            split = builders.with_first(axes, split or ((),) * len(shape_of(one.result)))
             body.arguments[index].set_type(kind)
             with ir.InsertionPoint(one.update), one.update.location:
                 changed = self._updated(one, body.arguments[index], term)
-                list(body.operations)[-1].operation.operands[index] = split_over(
+                list(body.operations)[-1].operation.operands[index] = builders.split_over(
                     changed, split, self._mesh
                 )
             with ir.InsertionPoint(loop), loop.location:
-                operands[index] = split_over(constant(0.0, kind), split, self._mesh)
+                operands[index] = builders.split_over(
+                    builders.constant(0.0, kind), split, self._mesh
+                )
         for index, one in carried.items():
             argument = condition.arguments[index]
             with ir.InsertionPoint.at_block_begin(condition), loop.location:
-                argument.replace_all_uses_with(constant(0.0, one.result.type))
+                argument.replace_all_uses_with(builders.constant(0.0, one.result.type))
             argument.set_type(operands[index].type)
         with ir.InsertionPoint(loop), loop.location:
             new = ir.Operation.create(
@@ -317,7 +313,6 @@ class _Rewriting:
         return stablehlo.dynamic_update_slice(argument, term, [first, *starts])
 
     def _build(self, value: ir.Value) -> ir.Value:
-        """Returns the partial sums of a value."""
         if value not in self._built:
             maker = maker_of(value)
             assert maker is not None
@@ -332,12 +327,11 @@ class _Rewriting:
         return self._built[value]
 
     def _start(self, value: ir.Value, maker: ir.Operation) -> ir.Value:
-        """Returns the partial sums that an operation computes."""
         partial = self._paths.partials[value]
         split = self._paths.splits.of(value) or ((),) * len(shape_of(value))
         built = partial.build()
         with ir.InsertionPoint(maker), maker.location:
-            return split_over(built, with_first(partial.axes, split), self._mesh)
+            return builders.split_over(built, builders.with_first(partial.axes, split), self._mesh)
 
     def _computed(self, maker: ir.Operation, operands: Sequence[ir.Value]) -> ir.Value:
         """Returns the result of an operation on partial sums.
@@ -351,7 +345,7 @@ class _Rewriting:
             return moved(x, [maker], axes, self._mesh)
         if maker.name == _CONVERT:
             return x if _bits(result) < _bits(x) else _converted(x, result)
-        kind = type_like(x, [shape_of(x)[0], *shape_of(result)])
+        kind = builders.type_like(x, [shape_of(x)[0], *shape_of(result)])
         if maker.name in (_MULTIPLY, _DIVIDE):
             numbers = [_number(operand) for operand in reversed(maker.operands)]
             number = next(each for each in numbers if each is not None)
@@ -375,7 +369,7 @@ class _Rewriting:
         with ir.InsertionPoint(one.loop), one.loop.location:
             if rounding is not None:
                 partial = _converted(partial, rounding.results[0])
-            total = summed(partial, [0])
+            total = builders.summed(partial, [0])
             if annotations := [mover for mover in one.movers if annotation_of(mover)]:
                 total = moved(total, annotations[-1:])
             total = _converted(total, value)
@@ -389,7 +383,7 @@ def _only_user(value: ir.Value) -> ir.Operation | None:
 
 def _converted(value: ir.Value, like: ir.Value) -> ir.Value:
     """Returns a value with the type of element of another value."""
-    kind = type_like(like, shape_of(value))
+    kind = builders.type_like(like, shape_of(value))
     return value if kind == value.type else stablehlo.convert(kind, value)
 
 

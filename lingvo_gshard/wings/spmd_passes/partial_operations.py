@@ -69,7 +69,6 @@ def partial_of(
 
     Args:
       operation: a product, a reduction by addition, or a scatter that adds to zeros.
-      splits: the splits of the module's values.
       kept: the split of the result's own dimensions, if it is known. Nothing is summed over its
         axes.
     """

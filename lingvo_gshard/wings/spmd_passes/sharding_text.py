@@ -25,7 +25,6 @@ def split_of_text(text: str, rank: int, mesh: Mesh) -> Split | None:
 
     Args:
       text: the sharding, such as "{devices=[4,1,2]<=[8] last_tile_dim_replicate}".
-      rank: the tensor's number of dimensions.
 
     Returns:
       the split; None if the sharding is no split over the mesh's axes.
@@ -50,11 +49,7 @@ def _devices(match: re.Match, tiles: list[int]) -> np.ndarray:
 
 
 def text_of_split(split: Split, mesh: Mesh) -> str:
-    """Returns the HLO sharding of a split over a mesh. Its length does not depend on the devices.
-
-    Args:
-      split: the mesh axes of each dimension.
-    """
+    """Returns the HLO sharding of a split over a mesh, equally long for all numbers of devices."""
     used = [axis for axes in split for axis in axes]
     rest = [axis for axis in mesh.names if axis not in used]
     copies = mesh.parts(rest)

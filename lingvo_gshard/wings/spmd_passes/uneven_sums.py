@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of, operations_of, shape_of
 from lingvo_gshard.sharding import Mesh, Split
+from lingvo_gshard.wings.spmd_passes import partial_operations
 from lingvo_gshard.wings.spmd_passes.builders import (
     constant,
     erase_unused,
@@ -26,13 +27,6 @@ from lingvo_gshard.wings.spmd_passes.builders import (
     summed,
     type_like,
     with_first,
-)
-from lingvo_gshard.wings.spmd_passes.partial_operations import (
-    SLICE,
-    Partial,
-    moved,
-    partial_of,
-    passes,
 )
 from lingvo_gshard.wings.spmd_passes.value_splits import ValueSplits
 
@@ -56,7 +50,7 @@ class _UnevenSum:
     annotation: ir.Operation
     movers: tuple[ir.Operation, ...]
     product: ir.Operation
-    partial: Partial
+    partial: partial_operations.Partial
     dimension: int
     split: Split
 
@@ -68,7 +62,7 @@ class _UnevenSum:
         padded = list(shape)
         padded[self.dimension] = -(-shape[self.dimension] // parts) * parts
         with ir.InsertionPoint(self.annotation), self.annotation.location:
-            terms = moved(self.partial.build(), self.movers, axes, mesh)
+            terms = partial_operations.moved(self.partial.build(), self.movers, axes, mesh)
             terms = split_over(_padded(terms, [parts, *padded]), with_first(axes, self.split), mesh)
             total = split_over(summed(terms, [0]), self.split, mesh)
             self.annotation.operands[0] = sliced(total, list(map(range, shape)))
@@ -86,13 +80,13 @@ def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _U
     (uneven,) = dimensions
     movers: list[ir.Operation] = []
     maker = maker_of(annotation.operands[0])
-    while maker and (passes(maker) or maker.name == SLICE):
+    while maker and (partial_operations.passes(maker) or maker.name == partial_operations.SLICE):
         movers.insert(0, maker)
         maker = maker_of(maker.operands[0])
     if maker is None or maker.block != annotation.block:
         return None
     others = tuple(axes for i, axes in enumerate(split) if i != uneven)
-    partial = partial_of(maker, splits, mesh, others)
+    partial = partial_operations.partial_of(maker, splits, mesh, others)
     if partial is None or partial.axes != split[uneven]:
         return None
     return _UnevenSum(annotation, tuple(movers), maker, partial, uneven, split)

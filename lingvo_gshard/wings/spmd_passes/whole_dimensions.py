@@ -40,7 +40,6 @@ class _Kept:
 
     Attributes:
       operands: for each operand its whole dimensions; the rest is open.
-      result: the whole dimensions of the result.
       rows: for each operand, a dimension to split over all devices; all others are whole.
     """
 
@@ -170,7 +169,6 @@ def _count(operation: ir.Operation, name: str) -> int:
 
 
 def _inside_regions(module: ir.Module) -> set[ir.Value]:
-    """Returns the values that are computed inside manual regions."""
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
     entries = [each for each in operations_of(module) if call_target(each) == ENTERS_REGION]
     waiting: list[ir.Value] = [result for each in entries for result in each.results]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.lazy import op_callbacks, tf
+from lingvo_gshard.core import context, tf
+from lingvo_gshard.core.lazy import op_callbacks
 from lingvo_gshard.wings.tracing.source_lines import line_of
 
 NAN, INFINITY = "NaN", "infinity"
@@ -60,7 +60,7 @@ class Origins:
         """
         earlier: list[Origin] = []
         for origin in self.found:
-            if not _is_within(origin.layer, layer):
+            if layer and not f"{origin.layer}.".startswith(f"{layer}."):
                 continue
             if origin.kind == kind:
                 return [*earlier[:1], origin]
@@ -135,10 +135,6 @@ def _current_line() -> str:
 def _current_layer() -> str:
     now = context.current()
     return now.iteration.path(now.layer_path) if now.iteration else now.layer_path
-
-
-def _is_within(layer: str, outer: str) -> bool:
-    return not outer or layer == outer or layer.startswith(f"{outer}.")
 
 
 def _identity(tensor: tf.Tensor) -> int:

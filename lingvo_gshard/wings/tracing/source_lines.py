@@ -8,8 +8,7 @@ import re
 import sysconfig
 from collections.abc import Iterable
 
-from lingvo_gshard.core import RECOMPUTED_SCOPE
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import RECOMPUTED_SCOPE, tf
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.
@@ -65,11 +64,7 @@ _CALLS = re.compile(r"^.*\b(?:(?:Stateful)?PartitionedCall(?:_\d+)?|call\.\d+)/"
 
 
 class GraphLines:
-    """The operations of a traced function, and the lines that made them.
-
-    Args:
-      graphs: the function's graph, and the graphs of its loop bodies.
-    """
+    """The operations of a traced function, and the lines that made them."""
 
     def __init__(self, graphs: Iterable[tf.Graph]):
         self._operations: dict[str, tf.Operation] = {}

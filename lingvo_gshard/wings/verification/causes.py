@@ -6,17 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import scope_name
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax, scope_name
 from lingvo_gshard.runtime import Executable
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings import hlo
-from lingvo_gshard.wings.verification.findings import (
-    Compared,
-    Finding,
-    NearCollective,
-    nearest_line,
-)
+from lingvo_gshard.wings.verification import findings
 from lingvo_gshard.wings.verification.rules import Along, Evidence, likely_cause
 from lingvo_gshard.wings.verification.steps import ObservedStep
 
@@ -27,13 +21,13 @@ _PHASES = {"gradient": ("backward", "rematerialized"), "new weight": ("optimizer
 
 
 def find_first(
-    compared: Sequence[Compared],
+    compared: Sequence[findings.Compared],
     step: ObservedStep,
     whole: ObservedStep,
     layers: Sequence[str],
     mesh: Mesh,
     along: Along | None = None,
-) -> Finding | None:
+) -> findings.Finding | None:
     """Returns the first tensor that differs, in order of computation; None if all are equal.
 
     The backward pass goes from the loss to the input. The first wrong gradient is therefore in the
@@ -67,7 +61,7 @@ def find_first(
 
 
 def _values(
-    first: Compared, step: ObservedStep, whole: ObservedStep
+    first: findings.Compared, step: ObservedStep, whole: ObservedStep
 ) -> tuple[jax.Array, np.ndarray | jax.Array] | None:
     """Returns the partitioned and the whole result; None if only digests or numbers are known."""
     for kind, mine, its in (
@@ -90,13 +84,13 @@ def _values(
 
 def describe(
     evidence: Evidence, layer: str, executable: Executable, layers: Sequence[str] = ()
-) -> Finding:
+) -> findings.Finding:
     """Returns a finding with the annotation and the collectives that are near a tensor."""
     first, tensor = evidence.compared, evidence.tensor
     calls = executable.collectives(map(scope_name, layers)) if layers else executable.collectives()
     phases = _PHASES.get(first.kind, ("forward",))
     cause = likely_cause(evidence)
-    return Finding(
+    return findings.Finding(
         kind=first.kind,
         name=first.name,
         layer=layer,
@@ -104,14 +98,16 @@ def describe(
         likely=cause.text,
         annotation=evidence.annotation,
         collectives=tuple(_near(calls, layer, phases)),
-        source=nearest_line(tensor) if tensor is not None and first.kind in _WITH_LINES else "",
+        source=findings.nearest_line(tensor)
+        if tensor is not None and first.kind in _WITH_LINES
+        else "",
         axes=cause.axes,
     )
 
 
 def _near(
     calls: Sequence[hlo.CollectiveCall], layer: str, phases: Sequence[str]
-) -> list[NearCollective]:
+) -> list[findings.NearCollective]:
     """Returns the collectives of a layer, or else of the layers within it, in some phases."""
     scope = scope_name(layer)
     if not layer:
@@ -122,8 +118,8 @@ def _near(
     return [_described(call) for call in (own or below)[:_MOST_COLLECTIVES]]
 
 
-def _described(call: hlo.CollectiveCall) -> NearCollective:
-    return NearCollective(call.kind, call.axes, call.bytes, call.op_name)
+def _described(call: hlo.CollectiveCall) -> findings.NearCollective:
+    return findings.NearCollective(call.kind, call.axes, call.bytes, call.op_name)
 
 
 def _layer_of(weight: str) -> str:

@@ -9,35 +9,17 @@ import time
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import Executable, Program, devices_for
 from lingvo_gshard.sharding import Mesh, Partitioning, interpreted
 from lingvo_gshard.training import Trainer, experiments, precision
 from lingvo_gshard.wings.local_updates.runtime import outer_step_program
 from lingvo_gshard.wings.local_updates.workers import Workers, check
-from lingvo_gshard.wings.verification import shrinking, synthetic
+from lingvo_gshard.wings.verification import findings, shrinking, steps, synthetic
 from lingvo_gshard.wings.verification.causes import describe, find_first
-from lingvo_gshard.wings.verification.findings import (
-    Compared,
-    Finding,
-    Verification,
-    compare,
-    compare_update,
-)
 from lingvo_gshard.wings.verification.rules import Evidence
 from lingvo_gshard.wings.verification.shrinking import VerifyOptions
-from lingvo_gshard.wings.verification.steps import (
-    ObservedStep,
-    TensorDifferences,
-    in_float64,
-    judged,
-    notes,
-    output_differences,
-    run_on_arrays,
-    run_step,
-)
 
 # Workers' weights and outer moments differ by noise of this scale.
 _UPDATE_NOISE = 0.05
@@ -73,12 +55,8 @@ _KINDS = {"theta": "new weight", "moments": "new weight", "averages": "average"}
 
 def verify_experiment(
     experiment: Params, options: VerifyOptions, progress: Progress = SILENT
-) -> Verification:
+) -> findings.Verification:
     """Compares an experiment's training step over a mesh with the same step on one device.
-
-    Args:
-      options: how to verify it.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: there is no mesh, or a hyperparameter or name is wrong.
@@ -99,7 +77,7 @@ def verify_experiment(
     compared = _compare(partitioned, whole, case)
     mesh = case.partitioning.mesh
 
-    def along(axes: tuple[str, ...]) -> list[Compared]:
+    def along(axes: tuple[str, ...]) -> list[findings.Compared]:
         progress.begin(f"They differ. Trying {' and '.join(axes)} alone")
         return _compare(case.run_partitioned(mesh.along(axes)), whole, case)
 
@@ -116,11 +94,11 @@ def verify_experiment(
     if case.workers:
         rows, wrong = _compare_outer_step(case, case.workers, progress)
         compared, first = [*compared, *rows], first or wrong
-    return Verification(
+    return findings.Verification(
         subject=experiment.name,
         mesh=str(partitioning.mesh),
         strategy=partitioning.strategy.to_text(),
-        notes=(*small.notes, *notes(partitioned, whole)),
+        notes=(*small.notes, *steps.notes(partitioned, whole)),
         tolerance=options.tolerance,
         compared=tuple(compared),
         first=first,
@@ -158,13 +136,13 @@ class _Case:
         middle = max(self.trainer.steps // 2, 1)
         self.state = noisy_state(self.trainer, options.seed, middle)
 
-    def run_partitioned(self, mesh: Mesh) -> ObservedStep:
+    def run_partitioned(self, mesh: Mesh) -> steps.ObservedStep:
         """Returns the step over a mesh with the axes of the partitioning."""
         partitioning = dataclasses.replace(self.partitioning, mesh=mesh)
         made_of = self.state, self.batch, self.partitioner
-        return run_step(self.trainer, partitioning, devices_for(mesh.size), *made_of)
+        return steps.run_step(self.trainer, partitioning, devices_for(mesh.size), *made_of)
 
-    def run(self, progress: Progress) -> tuple[ObservedStep, ObservedStep]:
+    def run(self, progress: Progress) -> tuple[steps.ObservedStep, steps.ObservedStep]:
         """Returns the partitioned step and the whole one."""
         mesh = self.partitioning.mesh
         progress.begin(f"Compiling and running the step over {mesh.size} devices")
@@ -173,7 +151,7 @@ class _Case:
         made_of = self.state, self.batch, self.partitioner
         alone = dataclasses.replace(self.partitioning, mesh=_one_device(mesh))
         gradients = [np.asarray(value) for _, value in partitioned.gradients.values()]
-        whole = run_step(self.trainer, alone, devices_for(1), *made_of, gradients)
+        whole = steps.run_step(self.trainer, alone, devices_for(1), *made_of, gradients)
         return partitioned, whole
 
 
@@ -228,76 +206,78 @@ def noisy_state(trainer: Trainer, seed: int, step: int) -> NestedMap:
     return state
 
 
-def _compare(partitioned: ObservedStep, whole: ObservedStep, case: _Case) -> list[Compared]:
+def _compare(
+    partitioned: steps.ObservedStep, whole: steps.ObservedStep, case: _Case
+) -> list[findings.Compared]:
     """Returns the comparisons of all tensors of a step, in the order of their computation."""
     mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
     found = (
-        output_differences(partitioned, whole, mesh),
+        steps.output_differences(partitioned, whole, mesh),
         _metric_differences(partitioned, whole, mesh),
         _gradient_differences(partitioned, whole, mesh),
         _state_differences(partitioned, whole, case),
     )
-    return judged(itertools.chain(*found), tolerance)
+    return steps.judged(itertools.chain(*found), tolerance)
 
 
 def _metric_differences(
-    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
-) -> TensorDifferences:
+    partitioned: steps.ObservedStep, whole: steps.ObservedStep, mesh: Mesh
+) -> steps.TensorDifferences:
     for name, value in partitioned.metrics.items():
         # Both optimizers get the gradients of the partitioned step. Comparing these tells nothing.
         # One device does not report what only a mesh has, such as rows over a bound.
         if name not in ("gradient_norm", "learning_rate") and name in whole.metrics:
             kind = "loss" if name == "loss" else "metric"
             numbers = np.array(value), np.array(whole.metrics[name])
-            yield kind, name, compare(*numbers, mesh)
+            yield kind, name, findings.compare(*numbers, mesh)
 
 
 def _gradient_differences(
-    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh
-) -> TensorDifferences:
+    partitioned: steps.ObservedStep, whole: steps.ObservedStep, mesh: Mesh
+) -> steps.TensorDifferences:
     largest = max(float(np.abs(value).max(initial=0)) for _, value in whole.gradients.values())
     for path, (_, value) in partitioned.gradients.items():
         other = whole.gradients[path][1]
-        yield "gradient", path, compare(value, other, mesh, _LEAST_SHARE * largest)
+        yield "gradient", path, findings.compare(value, other, mesh, _LEAST_SHARE * largest)
 
 
 def _state_differences(
-    partitioned: ObservedStep, whole: ObservedStep, case: _Case
-) -> TensorDifferences:
+    partitioned: steps.ObservedStep, whole: steps.ObservedStep, case: _Case
+) -> steps.TensorDifferences:
     mesh = partitioned.executable.program.mesh
     before = dict(zip(partitioned.state, case.state.flatten(), strict=True))
     for path, value in partitioned.state.items():
         kind = _KINDS.get(path.partition(".")[0])
         if kind:
-            yield kind, path, compare_update(value, whole.state[path], before[path], mesh)
+            yield kind, path, findings.compare_update(value, whole.state[path], before[path], mesh)
         else:
-            yield "counter", path, compare(value, whole.state[path], mesh)
+            yield "counter", path, findings.compare(value, whole.state[path], mesh)
 
 
 def _compare_outer_step(
     case: _Case, workers: Workers, progress: Progress
-) -> tuple[list[Compared], Finding | None]:
+) -> tuple[list[findings.Compared], findings.Finding | None]:
     """Returns what the outer step of local updates changes, compared, and the first difference."""
     progress.begin(f"Compiling and running the outer step of {workers.count} workers")
     mesh, devices = workers.together, workers.all_devices
     alone = dataclasses.replace(workers.everywhere, mesh=_one_device(mesh))
     program, whole = (
-        in_float64(outer_step_program(case.trainer, workers.count, each, case.partitioner))
+        steps.in_float64(outer_step_program(case.trainer, workers.count, each, case.partitioner))
         for each in (workers.everywhere, alone)
     )
     before = _inputs(program, case.trainer, workers.count, case.state)
     executable = Executable(program, devices)
-    partitioned = run_on_arrays(executable, before, devices)
-    expected = run_on_arrays(Executable(whole, devices[:1]), before, devices[:1])
+    partitioned = steps.run_on_arrays(executable, before, devices)
+    expected = steps.run_on_arrays(Executable(whole, devices[:1]), before, devices[:1])
     paths = [array.path for array in program.outputs]
     weights = sum(path.startswith("theta.") for path in paths)
     # The first half are the workers' weights.
     names = [f"workers.{x}" if i < weights // 2 else x for i, x in enumerate(paths)]
     found = (
-        ("outer weight", name, compare_update(mine, its, old, mesh))
+        ("outer weight", name, findings.compare_update(mine, its, old, mesh))
         for name, mine, its, old in zip(names, partitioned, expected, before, strict=False)
     )
-    rows = judged(found, case.options.tolerance)
+    rows = steps.judged(found, case.options.tolerance)
     first = next((row for row in rows if not row.is_equal), None)
     if first is None:
         return rows, None

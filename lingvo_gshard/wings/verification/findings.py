@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import jax, known_sizes, tf
 from lingvo_gshard.sharding import Mesh, xla
 from lingvo_gshard.wings.tracing.source_lines import line_of_operation
 from lingvo_gshard.wings.verification.observation import PROJECTIONS
@@ -72,7 +71,6 @@ class Annotation(msgspec.Struct, frozen=True):
 
     Attributes:
       kind: "annotation", or the start or end of a manual region.
-      shape: shape of the annotated tensor.
       split: mesh axes of each dimension; None if mesh axes cannot express it.
       scope: name scope of the operation, which starts with its layer.
       source: file and line of the code that annotates.
@@ -336,7 +334,6 @@ class Compared(msgspec.Struct, frozen=True):
     Attributes:
       kind: one of KINDS.
       name: the tensor: path of a layer or weight, or the name of a metric.
-      difference: how the two results differ.
       is_equal: whether they are equal within the tolerance.
     """
 
@@ -371,9 +368,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
       kind: one of KINDS.
-      name: the tensor.
       layer: path of the layer that computes it; empty at the root.
-      difference: how it differs.
       likely: the likely cause, in a sentence; empty if nothing points to one.
       annotation: the nearest annotation or manual region.
       collectives: the collectives of the layer in the tensor's phase.
@@ -421,7 +416,6 @@ class Verification(msgspec.Struct, frozen=True):
     Attributes:
       subject: name of the experiment or function.
       mesh: the mesh, such as "data=4,model=2".
-      strategy: the strategy's table.
       notes: what was changed before the comparison, such as sizes.
       tolerance: the largest difference that counts as equal.
       compared: all compared tensors, in the order of their computation.

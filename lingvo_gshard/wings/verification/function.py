@@ -12,22 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError, context, names
-from lingvo_gshard.core.lazy import Device, tf
+from lingvo_gshard.core import Device, UserError, context, names, tf
 from lingvo_gshard.runtime import Executable, devices_for
 from lingvo_gshard.sharding import HARDWARE, Mesh, Partitioning, interpreted
 from lingvo_gshard.wings.functions.partition import Partitioned
+from lingvo_gshard.wings.verification import steps
 from lingvo_gshard.wings.verification.causes import find_first
 from lingvo_gshard.wings.verification.findings import Compared, Verification, compare
 from lingvo_gshard.wings.verification.observation import Observation, Observed
-from lingvo_gshard.wings.verification.steps import (
-    ObservedStep,
-    in_float64,
-    judged,
-    notes,
-    output_differences,
-    run_on_arrays,
-)
 from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 TOLERANCE = 1e-9
@@ -50,13 +42,10 @@ def verify_function(
     Results of layers are compared, too, unless they are computed inside of a compiled loop.
 
     Args:
-      function: as in `partition`.
+      function: as in `partition`, as are `layouts` and `overrides`.
       arguments: nested structures of arrays, one for each argument.
       mesh: axes and sizes, such as "data=4,model=2".
       strategy: maps letters to axes.
-      layouts: as in `partition`.
-      overrides: as in `partition`.
-      partitioner: "gspmd" or "shardy".
       tolerance: the largest relative difference that counts as equal.
       kernels: "tpu" or "cuda": the function uses the kernels of this platform, computed step by
         step. By default it uses none.
@@ -70,7 +59,7 @@ def verify_function(
     partitioning = Partitioning.make(mesh, strategy, overrides).on(interpreted(kernels))
     full = partitioning.mesh
 
-    def run(over: Mesh) -> ObservedStep:
+    def run(over: Mesh) -> steps.ObservedStep:
         smaller = dataclasses.replace(partitioning, mesh=over)
         devices = devices_for(full.size)[: over.size]
         return _run(function, arguments, smaller, devices, layouts, partitioner)
@@ -86,7 +75,7 @@ def verify_function(
         subject=getattr(function, "__name__", "function").strip("<>"),
         mesh=str(full),
         strategy=partitioning.strategy.to_text(),
-        notes=notes(partitioned, whole),
+        notes=steps.notes(partitioned, whole),
         tolerance=tolerance,
         compared=tuple(compared),
         first=find_first(compared, partitioned, whole, layers, full, along),
@@ -95,13 +84,13 @@ def verify_function(
 
 
 def _compare(
-    partitioned: ObservedStep, whole: ObservedStep, mesh: Mesh, tolerance: float
+    partitioned: steps.ObservedStep, whole: steps.ObservedStep, mesh: Mesh, tolerance: float
 ) -> list[Compared]:
     """Returns the comparisons of all results; results of layers come first."""
-    rows = [*output_differences(partitioned, whole, mesh)]
+    rows = [*steps.output_differences(partitioned, whole, mesh)]
     for name, (_, value) in partitioned.results.items():
         rows.append(("result", name, compare(value, whole.results[name][1], mesh)))
-    return judged(rows, tolerance)
+    return steps.judged(rows, tolerance)
 
 
 def _run(
@@ -111,7 +100,7 @@ def _run(
     devices: Sequence[Device],
     layouts: Sequence[Any] | None,
     partitioner: str,
-) -> ObservedStep:
+) -> steps.ObservedStep:
     observed: list[Observed] = []
     results: list[tf.Tensor] = []
 
@@ -133,10 +122,10 @@ def _run(
         tracing=unfolded_constants,
         platform=partitioning.platform,
     )
-    program = in_float64(wrapped.lower(*arguments))
+    program = steps.in_float64(wrapped.lower(*arguments))
     executable = Executable(program, devices)
-    values = iter(run_on_arrays(executable, tf.nest.flatten(list(arguments)), devices))
+    values = iter(steps.run_on_arrays(executable, tf.nest.flatten(list(arguments)), devices))
     outputs = [(each, next(values)) for each in observed]
     pairs = zip(results, values, strict=True)
     found = {f"result[{index}]": pair for index, pair in enumerate(pairs)}
-    return ObservedStep(executable, outputs, results=found)
+    return steps.ObservedStep(executable, outputs, results=found)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Iteration, context
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import Iteration, context, jax, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.sharding.partitioning import current_sharding
 
@@ -26,9 +25,7 @@ class Observed:
 
     Attributes:
       name: path of the layer, followed by the method if that is not fprop.
-      layer: path of the layer.
       order: sorts results by the time of their computation.
-      tensor: the traced tensor.
       groups: the order of the tensor's groups of tokens; None if the groups are stored by number.
       is_digest: whether its value is a digest of the tensor, which is computed inside of a loop.
     """

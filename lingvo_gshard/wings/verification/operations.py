@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from lingvo_gshard.core import known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.sharding import Mesh, xla
 from lingvo_gshard.wings.tracing.source_lines import line_of_operation
 from lingvo_gshard.wings.verification.findings import REGION_END, sources

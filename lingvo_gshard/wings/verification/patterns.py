@@ -42,7 +42,6 @@ class Cut:
     """A dimension in equal parts, as devices compute it.
 
     Attributes:
-      parts: the number of parts.
       axes: the groups of mesh axes that can be meant, each of so many devices.
       is_known: whether devices hold these parts of the result; otherwise they may compute them.
     """

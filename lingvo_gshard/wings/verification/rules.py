@@ -11,18 +11,9 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import jax, tf
 from lingvo_gshard.sharding import Mesh, xla
-from lingvo_gshard.wings.verification import patterns
-from lingvo_gshard.wings.verification.findings import (
-    Annotation,
-    Compared,
-    TensorDifference,
-    copies_along,
-    nearest_annotation,
-    sources,
-    split_of_array,
-)
+from lingvo_gshard.wings.verification import findings, patterns
 from lingvo_gshard.wings.verification.operations import (
     RandomOperation,
     facts_of_region,
@@ -32,7 +23,7 @@ from lingvo_gshard.wings.verification.operations import (
 from lingvo_gshard.wings.verification.patterns import Axes, Pair, groups_of, named
 
 # Axes -> all tensors, compared with the devices along these axes alone.
-Along: TypeAlias = Callable[[Axes], list[Compared]]
+Along: TypeAlias = Callable[[Axes], list[findings.Compared]]
 
 # A factor may differ by this much from a power of a number of devices.
 _SAME_FACTOR = 1e-6
@@ -47,7 +38,7 @@ _BACKWARD = ("gradient_tape/", "gradients/")
 class Evidence:
     """The knowledge of a tensor that differs; None or empty where nothing is known."""
 
-    compared: Compared
+    compared: findings.Compared
     mesh: Mesh
     tensor: tf.Tensor | None = None
     equal: Collection[tf.Operation] = ()
@@ -55,14 +46,14 @@ class Evidence:
     along: Along | None = None
 
     @property
-    def difference(self) -> TensorDifference:
+    def difference(self) -> findings.TensorDifference:
         """The difference of the tensor."""
         return self.compared.difference
 
     @functools.cached_property
-    def annotation(self) -> Annotation | None:
+    def annotation(self) -> findings.Annotation | None:
         """The nearest annotation or manual region."""
-        return None if self.tensor is None else nearest_annotation(self.tensor, self.mesh)
+        return None if self.tensor is None else findings.nearest_annotation(self.tensor, self.mesh)
 
     @functools.cached_property
     def random(self) -> RandomOperation | None:
@@ -74,7 +65,7 @@ class Evidence:
         """The operations that can be wrong. For a gradient, only the backward pass counts."""
         if self.tensor is None:
             return []
-        found = list(sources(self.tensor.op, self.equal))
+        found = list(findings.sources(self.tensor.op, self.equal))
         backward = [op for op in found if op.name.startswith(_BACKWARD)]
         return backward if self.is_gradient else found
 
@@ -84,7 +75,7 @@ class Evidence:
         if self.compared.kind != "result" or self.tensor is None:
             return self.compared.kind == "gradient"
         # Results of a function have no kinds. At least one must be of the forward pass.
-        is_backward = any(op.name.startswith(_BACKWARD) for op in sources(self.tensor.op))
+        is_backward = any(op.name.startswith(_BACKWARD) for op in findings.sources(self.tensor.op))
         return is_backward and any(not op.name.startswith(_BACKWARD) for op in self.equal)
 
     @functools.cached_property
@@ -95,12 +86,12 @@ class Evidence:
         wrong, right = (np.asarray(x, np.float64) for x in self.values)
         if right.size < 2 or not (np.isfinite(wrong).all() and np.isfinite(right).all()):
             return None
-        split = split_of_array(self.values[0], self.mesh)
+        split = findings.split_of_array(self.values[0], self.mesh)
         if not any(split) and self.annotation and self.annotation.shape == right.shape:
             split = self.annotation.split or split
         return Pair.of(wrong, right, split, self.mesh)
 
-    def shows_along(self, axes: Axes, shows: Callable[[Compared], bool]) -> bool:
+    def shows_along(self, axes: Axes, shows: Callable[[findings.Compared], bool]) -> bool:
         """Returns whether the devices along axes alone show something, as far as is known."""
         if self.along is None or self.mesh.along(axes) == self.mesh:
             return True
@@ -177,7 +168,7 @@ def _copies(evidence: Evidence) -> str:
     text, how = f"devices along {over} hold different copies of it", ""
     if evidence.values is not None:
         right = np.asarray(evidence.values[1], np.float64)
-        copies = copies_along(evidence.values[0], evidence.mesh, axes)
+        copies = findings.copies_along(evidence.values[0], evidence.mesh, axes)
         how = patterns.joined_copies(copies, right, axes, evidence.mesh)
         text += f", and {how or 'neither their sum, mean nor maximum is the whole'}"
     if how:

@@ -228,7 +228,6 @@ def _small_size(value: int, about: int, parts: list[tuple[int, int]], multiple: 
     """Returns a small size that is divisible wherever `value` is.
 
     Args:
-      value: the size.
       about: the size that is wanted.
       parts: (parts before, parts after). The result is divisible by the parts after if `value` is
         divisible by the parts before, and else not.

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, kernel_use, known_sizes
-from lingvo_gshard.core.lazy import Device, ir, jax, mlir, stablehlo, tf
+from lingvo_gshard.core import Device, NestedMap, jax, kernel_use, known_sizes, tf
+from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import (
     Array,
@@ -25,17 +25,12 @@ from lingvo_gshard.runtime.lowering.lowering import check_layers
 from lingvo_gshard.runtime.program.step_programs import annotated
 from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.training import Trainer, metric_vector
-from lingvo_gshard.wings.verification.findings import (
-    Compared,
-    TensorDifference,
-    compare,
-    compare_digests,
-)
+from lingvo_gshard.wings.verification import findings
 from lingvo_gshard.wings.verification.observation import Observation, Observed
 from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 # (kind, name, difference) of tensors.
-TensorDifferences: TypeAlias = "Iterable[tuple[str, str, TensorDifference]]"
+TensorDifferences: TypeAlias = "Iterable[tuple[str, str, findings.TensorDifference]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +38,6 @@ class ObservedStep:
     """All that one training step, or one function, computed.
 
     Attributes:
-      executable: the compiled step.
       outputs: results of layers in their order, each whole or, inside of loops, as a digest.
       metrics: the loss and the metrics by name.
       gradients: path of a weight -> the traced tensor and its value.
@@ -59,9 +53,9 @@ class ObservedStep:
     results: dict[str, tuple[tf.Tensor, jax.Array]] = dataclasses.field(default_factory=dict)
 
 
-def judged(differences: TensorDifferences, tolerance: float) -> list[Compared]:
+def judged(differences: TensorDifferences, tolerance: float) -> list[findings.Compared]:
     """Returns the comparisons of tensors, which are equal if no further apart than a tolerance."""
-    return [Compared(*each, each[2].relative <= tolerance) for each in differences]
+    return [findings.Compared(*each, each[2].relative <= tolerance) for each in differences]
 
 
 def output_differences(
@@ -76,10 +70,10 @@ def output_differences(
         if other.tensor.shape != observed.tensor.shape:
             continue
         if observed.is_digest:
-            yield "output", observed.name, compare_digests(value, its_value)
+            yield "output", observed.name, findings.compare_digests(value, its_value)
         else:
             ordered = observed.like(other, np.asarray(its_value))
-            yield "output", observed.name, compare(value, ordered, mesh)
+            yield "output", observed.name, findings.compare(value, ordered, mesh)
 
 
 def notes(partitioned: ObservedStep, whole: ObservedStep) -> tuple[str, ...]:

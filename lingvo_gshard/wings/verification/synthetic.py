@@ -24,7 +24,6 @@ def make_array(
       name: name of the array. `*segments` number the sentences of a row, `*positions` count
         within each; other arrays are random: ids if they are integers, normal values if not.
       shape: shape of the array; sentences follow one another along the last dimension.
-      dtype: type of the array.
       num_ids: number of valid ids of an array of ids.
 
     Raises:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import optimization_barrier
-from lingvo_gshard.core.lazy import ir, op_callbacks, tf
+from lingvo_gshard.core import optimization_barrier, tf
+from lingvo_gshard.core.lazy import ir, op_callbacks
 from lingvo_gshard.runtime import maker_of, operations_of
 from lingvo_gshard.runtime.lowering.lowering import Rewrite
 

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.tools.console import libraries, output
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import libraries, output, stages_with_lines
 from lingvo_gshard.wings.services import progress
 
 LONG = "still compiling, " * 10

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from lingvo_gshard.tools.console.stages import LineProgress, stages_on_terminal
+from lingvo_gshard.tools.console import LineProgress, stages_on_terminal
 
 
 class Screen(io.StringIO):

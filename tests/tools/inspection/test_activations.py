@@ -3,8 +3,8 @@
 import io
 
 import pytest
-import rich.console
 
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.inspection import activations
 from lingvo_gshard.wings.propagation.activations import Activation
 from lingvo_gshard.wings.propagation.propagated import Resharding
@@ -26,7 +26,7 @@ def activation(layer, asked, chosen, size, source="mine.py:3", **more):
 
 
 def printed(function, *arguments, **options):
-    console = rich.console.Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=200)
     function(console, *arguments, **options)
     return console.file.getvalue()
 

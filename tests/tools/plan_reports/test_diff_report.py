@@ -4,8 +4,8 @@ import io
 import re
 
 import pytest
-import rich.console
 
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.plan_reports import diff_report
 from lingvo_gshard.wings.planning.plan import diff
 from tests.planning import example_plan
@@ -15,7 +15,7 @@ def printed(before, after, width=100):
     """Returns the lines that a console of this width shows of the changes."""
     stream = io.StringIO()
     changes = diff.diff(example_plan.as_plan(before), example_plan.as_plan(after))
-    diff_report.print_diff(changes, rich.console.Console(file=stream, width=width))
+    diff_report.print_diff(changes, Console(file=stream, width=width))
     return stream.getvalue().splitlines()
 
 

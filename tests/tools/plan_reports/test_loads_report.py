@@ -7,11 +7,10 @@ import re
 import msgspec
 import numpy as np
 import pytest
-import rich.console
 
 import lingvo_gshard
 from lingvo_gshard.tools import experts, plan, train
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console import Console, startup
 from lingvo_gshard.tools.plan_reports.loads_report import print_loads
 from lingvo_gshard.wings.planning.loads.file import Loads
 from lingvo_gshard.wings.planning.loads.rating import rate
@@ -31,7 +30,7 @@ def printed(layers, steps=5, replicas=0):
     }
     whole = example_loads.plan()
     found = rate(whole, layers, Loads("load.json", records), replicas)
-    console = rich.console.Console(width=100, record=True, file=open("/dev/null", "w"))
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))
     print_loads(found, whole.seconds_per_step, console)
     return console.export_text(), found
 

@@ -6,8 +6,8 @@ import io
 import re
 
 import pytest
-import rich.console
 
+from lingvo_gshard.tools.console import Console
 from lingvo_gshard.tools.plan_reports import plan_report
 from tests.planning import example_plan
 
@@ -17,7 +17,7 @@ WIDTH = 100
 def printed(record):
     """Returns the lines that a console of 100 columns shows of a plan, given as JSON."""
     stream = io.StringIO()
-    console = rich.console.Console(file=stream, width=WIDTH)
+    console = Console(file=stream, width=WIDTH)
     plan_report.print_plan(example_plan.as_plan(record), console)
     return stream.getvalue().splitlines()
 

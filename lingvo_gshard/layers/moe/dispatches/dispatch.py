@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Configurable, NestedMap, Params, UserError, names, tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.layers import measured
 from lingvo_gshard.layers.moe.dispatches.gathered import GatheredBuffers
@@ -61,7 +57,6 @@ class Dispatch(Configurable):
 
         Args:
           routing: the experts of each token and their gates.
-          x_GSM: the tokens.
           exchange: moves rows between the devices of the groups and the devices of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")
@@ -77,7 +72,6 @@ class Buffers:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero.
 
         Args:
-          x_GSM: the tokens.
           row: letter of the last dimension, M or U.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no dispatch")
@@ -86,7 +80,6 @@ class Buffers:
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs.
 
         Args:
-          y_GECM: the experts' outputs.
           row: letter of the last dimension, M or U.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no combine")

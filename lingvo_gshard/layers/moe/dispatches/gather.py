@@ -6,8 +6,7 @@ The gradient of a gather is therefore also a gather, and no activations are scat
 
 from __future__ import annotations
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, tf
 from lingvo_gshard.layers.moe.dispatches.dispatch import BufferDispatch, Buffers
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, Routing, TokenChoiceRouting
 from lingvo_gshard.sharding import annotate

@@ -13,10 +13,8 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
-from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.layers.moe.exchange import Compute
 from lingvo_gshard.layers.moe.routing import (
     Assignment,
@@ -24,8 +22,7 @@ from lingvo_gshard.layers.moe.routing import (
     Routing,
     TokenChoiceRouting,
 )
-from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
+from lingvo_gshard.sharding import annotate, axes_of, current_partitioning
 
 LOCAL_LETTERS = {"d": "devices along the axes that split both groups and experts"}
 
@@ -35,7 +32,6 @@ class GatheredBuffers:
     """The buffers of one layer, in parts.
 
     Attributes:
-      num_experts: size of E.
       parts: devices along the mesh axes that split both G and E.
     """
 
@@ -99,7 +95,6 @@ class GatheredBuffers:
         """Returns the outputs of the experts for the buffers of all parts [dG,E/d,C,M].
 
         Args:
-          x_GECM: the buffers.
           compute: [E,G,C,M] -> [E,G,C,M], the experts.
           row: letter of the last dimension, as in `Exchange.run`.
         """

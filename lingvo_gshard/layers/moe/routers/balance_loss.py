@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core import initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.layers.moe.routing import WeightedLoss
 

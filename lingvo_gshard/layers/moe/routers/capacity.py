@@ -5,25 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, context, tf
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe import groups
+from lingvo_gshard.layers.moe import groups, routing
 from lingvo_gshard.layers.moe.routers.router import Capacity
-from lingvo_gshard.layers.moe.routing import (
-    CHOICE,
-    ORDERS,
-    PRIORITIES,
-    TOKEN,
-    Assignment,
-    Choice,
-    TokenChoiceRouting,
-    WeightedLoss,
-    assign,
-    expert_capacity,
-)
 
 
 class TokenCapacity(Capacity):
@@ -61,7 +46,7 @@ class TokenCapacity(Capacity):
             "position",
             "Which tokens get the slots of a full expert: 'position', the earlier ones, or 'gate', "
             "those with the larger gate.",
-            choices=PRIORITIES,
+            choices=routing.PRIORITIES,
         )
         p.define(
             "order",
@@ -69,7 +54,7 @@ class TokenCapacity(Capacity):
             "Which choices get slots first: 'choice', all first ones before all second ones, as in "
             "the paper; 'token', all of a token before those of later tokens. '' is 'token' in a "
             "causal layer, and 'choice' elsewhere.",
-            choices=("", *ORDERS),
+            choices=("", *routing.ORDERS),
         )
         p.define(
             "output_masking_rate",
@@ -98,7 +83,7 @@ class TokenCapacity(Capacity):
                 f"{self.path}.priority='gate' lets later tokens displace earlier ones, but the "
                 f"layer has is_causal=True; set {self.path}.priority='position'"
             )
-        if self.order == CHOICE and self.router.experts_per_token(self.p) > 1:
+        if self.order == routing.CHOICE and self.router.experts_per_token(self.p) > 1:
             raise UserError(
                 f"{self.path}.order='choice' lets first choices of later tokens displace second "
                 f"choices of earlier ones, but the layer has is_causal=True; set "
@@ -108,15 +93,15 @@ class TokenCapacity(Capacity):
     @property
     def order(self) -> str:
         """The choices that get slots first: by default token by token in a causal layer."""
-        return self.p.order or (TOKEN if self.p.is_causal else CHOICE)
+        return self.p.order or (routing.TOKEN if self.p.is_causal else routing.CHOICE)
 
     def route(
         self,
-        choices: Sequence[Choice],
-        losses: dict[str, WeightedLoss] | None = None,
+        choices: Sequence[routing.Choice],
+        losses: dict[str, routing.WeightedLoss] | None = None,
         metrics: dict[str, tf.Tensor] | None = None,
         multiple: int = 1,
-    ) -> TokenChoiceRouting:
+    ) -> routing.TokenChoiceRouting:
         """Returns the routing of tokens with these choices.
 
         Args:
@@ -128,15 +113,17 @@ class TokenCapacity(Capacity):
         p = self.p
         size = self._size(choices[0].expert_GS.shape[1], multiple)
 
-        def assigned(choices: Sequence[Choice]) -> tuple[Assignment, ...]:
-            return assign(choices, p.num_experts, size, p.priority, self.order)
+        def assigned(choices: Sequence[routing.Choice]) -> tuple[routing.Assignment, ...]:
+            return routing.assign(choices, p.num_experts, size, p.priority, self.order)
 
         choices, on_choice = self._mask_outputs(choices), token_context.current().on_choice
         if on_choice:
             assignments = on_choice.assign(self.router, choices, assigned)
         else:
             assignments = assigned(choices)
-        return TokenChoiceRouting(assignments, p.num_experts, size, losses or {}, metrics or {})
+        return routing.TokenChoiceRouting(
+            assignments, p.num_experts, size, losses or {}, metrics or {}
+        )
 
     def _size(self, tokens: int, multiple: int) -> int:
         """Returns C, the capacity slots of an expert for a group of S tokens."""
@@ -144,9 +131,9 @@ class TokenCapacity(Capacity):
         if p.is_dropless or token_context.current().keeps_all:
             return tokens
         factor = self.factor * self.router.experts_per_token(p)
-        return expert_capacity(tokens, p.num_experts, factor, multiple, p.minimum_capacity)
+        return routing.expert_capacity(tokens, p.num_experts, factor, multiple, p.minimum_capacity)
 
-    def _mask_outputs(self, choices: Sequence[Choice]) -> list[Choice]:
+    def _mask_outputs(self, choices: Sequence[routing.Choice]) -> list[routing.Choice]:
         """Returns the choices; in training, a random fraction of the gates is set to 0."""
         rate = self.p.output_masking_rate
         if not (rate and context.current().training):

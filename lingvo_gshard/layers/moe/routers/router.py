@@ -5,12 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar, Self
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.layer import Layer, check_layer_methods, layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context, layer_method, tf
+from lingvo_gshard.core.layer import check_layer_methods
 from lingvo_gshard.layers.moe.routing import Routing
 
 
@@ -49,11 +45,7 @@ class Part:
         return self.router.path
 
     def define(self, p: Params) -> None:
-        """Defines the part's hyperparameters.
-
-        Args:
-          p: the router's Params.
-        """
+        """Defines the part's hyperparameters."""
 
     def create(self) -> None:
         """Checks the hyperparameters and creates the router's weights that the part needs."""
@@ -116,7 +108,6 @@ class Router(Layer):
         if the number is fixed.
       is_learned: whether the routing depends on learned weights. Experts of other routers cannot be
         pruned by their load.
-      needs_token_ids: whether `fprop` needs the ids of the tokens.
       sees_later_tokens: whether a token's routing depends on the tokens after it. A causal decoder
         would then be trained with information that it does not have when it generates text. The
         hyperparameter `allow_causal` accepts this.
@@ -174,11 +165,7 @@ class Router(Layer):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns how many experts compute a token; the mean if tokens differ.
-
-        Args:
-          params: the router's Params.
-        """
+        """Returns how many experts compute a token; the mean if tokens differ."""
         if not cls.experts_per_token_option:
             raise NotImplementedError(f"{cls.__name__} defines no experts_per_token")
         return params.get(cls.experts_per_token_option)
@@ -194,7 +181,6 @@ class Router(Layer):
         """Returns the routing of a batch.
 
         Args:
-          theta: the router's weights.
           x_GSM: the tokens, in G groups of S that are routed independently.
           mask_GS: float32, 0 at padding. Padding is not routed and is excluded from all statistics.
           ids_GS: int32, the tokens' ids; None unless `needs_token_ids`.

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import context, initializers
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method, tf
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.layers.moe.routing import WeightedLoss
@@ -46,12 +42,7 @@ class LinearScores(Part):
 
     @layer_method
     def logits(self, theta: NestedMap, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns the logits [G,S,E] in float32.
-
-        Args:
-          theta: the router's weights.
-          x_GSM: the tokens.
-        """
+        """Returns the logits [G,S,E] in float32."""
         x_float = tf.cast(x_GSM, tf.float32)
         if self.p.jitter and context.current().training:
             drawn = groups.uniform(x_GSM.shape, self.router.random_seed("jitter"))
@@ -63,7 +54,6 @@ class LinearScores(Part):
         """Returns {"z_loss": loss}, or an empty dict if its weight is 0.
 
         Args:
-          logits_GSE: the logits.
           mask_GS: float32, 0 at padding.
         """
         if not self.p.z_loss_weight:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.layers import token_context
 from lingvo_gshard.layers.moe.routers.router import Part, Router
@@ -26,7 +25,6 @@ def top_1(
     """Returns the expert with the largest score. Ties go to the first expert.
 
     Args:
-      scores_GSE: the score of each expert for each token.
       excluded_GSE: larger than 0 at experts that must not be selected.
 
     Returns:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import context
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, Params, context, layer_method, tf
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
 from lingvo_gshard.layers.moe.routers import selection

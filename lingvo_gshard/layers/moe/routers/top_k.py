@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import layer_method
-from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core import NestedMap, Params, layer_method, tf
 from lingvo_gshard.layers.moe.load_metrics import BALANCE_LOSS, gate_metrics
 from lingvo_gshard.layers.moe.routers.balance_loss import BalanceLoss
 from lingvo_gshard.layers.moe.routers.capacity import TokenCapacity

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.tools.benchmarks import common, exported
 from lingvo_gshard.tools.benchmarks.card.measure import CardRow, Gap, measure
-from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import print_rows
+from lingvo_gshard.tools.console import output, transient_stages, units
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
 
@@ -21,7 +17,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console, folder: str) -> int:
+def run(values: flags.FlagValues, console: output.Console, folder: str) -> int:
     """Measures, prints what was found, writes the row, and returns the exit code."""
     with transient_stages(console, "starting") as progress:
         row = measure(folder, values.repeats, values.gemm_size, progress)
@@ -30,7 +26,7 @@ def run(values: flags.FlagValues, console: rich.console.Console, folder: str) ->
     return common.write(values, [row], device)
 
 
-def _print_measured(row: CardRow, device: str, console: rich.console.Console) -> None:
+def _print_measured(row: CardRow, device: str, console: output.Console) -> None:
     measured, card = row.measured, row.card
     seconds, planned = measured.step_seconds, row.planned_seconds
     rate = f"{measured.gemm_rate / 1e12:,.4g} TFLOP/s"
@@ -45,14 +41,14 @@ def _print_measured(row: CardRow, device: str, console: rich.console.Console) ->
         ("as compiled here", units.in_bytes(measured.peak_bytes), ""),
         ("loss", f"{measured.first_loss:.4f}, then {measured.last_loss:.4f}", ""),
     )
-    print_rows(console, ("step",), ("measured", "planned"), cells)
+    console.print_rows(("step",), ("measured", "planned"), cells)
     print_comparison(row.comparison, console)
     _print_gaps(row.layer_gaps, console)
     for sentence in row.findings:
-        say(console, sentence)
+        console.say(sentence)
 
 
-def _print_gaps(gaps: list[Gap], console: rich.console.Console) -> None:
+def _print_gaps(gaps: list[Gap], console: output.Console) -> None:
     cells = [
         (
             gap.part,
@@ -62,7 +58,7 @@ def _print_gaps(gaps: list[Gap], console: rich.console.Console) -> None:
         for gap in gaps
     ]
     headings = ("predicted", "measured", "beyond plan", "share of step")
-    print_rows(console, ("largest gaps of layers",), headings, cells)
+    console.print_rows(("largest gaps of layers",), headings, cells)
 
 
 def _bytes(size: int | None) -> str:

@@ -8,17 +8,14 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiment
-from lingvo_gshard.core import Params, Progress, UserError
+from lingvo_gshard.core import Params, Progress, UserError, explained
 from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tools.benchmarks import common
 from lingvo_gshard.tools.benchmarks.card.folder import CARD, PLAN, STEP, CardRecord
-from lingvo_gshard.tools.console import output, units
-from lingvo_gshard.tools.console.output import say
-from lingvo_gshard.tools.console.stages import stages_with_lines
+from lingvo_gshard.tools.console import output, stages_with_lines, units
 from lingvo_gshard.tools.flags.definitions import decimal, maker, repeated, string
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.planning import planned_program, planner
@@ -42,7 +39,7 @@ define_flags = maker(
 )
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: output.Console) -> int:
     """Chooses and exports a step, prints it, writes the row, and returns the exit code."""
     for name in ("folder", "topology"):
         if not values[name].value:
@@ -58,33 +55,25 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
         values.experiment, values.gin_param, values.grow, topology, memory, values.share
     )
     with stages_with_lines(topology.compiler_choice) as shown:
-        try:
+        with explained(f"--folder={values.folder} cannot be written", OSError):
             record, plan = fill(wanted, values.folder, shown)
-        except OSError as error:
-            raise UserError(
-                f"--folder={values.folder} cannot be written: {error.strerror}"
-            ) from None
     _print_filled(values.folder, record, plan, console)
     return common.write(values, [record], topology.chip.name)
 
 
-def _print_filled(
-    folder: str, record: CardRecord, plan: Plan, console: rich.console.Console
-) -> None:
+def _print_filled(folder: str, record: CardRecord, plan: Plan, console: output.Console) -> None:
     peak, share = plan.bytes_per_device.peak, plan.bytes_per_device.peak / record.memory
-    say(
-        console,
+    console.say(
         f"{record.grown} = {record.value:,} fills {plan.chip}: planned peak "
         f"{units.in_bytes(peak)} of {units.in_bytes(record.memory)} ({share:.0%}), "
-        f"{units.in_large(plan.parameters.total)} parameters.",
+        f"{units.in_large(plan.parameters.total)} parameters."
     )
-    say(
-        console,
+    console.say(
         f"Planned: {units.in_seconds(plan.seconds_per_step)} for a step of "
         f"{units.in_count(plan.tokens_per_step)} tokens, MFU {units.in_share(plan.mfu)} of the "
-        "published rate.",
+        "published rate."
     )
-    say(console, f"Copy {folder} to the machine with the card and run gshard-bench card {folder}")
+    console.say(f"Copy {folder} to the machine with the card and run gshard-bench card {folder}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +81,8 @@ class Wanted:
     """Describes the fill of a card.
 
     Attributes:
-      experiment: name of the experiment.
-      settings: its settings, as --gin_param takes them.
+      settings: the experiment's settings, as --gin_param takes them.
       grown: the setting to choose, such as "task.decoder.num_layers".
-      topology: the card.
       memory: bytes of the card.
       share: the largest share of `memory` that the planned peak may take.
     """
@@ -178,10 +165,8 @@ def _planned(
 def _first_value(wanted: Wanted) -> int:
     """Returns the experiment's own value of the setting to choose."""
     params = wanted.params()
-    try:
+    with explained(f"--grow={wanted.grown}", AttributeError, ValueError):
         value = params.get(wanted.grown)
-    except (AttributeError, ValueError) as error:
-        raise UserError(f"--grow={wanted.grown}: {error}") from None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(
             f"--grow={wanted.grown} is {value!r} in {wanted.experiment}; expected a positive "
@@ -191,7 +176,7 @@ def _first_value(wanted: Wanted) -> int:
 
 
 def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilations: int) -> int:
-    """Returns the largest positive integer whose bytes are within a capacity.
+    """Returns the largest integer whose bytes are within a capacity; 0 if not even 1 fits.
 
     Bytes grow with the integer, almost linearly: layers and rows take the same memory each. So the
     next integer to try is where the line through two known points reaches the capacity.
@@ -202,9 +187,6 @@ def largest(bytes_of: Callable[[int], int], capacity: int, first: int, compilati
       first: the first integer to try.
       compilations: largest number of calls of `bytes_of`. If they do not suffice, the result is the
         largest integer that is known to fit.
-
-    Returns:
-      0 if not even 1 fits.
     """
     known = {first: bytes_of(first)}
     while len(known) < compilations:

@@ -7,7 +7,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, objects
+from lingvo_gshard.core import UserError, atomic, explained, objects
 from lingvo_gshard.wings.planning.plan.plan import Plan, load
 
 STEP, PLAN, CARD = "train_step.zip", "plan.json", "card.json"
@@ -17,8 +17,7 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of a folder's step.
 
     Attributes:
-      experiment: the experiment.
-      settings: its settings, as --gin_param takes them.
+      settings: the experiment's settings, as --gin_param takes them.
       grown: the setting that was chosen last, such as "task.decoder.num_layers".
       value: its value.
       topology: the card, such as "gpu:h100:1x1".
@@ -58,8 +57,6 @@ def read(folder: str) -> CardFolder:
         raise UserError(
             f"{folder} has no {missing[0]}; gshard-bench fill --folder={folder} writes it"
         )
-    try:
+    with explained(f"{path / CARD} was not written by gshard-bench fill", msgspec.DecodeError):
         card = atomic.decode(objects.read_bytes(path / CARD), CardRecord)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{path / CARD} was not written by gshard-bench fill: {error}") from None
     return CardFolder(str(path / STEP), load(str(path / PLAN)), card)

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress, UserError
-from lingvo_gshard.core.lazy import Device, jax
+from lingvo_gshard.core import SILENT, Device, Progress, UserError, jax
 from lingvo_gshard.runtime import LayerNames
 from lingvo_gshard.tools.benchmarks import exported
 from lingvo_gshard.tools.benchmarks.card import folder as card_folder
@@ -180,15 +179,12 @@ class CardRow(msgspec.Struct, frozen=True, kw_only=True):
       card: how the step was chosen.
       measured: the step time, the rate and the memory, as `gshard-bench exported` measures them.
       goal: the MFU that the step should reach.
-      planned_seconds: seconds of a step by the plan.
       planned_seconds_bound: a lower bound by the plan.
       planned_peak: peak bytes by the plan.
       memory_by_plan: measured bytes by planned ones; None if jax does not count bytes here.
-      seconds_by_plan: measured seconds by planned ones.
       comparison: predicted and measured seconds by kind of work and by layer.
       kind_gaps: time beyond the plan by kind of work, largest first.
       layer_gaps: the largest gaps of layers and phases.
-      findings: what limits the step, in sentences.
       profile: where the time of the traced steps went. They run one at a time, on a GPU without
         CUDA graphs, so they may take longer than the measured ones.
     """

@@ -33,7 +33,6 @@ class AcceleratorCheck:
 
     Attributes:
       name: what is checked.
-      run: yields the findings.
       needs: returns what the machine lacks for it; "" if nothing.
     """
 

@@ -9,18 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, tf
 from lingvo_gshard.layers import Assignment, Exchange, Experts, TokenChoiceRouting
 from lingvo_gshard.sharding import annotate, annotate_weights, collectives, manual
-from lingvo_gshard.tools.diagnosis.accelerator.trials import (
-    SENT,
-    Machine,
-    Trial,
-    judged,
-    measured_point,
-    run,
-)
+from lingvo_gshard.tools.diagnosis.accelerator import trials
 from lingvo_gshard.tools.diagnosis.environment import Check
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
@@ -35,23 +27,27 @@ NAMES = {f"{PREFIX}{name}": name for name in EXCHANGES}
 RAGGED_ROWS = "ragged rows"
 
 
-def check_ragged_rows(machine: Machine) -> Iterator[Check]:
+def check_ragged_rows(machine: trials.Machine) -> Iterator[Check]:
     """Yields the check of the rows that devices send by the ragged collective, with its rate."""
     small = _ragged_rows(machine, 5, 8)
-    outcome = run(small, machine, machine.platform)
+    outcome = trials.run(small, machine, machine.platform)
     timing = None
     if not machine.is_virtual:
         # The sizes of the published measurement that plans take.
         rows = 4096 // machine.count
-        timed = run(_ragged_rows(machine, rows, 7168, is_even=True), machine, machine.platform)
+        timed = trials.run(
+            _ragged_rows(machine, rows, 7168, is_even=True), machine, machine.platform
+        )
         size = rows * machine.count * 7168 * 2
         timing = timed.timing(
-            SENT, measured_point("ragged-all-to-all", size, timed.seconds, machine)
+            trials.SENT, trials.measured_point("ragged-all-to-all", size, timed.seconds, machine)
         )
-    yield judged(RAGGED_ROWS, outcome, machine.dtype, machine, timing)
+    yield trials.judged(RAGGED_ROWS, outcome, machine.dtype, machine, timing)
 
 
-def _ragged_rows(machine: Machine, most: int, columns: int, is_even: bool = False) -> Trial:
+def _ragged_rows(
+    machine: trials.Machine, most: int, columns: int, is_even: bool = False
+) -> trials.Trial:
     """Returns the trial of ragged rows: each device sends each one up to `most`, or as many."""
     count = machine.count
     sends = np.full((count, count), most, np.int32)
@@ -81,26 +77,26 @@ def _ragged_rows(machine: Machine, most: int, columns: int, is_even: bool = Fals
 
     split = ((_AXIS,), ())
     function = manual(on_device, [split], split)
-    return Trial(
+    return trials.Trial(
         lambda x: [function(x)],
         [rows],
         None if is_even else expected,
         f"{_AXIS}={count}",
-        unit=SENT,
+        unit=trials.SENT,
     )
 
 
-def check_exchange(name: str, machine: Machine) -> Iterator[Check]:
+def check_exchange(name: str, machine: trials.Machine) -> Iterator[Check]:
     """Yields the check of an exchange: experts split over all devices compute what one computes.
 
     The rate is of the bytes that a device sends in a forward pass, moves of rows included.
     """
     small = _ExchangedExperts(machine, "float32")
-    outcome, timing = run(small.trial(NAMES[name]), machine, machine.platform), None
+    outcome, timing = trials.run(small.trial(NAMES[name]), machine, machine.platform), None
     if not machine.is_virtual:
         large = _ExchangedExperts(machine, machine.dtype, 4096, 4096, 256, is_timed=True)
-        timing = run(large.trial(NAMES[name]), machine, machine.platform).timing(SENT)
-    yield judged(name, outcome, small.dtype, machine, timing)
+        timing = trials.run(large.trial(NAMES[name]), machine, machine.platform).timing(trials.SENT)
+    yield trials.judged(name, outcome, small.dtype, machine, timing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,22 +104,17 @@ class _ExchangedExperts:
     """Experts that are split over all devices, which have a group of tokens each.
 
     Attributes:
-      machine: the devices.
-      dtype: type of the tokens and the weights.
-      tokens: tokens of a group.
-      model_dim: their dimension.
-      hidden_dim: the experts' hidden dimension.
       is_timed: whether only the time of the forward pass is of interest.
     """
 
-    machine: Machine
+    machine: trials.Machine
     dtype: str
     tokens: int = 8
     model_dim: int = 128
     hidden_dim: int = 128
     is_timed: bool = False
 
-    def trial(self, exchange: str) -> Trial:
+    def trial(self, exchange: str) -> trials.Trial:
         """Returns the trial of an exchange."""
         draw, dtype = np.random.default_rng(1), np.dtype(self.dtype)
         specs = self._experts.variable_specs()
@@ -141,7 +132,7 @@ class _ExchangedExperts:
             return [x.numpy() for x in self._compute("", *given)]
 
         wanted, mesh = None if self.is_timed else expected, f"{_AXIS}={self.machine.count}"
-        return Trial(on_mesh, [theta, x_GSM, gate_KGS], wanted, mesh, _STRATEGY, SENT)
+        return trials.Trial(on_mesh, [theta, x_GSM, gate_KGS], wanted, mesh, _STRATEGY, trials.SENT)
 
     @functools.cached_property
     def _experts(self) -> Experts:

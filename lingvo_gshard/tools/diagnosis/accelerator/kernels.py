@@ -12,20 +12,11 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from lingvo_gshard.core import UserError, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import UserError, context, tf
 from lingvo_gshard.layers import DistanceBuckets, products
 from lingvo_gshard.runtime import platform_of
 from lingvo_gshard.sharding import hardware_of, is_interpreted
-from lingvo_gshard.tools.diagnosis.accelerator import references
-from lingvo_gshard.tools.diagnosis.accelerator.trials import (
-    READ,
-    Machine,
-    Outcome,
-    Trial,
-    judged,
-    run,
-)
+from lingvo_gshard.tools.diagnosis.accelerator import references, trials
 from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
 from lingvo_gshard.training import PRECISIONS
 from lingvo_gshard.wings import kernels
@@ -43,14 +34,11 @@ class Request:
     """A request for a trial.
 
     Attributes:
-      machine: the one device that computes it.
-      platform: the platform whose kernels it uses.
       is_large: whether it is timed. Then no reference is computed.
-      with_gradient: whether gradients are computed, too.
       draw: makes the numbers.
     """
 
-    machine: Machine
+    machine: trials.Machine
     platform: str
     is_large: bool = False
     with_gradient: bool = True
@@ -84,7 +72,7 @@ class Request:
 
 
 # A text says why the device cannot compute it.
-Made: TypeAlias = "Trial | str"
+Made: TypeAlias = "trials.Trial | str"
 Make: TypeAlias = Callable[[Request], Made]
 
 
@@ -122,7 +110,6 @@ def attention(call: AttentionCall, most_segments: int = 0) -> Make:
     """Returns what makes the trial of an attention and of its gradients.
 
     Args:
-      call: the static arguments.
       most_segments: the most segments of a row, if layers know it; 0 if not.
     """
 
@@ -154,7 +141,7 @@ def attention(call: AttentionCall, most_segments: int = 0) -> Make:
         operands = [query, keys, values, *integers, *learned, d_mixed]
         learned_at = range(3 + len(integers), 3 + len(integers) + len(learned))
         function = _with_gradients(attend, request, [0, 1, 2, *learned_at])
-        return Trial(
+        return trials.Trial(
             function, operands, request.expects(lambda: references.attention(call, operands))
         )
 
@@ -205,7 +192,7 @@ def grouped_products(precision: str = "", hardware: str = "") -> Make:
 
         function = _with_gradients(multiply, request, [0, 1, 2])
         arguments = [rows, *weights, sizes, d_products]
-        return Trial(function, arguments, request.expects(expected))
+        return trials.Trial(function, arguments, request.expects(expected))
 
     return make
 
@@ -235,7 +222,7 @@ def activated_products(request: Request) -> Made:
         return [product, *d_hidden, d_weights]
 
     function = _with_gradients(multiply, request, [0, 1, 2])
-    return Trial(function, [*hidden, weights, sizes, d_products], request.expects(expected))
+    return trials.Trial(function, [*hidden, weights, sizes, d_products], request.expects(expected))
 
 
 def cache_attention(request: Request) -> Made:
@@ -252,11 +239,11 @@ def cache_attention(request: Request) -> Made:
     if reason := kernels.cache_attention.obstacle(request.platform, call, *specs):
         return reason
     operands = [query, keys, values, newest, reach]
-    return Trial(
+    return trials.Trial(
         lambda *given: [kernels.cache_attention.attend(call, *given)],
         operands,
         request.expects(lambda: [references.cache_attention(call, operands)]),
-        unit=READ,
+        unit=trials.READ,
     )
 
 
@@ -285,7 +272,7 @@ def product(precision: str) -> Make:
         def expected() -> list[np.ndarray]:
             return [x.astype(np.float64) @ w.astype(np.float64)]
 
-        return Trial(multiply, [x, w], request.expects(expected))
+        return trials.Trial(multiply, [x, w], request.expects(expected))
 
     return make
 
@@ -316,7 +303,7 @@ CASES: dict[str, Make] = {
 }
 
 
-def check(name: str, make: Make, machine: Machine) -> Iterator[Check]:
+def check(name: str, make: Make, machine: trials.Machine) -> Iterator[Check]:
     """Yields the checks of one case, for each platform whose kernels the first device computes."""
     one = machine.first()
     if not machine.kernel_platforms:
@@ -328,32 +315,32 @@ def check(name: str, make: Make, machine: Machine) -> Iterator[Check]:
         if isinstance(trial, str):
             yield Check(title, State.SKIPPED, trial)
             continue
-        outcome = run(trial, one, platform)
+        outcome = trials.run(trial, one, platform)
         timing = None
         if not machine.is_virtual:
             large, timing = _timed(name, make, dataclasses.replace(request, is_large=True))
             outcome = dataclasses.replace(
                 outcome, error=float(np.maximum(outcome.error, large.error))
             )
-        yield judged(title, outcome, one.dtype, one, timing)
+        yield trials.judged(title, outcome, one.dtype, one, timing)
 
 
-def _timed(name: str, make: Make, request: Request) -> tuple[Outcome, Timing]:
+def _timed(name: str, make: Make, request: Request) -> tuple[trials.Outcome, Timing]:
     """Returns a large trial and its time, with what plans take of it."""
     trial = make(request)
-    assert isinstance(trial, Trial)
-    whole = run(trial, request.machine, request.platform)
+    assert isinstance(trial, trials.Trial)
+    whole = trials.run(trial, request.machine, request.platform)
     return whole, whole.timing(trial.unit, "; ".join(_points(name, make, request, whole)))
 
 
-def _points(name: str, make: Make, request: Request, whole: Outcome) -> Iterator[str]:
+def _points(name: str, make: Make, request: Request, whole: trials.Outcome) -> Iterator[str]:
     """Yields what wings/planning/machines takes of a large trial."""
     attentions = [op.attention for op in whole.operations if op.attention]
     topology = request.machine.topology
     if attentions:
         alone = make(dataclasses.replace(request, with_gradient=False))
-        assert isinstance(alone, Trial)
-        forward = run(alone, request.machine, request.platform)
+        assert isinstance(alone, trials.Trial)
+        forward = trials.run(alone, request.machine, request.platform)
         pairs = {
             "forward": (forward.flops, forward.seconds),
             "gradient": (whole.flops - forward.flops, whole.seconds - forward.seconds),

@@ -104,7 +104,6 @@ def grouped_products(
     Args:
       rows: [R,M], one group after another.
       weights: [E,M,H].
-      sizes: the number of rows of each group.
       d_products: [R,H], the gradients of the products.
     """
     rows, weights, d_products = (np.asarray(x, np.float64) for x in (rows, weights, d_products))

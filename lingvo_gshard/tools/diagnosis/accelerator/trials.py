@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.lazy import Device, jax, tf
+from lingvo_gshard.core import Device, UserError, jax, tf
 from lingvo_gshard.runtime import Executable, platform_of
 from lingvo_gshard.sharding import HARDWARE, PLATFORMS, Mesh, Partitioning, is_interpreted
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
@@ -107,11 +106,8 @@ class Trial:
 
     Attributes:
       function: a function of TensorFlow that returns a list of tensors.
-      arguments: its arrays.
       expected: computes the results in another way; a NaN stands for any number. None: only the
         time is of interest.
-      mesh: axes and sizes.
-      strategy: the strategy that splits the arrays.
       unit: what its rate counts: `FLOPS`, or the bytes that a device has `READ` or `SENT`.
     """
 
@@ -146,12 +142,7 @@ class Outcome:
         return float(sum(op.matmul_flops * op.times for op in self.operations))
 
     def timing(self, unit: str, point: str = "") -> Timing:
-        """Returns the time as a rate.
-
-        Args:
-          unit: the unit of the rate.
-          point: as in `Timing`.
-        """
+        """Returns the time as a rate."""
         calls = [(op.collective, op.times) for op in self.operations if op.collective]
         amount = {
             FLOPS: self.flops,
@@ -197,7 +188,6 @@ def planned_collective(kind: str, size: int, machine: Machine) -> float | None:
     Args:
       kind: HLO's opcode.
       size: bytes of one device's operand or result, whichever is larger.
-      machine: the devices.
     """
     if machine.topology is None:
         return None
@@ -217,15 +207,7 @@ def measured_point(kind: str, size: int, seconds: float, machine: Machine) -> st
 def judged(
     name: str, outcome: Outcome, dtype: str, machine: Machine, timing: Timing | None
 ) -> Check:
-    """Returns the check of a trial. Results that differ too much are a failure.
-
-    Args:
-      name: name of the check.
-      outcome: the trial.
-      dtype: the type of its numbers.
-      machine: the devices.
-      timing: what is known of its time.
-    """
+    """Returns the check of a trial. Results that differ too much are a failure."""
     most = _TOLERANCES[dtype] if machine.is_virtual else _ON_ACCELERATORS
     if not outcome.error <= most:
         found = f"differs from the reference by {outcome.error:.1e} of its largest value"

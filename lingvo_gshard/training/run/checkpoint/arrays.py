@@ -19,10 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import NestedMap, UserError, processes
 from lingvo_gshard.core.lazy import jax, ocp
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.run.checkpoint.orbax_storage import prepare_orbax
 
 MODULUS = 2**64
@@ -55,8 +53,6 @@ def digest_of_part(
 
     Args:
       part: elements of the array with these first indices.
-      index: the indices.
-      shape: shape of the array.
       start: the first of the part along the dimension after the indices.
     """
     offset = (*index, start, *(0,) * (part.ndim - 1)) if part.ndim else index

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core import UserError, whole_number
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from lingvo_gshard.training.run.checkpoint.run_item import Best, read_run
 
@@ -42,7 +41,6 @@ def in_order(directory: pathlib.Path, steps: Sequence[int], choice: str | int) -
     The best, if the run keeps it, comes before the newest, and each before older ones.
 
     Args:
-      directory: the directory of the checkpoints.
       steps: their steps, ascending.
       choice: BEST, NEWEST, or a step, whose checkpoint is then the only one.
 

@@ -14,12 +14,9 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-from lingvo_gshard.core.digits import whole_number
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket, scheme_of
+from lingvo_gshard.core import Seam, UserError, is_bucket, objects, whole_number
+from lingvo_gshard.core.files.stores import scheme_of
 from lingvo_gshard.core.processes import SharedError
-from lingvo_gshard.core.seams import Seam
 
 # Orbax's name of the commit marker: with this file, a checkpoint in a store is complete.
 COMMIT_MARKER = "commit_success.txt"

@@ -12,9 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import atomic, objects, regular
-from lingvo_gshard.core.version import VERSION
+from lingvo_gshard.core import VERSION, UserError, atomic, objects, regular
 from lingvo_gshard.training.run.checkpoint.arrays import Arrays
 
 # The last words of metrics that are better if they are higher.

@@ -9,10 +9,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.files import objects
-from lingvo_gshard.core.files.stores import is_bucket, scheme_of
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Seam, is_bucket, objects, processes
+from lingvo_gshard.core.files.stores import scheme_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import reason_of
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
 
@@ -76,11 +74,7 @@ class DiskStorage:
             shutil.rmtree(doomed)
 
     def options(self, policy: NewestAndBest) -> dict[str, Any]:
-        """Returns arguments of CheckpointManagerOptions.
-
-        Args:
-          policy: which checkpoints are kept.
-        """
+        """Returns arguments of CheckpointManagerOptions."""
         return {"preservation_policy": policy, "cleanup_tmp_directories": True}
 
     def run_save(

@@ -16,11 +16,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import stores
+from lingvo_gshard.core import NestedMap, UserError, processes, stores
 from lingvo_gshard.core.lazy import ocp
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.signals import State
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint import run_item
@@ -53,9 +50,6 @@ class CheckpointStore:
     Saves are asynchronous and atomic. A save that fails is reported and leaves older checkpoints
     alone. In a cluster each process has a store of the same directory and makes the same calls; the
     main process reports.
-
-    Attributes:
-      say: shows a line to the user.
     """
 
     def __init__(
@@ -72,7 +66,6 @@ class CheckpointStore:
         Args:
           directory: on a disk or in a bucket; created if the store is writable.
           keep: number of newest checkpoints to keep; older ones but the best are deleted.
-          say: shows a line to the user.
           writable: False leaves every file as it is.
           choice: which checkpoint is read first, as in `in_order`. A store that is writable
             reads the newest.
@@ -113,7 +106,6 @@ class CheckpointStore:
           step: number of steps taken.
           state: parts of NumPy arrays or jax.Arrays. Each process writes its shards of jax.Arrays.
           position: the input's `get_state()` after the last batch of `step`.
-          params_text: the run's Params as text.
           write_extras: writes files into an empty directory of the checkpoint.
           best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
@@ -166,12 +158,9 @@ class CheckpointStore:
             self.finish()
 
     def peek(self) -> Checkpoint | None:
-        """Returns the first checkpoint whose `run` item is readable, without its arrays.
+        """Returns the first checkpoint with a readable `run` item, without arrays; else None.
 
         The newest is the first, unless another was chosen.
-
-        Returns:
-          None if there is no checkpoint.
 
         Raises:
           UserError: there are checkpoints, but none is readable, or a later version of the

@@ -21,8 +21,6 @@ def restored_state(
     after local updates, since each worker has moments of its own.
 
     Args:
-      trainer: the trainer whose state it becomes.
-      checkpoint: the checkpoint, with the arrays of each part of the state.
       abstract_state: the state of a runtime, which may have more parts than the trainer's.
 
     Raises:

@@ -10,10 +10,8 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core.errors import UserError
-from lingvo_gshard.core.files import regular
+from lingvo_gshard.core import UserError, regular, tf
 from lingvo_gshard.core.files.atomic import replace_file
-from lingvo_gshard.core.lazy import tf
 
 MetricsRow = dict[str, float]
 # Name of a picture -> (uint8 [height, width, 3], description).
@@ -40,10 +38,8 @@ class MetricsWriter:
         """Opens the files of a run.
 
         Args:
-          logdir: the run's directory.
           step: the step that the run resumes from. Rows of later steps are removed, so that the
             file has one row for each step.
-          say: shows a warning to the user.
         """
         self._say = say
         self._warned = False
@@ -149,14 +145,7 @@ def _encode(step: int, row: MetricsRow) -> bytes:
 
 
 def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
-    """Rewrites the file without the rows of later steps and without damaged rows.
-
-    Returns:
-      The rows that are kept.
-
-    Raises:
-      UserError: no regular file is there.
-    """
+    """Rewrites the file without damaged rows and rows of later steps. Returns what is kept."""
     try:
         lines = regular.read_regular(path).splitlines(keepends=True)
     except FileNotFoundError:

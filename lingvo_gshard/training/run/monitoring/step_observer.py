@@ -28,8 +28,7 @@ from typing import Any
 
 import rich.console
 
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.seams import Seam
+from lingvo_gshard.core import Params, Seam
 from lingvo_gshard.core.signals import StopRequest
 from lingvo_gshard.data.input import Batch, Input, TrainBatches
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -54,19 +53,14 @@ class ObservedRun:
     """The run that an observer watches, and what the observer may ask for.
 
     Attributes:
-      params: the experiment's Params.
-      trainer: the experiment's trainer.
       runtime: holds the state and runs the steps.
       partitioning: the mesh and strategy; None on one device.
       input_: the batches.
-      logdir: the run's directory.
-      store: the run's checkpoints.
       stop: tells when a signal asks the run to end early.
       first_step: number of the first step of this call, from 1; larger in a run that resumes.
       console: where to print; silent in all processes but the main one.
       step: number of steps started.
       saved_step: the step of the newest checkpoint.
-      batches: the training batches.
       writer: writes curves and pictures for TensorBoard, in the main process.
       row: the metrics of the last step that was finished.
       best: the best evaluation so far, if the run keeps it.
@@ -215,7 +209,6 @@ class StepObserver:
 
         Args:
           step: the step. The runtime has the state after it.
-          row: its metrics.
         """
 
     def on_divergence(self, step: int, row: MetricsRow, batch: Batch) -> None:
@@ -223,8 +216,6 @@ class StepObserver:
 
         Args:
           step: the step. The runtime has the state before it.
-          row: its metrics.
-          batch: its batch.
 
         Raises:
           TrainingFailedError: tells the cause. The run fails without it as well.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError, objects
+from lingvo_gshard.core import UserError, explained, objects
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     SETTINGS,
     SPECIAL_TOKENS,
@@ -147,10 +147,8 @@ class ChatTemplate:
 
 def read_template(path: pathlib.Path, where: str) -> str:
     """Returns the program in a file; UserError if it cannot be read."""
-    try:
+    with explained(f"{where}: this is no chat template", OSError, UserError):
         return objects.read_text(path)
-    except (OSError, UserError) as error:
-        raise UserError(f"{where}: this is no chat template: {error}") from None
 
 
 def _chosen(found: Any, name: str, where: str) -> str:

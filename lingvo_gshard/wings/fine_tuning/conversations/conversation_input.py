@@ -10,8 +10,7 @@ import pathlib
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.data import (
     CleaningReport,
     CorpusInput,
@@ -27,13 +26,7 @@ from lingvo_gshard.data import (
 )
 from lingvo_gshard.data.corpus_input import TokenizedRows
 from lingvo_gshard.data.vocabularies import files
-from lingvo_gshard.wings.fine_tuning.conversations import encoding
-from lingvo_gshard.wings.fine_tuning.conversations.chat_template import (
-    TEMPLATE_FILE,
-    ChatTemplate,
-    read_template,
-    tokens_of,
-)
+from lingvo_gshard.wings.fine_tuning.conversations import chat_template, encoding
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder
 from lingvo_gshard.wings.fine_tuning.conversations.examples import example_of
 from lingvo_gshard.wings.fine_tuning.conversations.reader import ExampleCleaner, ExampleReader
@@ -117,7 +110,7 @@ class ConversationInput(TextInput, CorpusInput):
         return published_ids(self.vocabulary)
 
     @functools.cached_property
-    def template(self) -> ChatTemplate | None:
+    def template(self) -> chat_template.ChatTemplate | None:
         """The chat template: a file of the Params, else the published one; None without any.
 
         Raises:
@@ -134,7 +127,7 @@ class ConversationInput(TextInput, CorpusInput):
         """Writes the vocabulary and the chat template into a directory, such as a checkpoint's."""
         super().save_vocabularies(directory)
         if self.template:
-            path = pathlib.Path(directory) / TEMPLATE_FILE
+            path = pathlib.Path(directory) / chat_template.TEMPLATE_FILE
             path.write_text(self.template.source, encoding="utf-8")
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
@@ -207,34 +200,36 @@ class ConversationInput(TextInput, CorpusInput):
         return MemoryTable(no_sources, targets, [""] * len(kept), marks)
 
 
-def chat_template_of(input_: TextInput) -> ChatTemplate | None:
+def chat_template_of(input_: TextInput) -> chat_template.ChatTemplate | None:
     """Returns the chat template of an input whose vocabulary is loaded; None without any."""
     if isinstance(input_, ConversationInput):
         return input_.template
     vocabulary = input_.vocabulary
     is_published = isinstance(vocabulary, PublishedVocabulary)
-    return ChatTemplate.of_model(vocabulary.directory) if is_published else None
+    return chat_template.ChatTemplate.of_model(vocabulary.directory) if is_published else None
 
 
-def template_of(vocabulary: Vocabulary, directory: pathlib.Path) -> ChatTemplate | None:
+def template_of(
+    vocabulary: Vocabulary, directory: pathlib.Path
+) -> chat_template.ChatTemplate | None:
     """Returns the chat template in the directory of a published model or of a run; None without.
 
     Raises:
       UserError: a file is damaged.
     """
     if isinstance(vocabulary, PublishedVocabulary):
-        return ChatTemplate.of_model(directory)
-    path = directory / TEMPLATE_FILE
+        return chat_template.ChatTemplate.of_model(directory)
+    path = directory / chat_template.TEMPLATE_FILE
     return _template_in(path, vocabulary, directory) if path.is_file() else None
 
 
 def _template_in(
     path: pathlib.Path, vocabulary: Vocabulary, directory: pathlib.Path | None
-) -> ChatTemplate:
+) -> chat_template.ChatTemplate:
     """Returns the chat template in a file, with the special tokens of a vocabulary."""
-    source = read_template(path.expanduser(), f"input.template: {path}")
+    source = chat_template.read_template(path.expanduser(), f"input.template: {path}")
     if isinstance(vocabulary, PublishedVocabulary) and directory:
-        return ChatTemplate(source, tokens_of(directory), str(path))
+        return chat_template.ChatTemplate(source, chat_template.tokens_of(directory), str(path))
     ids = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
     tokens = {name: vocabulary.piece(index) for name, index in ids.items()}
-    return ChatTemplate(source, tokens, str(path))
+    return chat_template.ChatTemplate(source, tokens, str(path))

@@ -6,8 +6,7 @@ import json
 
 import numpy as np
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.data import MemoryTable, Row, mixture_plan, packing
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import ConversationInput
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder
@@ -52,7 +51,6 @@ class PreferenceInput(ConversationInput):
         return {**super().specs_of(bucket), "pairs": tf.TensorSpec(bucket[:2], tf.int32)}
 
     def cut(self, rows: np.ndarray, lengths: np.ndarray) -> mixture_plan.Pieces:
-        """Returns each pair as one piece. Its first token is given and not predicted."""
         sizes = np.stack([np.ones(len(rows), np.int64), lengths[:, 1] - 1], axis=1)
         return mixture_plan.Pieces(rows, np.ones(len(rows), np.int64), sizes)
 

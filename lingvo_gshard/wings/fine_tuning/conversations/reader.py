@@ -113,12 +113,7 @@ class ExampleCleaner(Configurable):
     def clean(
         self, rows: Sequence[Row], split: str, progress: Progress = SILENT
     ) -> tuple[list[Row], CleaningReport]:
-        """Returns the rows kept and the report.
-
-        Args:
-          split: the split they belong to.
-          progress: is told how far cleaning is.
-        """
+        """Returns the rows kept and the report."""
         report = CleaningReport(split, read=len(rows))
         kept: list[Row] = []
         seen: set[str] = set()

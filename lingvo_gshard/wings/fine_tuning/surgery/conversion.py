@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, VariableSpec
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, VariableSpec, tf
 from lingvo_gshard.training import Arrays, Trainer
 
 # find(name, layout, shape) returns the array to use, or None to draw the weight.

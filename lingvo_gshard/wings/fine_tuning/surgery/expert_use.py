@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, context, tf
 from lingvo_gshard.training import metric_vector
 
 _OBSERVED = ("load", "gate", "tokens", "slots")

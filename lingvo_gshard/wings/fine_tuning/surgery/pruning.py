@@ -66,8 +66,7 @@ def chosen(
       criterion: 'load', the tokens that an expert keeps, or 'gate', the sum of their gates. The
         other criterion breaks ties.
     """
-    if criterion not in CRITERIA:
-        raise UserError(f"{criterion!r}: {names.nearest(criterion, CRITERIA)}")
+    names.check(criterion, CRITERIA, f"{criterion!r} is unknown")
     counts = {path: stack.moe.num_experts for path, stack in stacks(task).items()}
     kept = {}
     for layer, found in use.items():

@@ -11,8 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, Params, UserError, context, tf
 from lingvo_gshard.layers import (
     FeedForward,
     MixtureOfExperts,
@@ -46,8 +45,6 @@ def upcycled_task(task: Params, num_experts: int, every: int = 0) -> Params:
     An expert has the hidden size of the feed-forward layer that it replaces.
 
     Args:
-      task: Params of the dense task.
-      num_experts: number of experts per layer.
       every: layers every, 2 * every, ... get experts. 0 uses the stack's `moe_every`, or 2 if that
         is 0.
 
@@ -129,8 +126,6 @@ def upcycled_state(
     """Returns the training state that the sparse model starts with.
 
     Args:
-      dense: the trainer of the dense model.
-      sparse: the trainer of the sparse model.
       theta: the weights of the dense model by path.
       moments: its optimizer moments by path; None to start all at 0. New weights have new moments.
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, tf
 from lingvo_gshard.wings.inference.decoding.greedy import (
     end_logits,
     normalizer_of_choice,

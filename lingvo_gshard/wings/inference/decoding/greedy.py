@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.wings.inference.decoding.selection import top_few
 from lingvo_gshard.wings.inference.decoding.state import IMPOSSIBLE
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method, tf
 from lingvo_gshard.layers import Memory, token_context
 from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
 from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask
@@ -23,7 +22,6 @@ def model_facts(task: TokenTask, length: int, bos_id: int, end_ids: Sequence[int
     A task with a DECODING registers a function, unless its base class has one.
 
     Args:
-      task: the model.
       length: positions of a row in training.
       bos_id: id before the first token.
       end_ids: ids that end a text.
@@ -111,7 +109,6 @@ def extend_texts(
     """Computes new tokens of each row.
 
     Args:
-      task: the model.
       theta: `decoding_weights` of the model.
       ids_BL: int32 ids of the new tokens.
       mask_BL: int32, 0 for tokens that are padding; these use no expert.
@@ -143,7 +140,6 @@ def encode_memory(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor) ->
     """Encodes source sentences, one per row.
 
     Args:
-      task: the model.
       theta: `decoding_weights` of the model.
       ids_BK: int32 ids, NO_TOKEN in padding.
 
@@ -171,7 +167,6 @@ def expert_gates(
     """Returns the gates of the experts that compute each token, as in decoding.
 
     Args:
-      task: the model.
       weights: `decoding_weights` of the model.
       ids_BL: int32 tokens of each text, starting with the token before all texts; NO_TOKEN in the
         padding after the text.

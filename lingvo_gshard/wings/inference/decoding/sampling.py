@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import NestedMap, known_sizes, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, random_numbers, tf
 from lingvo_gshard.wings.inference.decoding.greedy import log_normalizer, only_allowed
 from lingvo_gshard.wings.inference.decoding.selection import top_few
 from lingvo_gshard.wings.inference.decoding.state import IMPOSSIBLE
@@ -75,13 +74,11 @@ def take(
     """Returns an int32 token for each row.
 
     With Gumbel noise added, the largest logit is distributed as the softmax (Gumbel 1954).
+    `top_k_B`, `top_p_B` and `min_p_B` are as in `warp`.
 
     Args:
       logits_BV: float32 logits.
       temperature_B: divides the logits; 0 takes the best token.
-      top_k_B: see `warp`.
-      top_p_B: see `warp`.
-      min_p_B: see `warp`.
       uniform_BV: float32 random numbers in (0, 1).
     """
     is_drawn_B = temperature_B > 0

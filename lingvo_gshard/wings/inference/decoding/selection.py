@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import tf
 
 LOCAL_LETTERS = {"b": "blocks of a row", "c": "largest values", "v": "values of a block"}
 

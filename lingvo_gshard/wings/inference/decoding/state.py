@@ -13,8 +13,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import NestedMap
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, tf
 from lingvo_gshard.layers import TransformerStack
 from lingvo_gshard.tasks import TokenTask
 from lingvo_gshard.wings.inference.layers import transformer

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from lingvo_gshard.core import NestedMap, context, scopes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, scopes, shapes, tf
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, axes_of, platform_in_use
 from lingvo_gshard.tasks import TokenTask, TranslationTask

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.runtime import Array
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape, record_names

@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from lingvo_gshard.core import UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import UserError, jax
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.wings.inference.engine import shapes
 from lingvo_gshard.wings.inference.engine.decode_batch import DecodeBatch
@@ -88,7 +87,6 @@ class Worker:
         self._has_ended = True
 
     def _active(self) -> int:
-        """Returns the number of texts in batches."""
         return sum(batch.active for batch in (*self._batches.values(), *self._outgrown))
 
     def _batches_with_texts(self) -> list[DecodeBatch]:
@@ -275,10 +273,7 @@ class Engine:
         """Starts no thread before the first request.
 
         Args:
-          facts: what the host knows of the model.
-          executables: the model's programs.
           weights: the decoding weights, outputs of the PREPARE program.
-          options: how to use the machine.
         """
         self.facts, self.executables = facts, executables
         self.weights, self._options = list(weights), options or EngineOptions()

@@ -156,7 +156,6 @@ class ShapeSelector:
 
         Args:
           rows: the texts, in the order of their turns.
-          most: the largest number of texts.
           wanted: the size that suits; 0 for the size of the first text.
           is_shared: whether the texts are of several clients. The first text is then returned in
             any case.

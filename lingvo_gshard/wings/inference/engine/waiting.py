@@ -11,16 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from lingvo_gshard.wings.inference import requests
 from lingvo_gshard.wings.inference.decoding.state import BEAM_RECORD, SearchKind
-from lingvo_gshard.wings.inference.requests import (
-    CANCELED,
-    END,
-    LENGTH,
-    STOP,
-    Answer,
-    Hypothesis,
-    NewTokens,
-)
 
 # Hypotheses with this rank or a lower rank do not exist.
 _IMPOSSIBLE = -1e8
@@ -37,7 +29,7 @@ class DecodedText:
       created: when the text began to wait, in the time of time.monotonic.
     """
 
-    def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
+    def __init__(self, answer: requests.Answer, text: int, limit: int, end_ids: Sequence[int]):
         self.answer, self.text, self.limit = answer, text, limit
         self._end_ids = end_ids
         self.generated, self.is_done, self.passes = 0, False, 0
@@ -56,7 +48,7 @@ class DecodedText:
         """Ends the text where it is."""
         self.is_done = True
 
-    def hypotheses(self) -> list[Hypothesis]:
+    def hypotheses(self) -> list[requests.Hypothesis]:
         """Returns the texts, the best first."""
         raise NotImplementedError
 
@@ -64,9 +56,9 @@ class DecodedText:
 class SampledText(DecodedText):
     """A text that is drawn, or decoded greedily."""
 
-    def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
+    def __init__(self, answer: requests.Answer, text: int, limit: int, end_ids: Sequence[int]):
         super().__init__(answer, text, limit, end_ids)
-        self._reason = LENGTH
+        self._reason = requests.LENGTH
         self._tokens: list[int] = []
         self._log_probabilities: list[float] = []
 
@@ -82,33 +74,33 @@ class SampledText(DecodedText):
             self._tokens.append(token)
             self._log_probabilities.append(log_probability)
             if token in self._end_ids:
-                self._reason = END
+                self._reason = requests.END
             elif request.should_stop and request.should_stop(self._tokens):
-                self._reason, self.is_done = STOP, True
+                self._reason, self.is_done = requests.STOP, True
                 break
         if request.streams and len(self._tokens) > before:
             new = tuple(self._tokens[before:]), tuple(self._log_probabilities[before:])
-            self.answer.put(NewTokens(self.text, *new))
+            self.answer.put(requests.NewTokens(self.text, *new))
         if self.answer.is_canceled and not self.is_done:
             self.cancel()
 
     def cancel(self) -> None:
         super().cancel()
-        self._reason = CANCELED
+        self._reason = requests.CANCELED
 
-    def hypotheses(self) -> list[Hypothesis]:
-        has_end = self._reason == END
+    def hypotheses(self) -> list[requests.Hypothesis]:
+        has_end = self._reason == requests.END
         tokens = self._tokens[:-1] if has_end else self._tokens
         log_probabilities = tuple(self._log_probabilities)
         score = float(sum(log_probabilities))
         end = self._tokens[-1] if has_end else None
-        return [Hypothesis(tuple(tokens), log_probabilities, score, self._reason, end)]
+        return [requests.Hypothesis(tuple(tokens), log_probabilities, score, self._reason, end)]
 
 
 class BeamText(DecodedText):
     """A text that is searched for with a beam."""
 
-    def __init__(self, answer: Answer, text: int, limit: int, end_ids: Sequence[int]):
+    def __init__(self, answer: requests.Answer, text: int, limit: int, end_ids: Sequence[int]):
         super().__init__(answer, text, limit, end_ids)
         self._records: dict[str, list[np.ndarray]] = {name: [] for name in BEAM_RECORD}
 
@@ -119,13 +111,16 @@ class BeamText(DecodedText):
         self.generated += len(records["token_BW"])
         self.is_done = not is_active or self.answer.is_canceled
 
-    def hypotheses(self) -> list[Hypothesis]:
+    def hypotheses(self) -> list[requests.Hypothesis]:
         if not self.generated:
             return []
         found = {name: np.concatenate(parts) for name, parts in self._records.items()}
         ranked = [
             (float(ranks[tuple(place)]), kind, *map(int, place))
-            for kind, ranks in ((END, found["end_BWe"]), (LENGTH, found["last_BW"]))
+            for kind, ranks in (
+                (requests.END, found["end_BWe"]),
+                (requests.LENGTH, found["last_BW"]),
+            )
             for place in np.argwhere(ranks > _IMPOSSIBLE)
         ]
         ranked.sort(key=lambda entry: (-entry[0], entry[2]))
@@ -134,17 +129,17 @@ class BeamText(DecodedText):
 
     def _hypothesis(
         self, found: dict[str, np.ndarray], rank: float, kind: str, step: int, w: int, e: int = 0
-    ) -> Hypothesis:
+    ) -> requests.Hypothesis:
         """Returns a hypothesis of the beam before (END, with an id e) or after (LENGTH) a step."""
         tokens, gains, end = [], [], None
-        if kind == END:
+        if kind == requests.END:
             gains.append(float(found["end_log_probability_BWe"][step, w, e]))
             end, step = self._end_ids[e], step - 1
         while step >= 0:
             tokens.append(int(found["token_BW"][step, w]))
             gains.append(float(found["log_probability_BW"][step, w]))
             step, w = step - 1, int(found["parent_BW"][step, w])
-        return Hypothesis(tuple(tokens[::-1]), tuple(gains[::-1]), rank, kind, end)
+        return requests.Hypothesis(tuple(tokens[::-1]), tuple(gains[::-1]), rank, kind, end)
 
 
 # By the identity of the row: removing one takes the same time wherever it is.
@@ -228,7 +223,7 @@ class WaitingTexts:
     def __init__(self):
         self.workers, self.version = 1, 0
         self._turns: dict[SearchKind, Turns] = {}
-        self._of_answer: dict[Answer, list[DecodedText]] = {}
+        self._of_answer: dict[requests.Answer, list[DecodedText]] = {}
         self._under_way: collections.Counter[SearchKind] = collections.Counter()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -258,7 +253,7 @@ class WaitingTexts:
             self._of_answer.clear()
             self.wake()
 
-    def cancel(self, answer: Answer) -> None:
+    def cancel(self, answer: requests.Answer) -> None:
         """Ends the waiting texts of an answer; those that are decoded are not here."""
         with self._changed:
             rows = self._of_answer.pop(answer, [])

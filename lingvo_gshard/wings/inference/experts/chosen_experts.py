@@ -18,8 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, layer_method, scopes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, layer_method, scopes, shapes, tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting, count_rows, sort_rows
 from lingvo_gshard.sharding import hardware_of, platform_in_use
 from lingvo_gshard.wings.dropless import sorted_experts
@@ -84,7 +83,6 @@ def run_experts(
 
     Args:
       weights: the weights of each expert, or one stack of the weights of all experts.
-      x_TM: the tokens.
       expert_kT: int32, the expert of each choice; the number of experts where there is none.
       gate_kT: float32, the gate of each choice; 0 where there is none.
       even_experts: the experts that balanced routing spreads the choices over, if other devices

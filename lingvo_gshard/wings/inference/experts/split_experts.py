@@ -17,8 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
-from lingvo_gshard.core import NestedMap, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.layers import Experts, TokenChoiceRouting
 from lingvo_gshard.sharding import (
     Mesh,

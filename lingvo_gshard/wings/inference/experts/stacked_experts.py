@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, scopes, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, scopes, shapes, tf
 from lingvo_gshard.layers import count_rows, sort_rows
 
 LOCAL_LETTERS = {
@@ -42,7 +41,6 @@ def run(
     Args:
       network: one expert.
       weights: the weights of all experts, which have E first.
-      x_TM: the tokens.
       expert_kT: int32, the expert of each choice; E or more where there is none.
       even_experts: the experts that balanced routing spreads the choices over, for planning and
         the size of blocks; 0 for E.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import NestedMap, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, layer_method, tf
 from lingvo_gshard.layers import (
     Attention,
     CrossAttention,

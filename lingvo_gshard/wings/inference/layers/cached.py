@@ -17,8 +17,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, shapes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, shapes, tf
 from lingvo_gshard.layers import (
     MASKED,
     PLAIN,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from lingvo_gshard.core import NestedMap, context, kernel_use, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, context, kernel_use, known_sizes, tf
 from lingvo_gshard.layers import heads_first
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.sharding import even, manual, mesh_in_use, platform_in_use, resolve

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Layer, NestedMap, UserError, face, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, UserError, face, layer_method, tf
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 
 
@@ -54,8 +53,7 @@ def extend(
     Args:
       layer: the self-attention of a Transformer layer.
       theta: `decoding_weights` of the layer.
-      x_BLM: the new tokens.
-      view: their positions and the slots that they write to.
+      view: the tokens' positions and the slots that they write to.
       visible: the slots that they see with the layer's reach.
       cache: the arrays of `cache_shapes`, each a list of blocks of slots, and the arrays of
         `state_shapes`; None if the slots are the new tokens themselves.

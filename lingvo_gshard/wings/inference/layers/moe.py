@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import NestedMap, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, tf
 from lingvo_gshard.layers import Experts, Groups, MixtureOfExperts, load_metrics, token_context
 from lingvo_gshard.sharding import current_partitioning
 from lingvo_gshard.wings.inference.experts import chosen_experts, split_experts

@@ -5,18 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.core import NestedMap, face, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, face, layer_method, tf
 from lingvo_gshard.layers import MASKED, Memory, Reach, TransformerLayer, TransformerStack
-from lingvo_gshard.wings.inference.layers import attention
+from lingvo_gshard.wings.inference.layers import attention, faces
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, used_slots
-from lingvo_gshard.wings.inference.layers.faces import (
-    cache_shapes,
-    decoding_weights,
-    extend,
-    infer,
-    state_shapes,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +21,12 @@ class InferenceInputs:
     memory: Visible | None = None
 
 
-@decoding_weights.register(TransformerLayer)
+@faces.decoding_weights.register(TransformerLayer)
 def _(layer: TransformerLayer, theta: NestedMap) -> NestedMap:
     weights = NestedMap(theta)
     for name in ("self_attention", "cross_attention", "feed_forward"):
         if name in layer.children:
-            weights[name] = decoding_weights(getattr(layer, name), theta[name])
+            weights[name] = faces.decoding_weights(getattr(layer, name), theta[name])
     return weights
 
 
@@ -52,8 +44,6 @@ def extend_layer(
 
     Args:
       theta: `decoding_weights` of the layer.
-      x_BLM: the new tokens.
-      shared: what all layers share.
       cache: keys and values of the self-attention; None if the slots are the new tokens.
       memory: keys and values of the memory, if the layer has cross-attention.
 
@@ -63,7 +53,7 @@ def extend_layer(
     """
     entered_BLM = layer.enter("self_attention", theta, x_BLM)
     visible = shared.visible[layer.self_attention.reach]
-    h_BLM, extended = extend(
+    h_BLM, extended = faces.extend(
         layer.self_attention, theta.self_attention, entered_BLM, shared.view, visible, cache
     )
     x_BLM, weights_BNLK = layer.add("self_attention", theta, x_BLM, h_BLM), None
@@ -75,15 +65,15 @@ def extend_layer(
         )
         x_BLM = layer.add("cross_attention", theta, x_BLM, h_BLM)
     h_BLM = layer.enter_feed_forward(theta, x_BLM, entered_BLM)
-    h_BLM = infer(layer.feed_forward, theta.feed_forward, h_BLM, shared.mask_BL)
+    h_BLM = faces.infer(layer.feed_forward, theta.feed_forward, h_BLM, shared.mask_BL)
     x_BLM = layer.add("feed_forward", theta, x_BLM, h_BLM)
     return layer.observe(x_BLM), extended, weights_BNLK
 
 
-@decoding_weights.register(TransformerStack)
+@faces.decoding_weights.register(TransformerStack)
 def _(stack: TransformerStack, theta: NestedMap) -> NestedMap:
     """Returns the weights of each layer separately, in order."""
-    layers = [decoding_weights(layer, weights) for layer, weights in stack.unrolled(theta)]
+    layers = [faces.decoding_weights(layer, weights) for layer, weights in stack.unrolled(theta)]
     weights = NestedMap(layers=layers)
     for name in ("shared_relative_bias", "input_norm", "final_norm"):
         if name in stack.children:
@@ -141,12 +131,14 @@ def stack_cache_shapes(
     stack: TransformerStack, rows: int, slots: int
 ) -> list[dict[str, tuple[int, ...]]]:
     """Returns `cache_shapes` of each layer."""
-    return [cache_shapes(layer.self_attention, rows, slots) for layer in stack.layers_in_order()]
+    return [
+        faces.cache_shapes(layer.self_attention, rows, slots) for layer in stack.layers_in_order()
+    ]
 
 
 def stack_state_shapes(stack: TransformerStack, rows: int) -> list[dict[str, tuple[int, ...]]]:
     """Returns `state_shapes` of each layer."""
-    return [state_shapes(layer.self_attention, rows) for layer in stack.layers_in_order()]
+    return [faces.state_shapes(layer.self_attention, rows) for layer in stack.layers_in_order()]
 
 
 def stack_memory_shapes(

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from lingvo_gshard.core import SILENT, Progress
-from lingvo_gshard.core.lazy import Device
+from lingvo_gshard.core import SILENT, Device, Progress
 from lingvo_gshard.runtime import Array, Program, without_cache
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 
@@ -215,11 +214,9 @@ class Executables:
         """Prepares to compile.
 
         Args:
-          source: gives the programs.
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
           parts: parts of a batch that devices decode side by side; see `maker.row_parts`.
-          progress: is told which program is being compiled.
           elsewhere: has a program compiled into the store by another process, and waits for it;
             None compiles in this one.
         """

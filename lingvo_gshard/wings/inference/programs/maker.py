@@ -11,8 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import NestedMap, known_sizes, letters
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, known_sizes, letters, tf
 from lingvo_gshard.runtime import Array, Program, lower
 from lingvo_gshard.runtime.lowering.lowering import Outputs
 from lingvo_gshard.sharding import (
@@ -30,14 +29,7 @@ from lingvo_gshard.wings.inference.decoding.precision import TRAINED, stored_wei
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape, state_specs
 from lingvo_gshard.wings.inference.decoding.steps import OPTION_LEAVES, Admission, Steps
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
-from lingvo_gshard.wings.inference.programs.executables import (
-    ADMIT,
-    GATES,
-    PREPARE,
-    SCORES,
-    STEPS,
-    ProgramKey,
-)
+from lingvo_gshard.wings.inference.programs import executables
 
 
 def decoding_partitioning(partitioning: Partitioning) -> Partitioning:
@@ -96,15 +88,15 @@ class ProgramMaker:
         self._platform = platform if partitioner == "gspmd" and platform in PLATFORMS else ""
         self._partitioning = decoding_partitioning(partitioning).on(self._platform)
 
-    def make(self, key: ProgramKey) -> Program:
+    def make(self, key: executables.ProgramKey) -> Program:
         """Returns a program. It is traced and lowered now, which takes about a second."""
-        if key.name == PREPARE:
+        if key.name == executables.PREPARE:
             return self._prepared[0]
-        makers: dict[str, Callable[[ProgramKey], Program]] = {
-            ADMIT: self._admit,
-            STEPS: self._steps,
-            GATES: self._gates,
-            SCORES: self._scores,
+        makers: dict[str, Callable[[executables.ProgramKey], Program]] = {
+            executables.ADMIT: self._admit,
+            executables.STEPS: self._steps,
+            executables.GATES: self._gates,
+            executables.SCORES: self._scores,
         }
         return makers[key.name](key)
 
@@ -133,10 +125,10 @@ class ProgramMaker:
             )
             for path, spec in specs.flatten_items()
         ]
-        program = self._lower(PREPARE, prepare, arrays)
+        program = self._lower(executables.PREPARE, prepare, arrays)
         return program, trees[0]
 
-    def _steps(self, key: ProgramKey) -> Program:
+    def _steps(self, key: executables.ProgramKey) -> Program:
         kind, shape = _search_of(key)
         steps = Steps(self._task, kind, self._facts.end_ids, self._facts.most_steps)
         weights, state = self._prepared[1], self._state(kind, shape)
@@ -156,7 +148,7 @@ class ProgramMaker:
 
         return self._lower_on_state(key, run, state, extra)
 
-    def _admit(self, key: ProgramKey) -> Program:
+    def _admit(self, key: executables.ProgramKey) -> Program:
         kind, shape = _search_of(key)
         admission = Admission(self._task, kind)
         weights, state = self._prepared[1], self._state(kind, shape)
@@ -175,7 +167,7 @@ class ProgramMaker:
         ]
         return self._lower_on_state(key, run, state, extra)
 
-    def _new_specs(self, key: ProgramKey, state: NestedMap) -> NestedMap:
+    def _new_specs(self, key: executables.ProgramKey, state: NestedMap) -> NestedMap:
         """Returns the tree of tf.TensorSpec of the texts that enter."""
         texts = key.texts
         new = NestedMap(
@@ -194,7 +186,7 @@ class ProgramMaker:
             new.given_ap = tf.TensorSpec((texts, key.given), tf.int32)
         return new
 
-    def _gates(self, key: ProgramKey) -> Program:
+    def _gates(self, key: executables.ProgramKey) -> Program:
         assert key.shape is not None
         shape, (program, weights) = key.shape, self._prepared
         sizes = {"ids_BL": shape.length, "source_BK": shape.memory_length}
@@ -214,7 +206,7 @@ class ProgramMaker:
 
         return self._lower(str(key), run, [*program.outputs, *texts])
 
-    def _scores(self, key: ProgramKey) -> Program:
+    def _scores(self, key: executables.ProgramKey) -> Program:
         assert key.shape is not None
         shape, (program, weights) = key.shape, self._prepared
         texts = Array("new.ids_BL", (shape.rows, shape.length + 1), "int32", ((), ()))
@@ -228,12 +220,11 @@ class ProgramMaker:
 
     def _lower_on_state(
         self,
-        key: ProgramKey,
+        key: executables.ProgramKey,
         function: Callable[..., Outputs],
         state: NestedMap,
         extra: Sequence[Array],
     ) -> Program:
-        """Returns the program of a function of weights, state and extra arrays."""
         program, weights = self._prepared
         arrays = [
             *program.outputs,
@@ -294,7 +285,7 @@ class ProgramMaker:
         return self._partitioning.storage_split(shape, (*split, *whole))
 
 
-def _search_of(key: ProgramKey) -> tuple[SearchKind, StateShape]:
+def _search_of(key: executables.ProgramKey) -> tuple[SearchKind, StateShape]:
     """Returns the kind and the sizes of a program that works on a state."""
     assert key.kind is not None and key.shape is not None
     return key.kind, key.shape

@@ -29,8 +29,8 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-from lingvo_gshard.core import UserError, cached, is_bucket, write_atomically
-from lingvo_gshard.core.lazy import Device, jax, jnp, serialize_executable
+from lingvo_gshard.core import Device, UserError, cached, is_bucket, jax, jnp, write_atomically
+from lingvo_gshard.core.lazy import serialize_executable
 from lingvo_gshard.runtime import Array, standard_error
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
 from lingvo_gshard.wings.inference.programs.executables import DecodingExecutable, ProgramKey
@@ -210,7 +210,6 @@ def find_entry(directory: str, owner: object, content: object) -> CacheEntry:
     """Returns the entry of a model, which may not exist yet.
 
     Args:
-      directory: the cache.
       owner: JSON values that name the run and how it is decoded. An owner has one entry.
       content: JSON values that all of the entry depends on.
     """

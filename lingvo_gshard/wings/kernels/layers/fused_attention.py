@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import cast
 
-from lingvo_gshard.core import context, kernel_use, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import context, kernel_use, known_sizes, tf
 from lingvo_gshard.layers import FUSED_ATTENTION, AttentionMask, repeat_heads
 from lingvo_gshard.layers.attention.kernel import Softmax, weights_shape
 from lingvo_gshard.sharding import (
@@ -42,8 +41,6 @@ def attend_fused(
       query_BNLD: queries, already scaled.
       keys_BNKD: keys, maybe with fewer heads.
       values_BNKD: values, with as many heads as the keys.
-      mask: the keys that each query attends to.
-      softmax: options of the softmax.
       balances_ring: whether each device has an early and a late part of a causal row, if keys pass
         around the devices that split positions; None for layers without a ring.
     """

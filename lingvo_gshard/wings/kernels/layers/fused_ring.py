@@ -21,8 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from lingvo_gshard.core import custom_gradient, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.wings.kernels import attention
 from lingvo_gshard.wings.kernels.call import AttentionCall, Operands
@@ -41,7 +40,6 @@ class Block(NamedTuple):
     Attributes:
       queries: which queries of this device attend.
       keys: which keys of the other device they attend to.
-      call: the static arguments.
     """
 
     queries: Half
@@ -120,8 +118,6 @@ class FusedRing:
 
         Args:
           query_BNLD: this device's queries, already scaled.
-          keys_BNKD: this device's keys.
-          values_BNKD: this device's values.
           integers: this device's parts of the `integers` of `kernels.attention.attend`.
           sinks: float32 logits [N], if the call has them.
         """

@@ -199,7 +199,6 @@ def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
 
     Args:
       directory: the compiler's files; `is_accepted`.
-      code: bytes of the device's code.
 
     Returns:
       the program, and the bytes of arguments, outputs, temporaries, code and their peak, and in

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import SILENT, Progress, UserError
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import SILENT, Progress, UserError, jax
 from lingvo_gshard.runtime import Executable, Program, compile_options, standard_error
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.planning.compiling.cache import OptimizedHlo, current_settings
@@ -42,7 +41,6 @@ def key_of(
     """Returns the key of a compilation, 64 hexadecimal digits.
 
     Args:
-      program: the program to compile.
       topology: the topology to compile for. The key has the topology's name, which determines
         shape and chips.
       generates_code: whether code is generated in any case.
@@ -104,9 +102,6 @@ def compile_for(
     states.
 
     Args:
-      program: the program to compile.
-      topology: the topology to compile it for.
-      progress: is told each stage as it begins.
       options: compiler options, added to the topology's own.
 
     Raises:
@@ -167,7 +162,6 @@ def _compile(
 
 
 def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
-    """Returns a compiled program with one more note."""
     return msgspec.structs.replace(compiled, note=". ".join(filter(None, (note, compiled.note))))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.runtime import Program
 from lingvo_gshard.wings.cluster.child_process import start_module
 from lingvo_gshard.wings.hlo import names
@@ -74,7 +74,6 @@ class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
           generates_code: whether to generate the device's code in any case. Else it is generated
             only if the program nearly fills the memory, and given up after half a minute.
           on_code: called before code is generated.
-          options: options of the compiler.
 
         Raises:
           jax.errors.JaxRuntimeError: the compiler refused the program, or its process ended.

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core import jax
 from lingvo_gshard.runtime import Program, using_partitioner
 from lingvo_gshard.wings.cluster.child_process import answer_stream, end_with_parent
 from lingvo_gshard.wings.planning.compiling import cache

@@ -37,7 +37,6 @@ class ExpertDevices:
 
     Attributes:
       group_axes: axes that split the groups, the major one first.
-      num_experts: size of E.
     """
 
     mesh: Mesh
@@ -52,9 +51,6 @@ class ExpertDevices:
         """Returns the devices of a layer.
 
         Args:
-          partitioning: mesh and strategy.
-          path: path of the layer.
-          num_experts: size of E.
           is_dropless: whether it has a DroplessDispatch, whose devices have all experts along axes
             that do not split groups.
         """

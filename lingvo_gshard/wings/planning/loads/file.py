@@ -469,7 +469,6 @@ def _by_layer(path: str, records: Iterable[RouterRecord]) -> dict[str, list[Rout
 
 
 def _from_step(loads: Loads, first_step: int) -> Loads:
-    """Returns the loads without the steps before one."""
     last_step = loads.steps[-1]
     if first_step > last_step:
         raise UserError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from lingvo_gshard.core import Context, Layer, context, known_sizes, random_numbers, scope_name
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Context, Layer, context, known_sizes, random_numbers, scope_name, tf
 from lingvo_gshard.layers import Execution, Groups, MixtureOfExperts
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import BatchSpecs
@@ -26,7 +25,6 @@ class ExpertLayer:
       times: number of layers that share the scope, because a loop runs them.
       router: name of the router's class.
       dispatch: name of the dispatch's class.
-      num_experts: size of E.
       experts_per_token: experts of a token by the router's Params.
       limits: whether the experts' buffers have a capacity that tokens can exceed.
       is_dropless: whether experts compute exactly the rows that they get.
@@ -36,7 +34,6 @@ class ExpertLayer:
       micro_batches: parts of the batch that are routed one after another.
       groups: size of G, in one micro-batch.
       group_size: size of S.
-      capacity: size of C.
       devices: which devices compute which experts.
     """
 
@@ -77,7 +74,6 @@ def expert_layers(
 
     Args:
       batch: shape and dtype of each array of a batch.
-      partitioning: mesh and strategy of the step.
     """
     bodies = _bodies(trainer.task)
     if not bodies:

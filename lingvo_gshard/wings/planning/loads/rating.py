@@ -137,8 +137,6 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
 
     Args:
       plan: the plan of the step, for even loads.
-      layers: its layers with experts.
-      loads: the loads of the same layers.
       replicas: further copies of experts that the placement has in each layer.
     """
     rated = [
@@ -172,12 +170,7 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
 
 @dataclasses.dataclass(frozen=True)
 class _RatedLayer:
-    """One layer under its loads. T is the number of steps.
-
-    Attributes:
-      seconds: the plan's times of the layer.
-      replicas: further copies of experts that the placement has.
-    """
+    """One layer under its loads. T is the number of steps."""
 
     rows: LayerRecords
     seconds: LayerSeconds
@@ -319,7 +312,6 @@ def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str)
 
     Args:
       layers: the layers with experts of the planned model by path.
-      name: name of the planned experiment.
     """
     where = f"`loads={loads.path}`"
     if not layers:

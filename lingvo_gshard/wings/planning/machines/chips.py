@@ -161,8 +161,7 @@ def get(key: str) -> Chip:
       UserError: if there is none; names `topology` and the nearest key. Or that variable is no
         share.
     """
-    if key not in CHIPS:
-        raise UserError(f"`topology`: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
+    names.check(key, CHIPS, f"`topology`: unknown chip {key!r}")
     chip, share = CHIPS[key], os.environ.get(_SHARE)
     if chip.kind != "gpu" or share is None:
         return chip

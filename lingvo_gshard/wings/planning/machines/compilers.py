@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, explained
 from lingvo_gshard.wings.planning.machines import cuda
 from lingvo_gshard.wings.planning.machines.chips import Chip
 
@@ -88,10 +88,8 @@ def devices(chip: Chip, shape: Sequence[int], wraps: Sequence[bool], slices: int
         options["chips_per_host_bounds"] = [1, 1, 1]
     if slices > 1:
         options["num_slices"] = slices
-    try:
+    with explained(f"`topology={name}`: libtpu refuses", JaxRuntimeError):
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
-    except JaxRuntimeError as error:
-        raise UserError(f"`topology={name}`: libtpu refuses: {error}") from error
 
 
 # Compilers -> the packages that hold them.

@@ -81,7 +81,6 @@ def schedule_notes(waiting: float, environment: Mapping[str, str] = os.environ) 
 
     Args:
       waiting: share of the step's time that communication takes and nothing hides.
-      environment: the environment variables.
     """
     if waiting < _WAITING or NETWORK_SPEED in environment.get("XLA_FLAGS", ""):
         return []

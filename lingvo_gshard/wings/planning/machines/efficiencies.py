@@ -139,8 +139,6 @@ def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficien
     """Returns the share of the peak rate that a matrix product reaches.
 
     Args:
-      chip: the chip.
-      flops: FLOPs of the product.
       dtype: type of the operands, by its name in HLO or NumPy.
     """
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
@@ -198,7 +196,6 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
       kind: HLO's opcode of the collective.
       size: bytes of one device's operand or result, whichever is larger.
       devices: number of devices of a group.
-      chip: the chip.
     """
     points = _points(kind, chip)
     if not points:

@@ -142,10 +142,8 @@ def groups(
     The members of a group are listed slice by slice.
 
     Args:
-      mesh: the mesh.
       axes: names of the axes; () for groups that follow no axes. Such groups are assumed to consist
         of neighbors, or of counterparts in several slices.
-      size: number of devices of a group.
       slices: number of TPU slices that the mesh extends over.
       spanned: number of slices of a group. If it is 1, groups extend along the part of each axis
         within a slice. If it is `size`, groups extend along the part of each axis across slices.

@@ -164,7 +164,6 @@ def larger(topology: Topology, times: int) -> Topology | None:
 
 
 def _keys(kind: str) -> tuple[str, ...]:
-    """Returns the keys of the chips of a kind."""
     return tuple(chip.key for chip in chips.CHIPS.values() if chip.kind == kind)
 
 
@@ -298,10 +297,7 @@ def _wraps(chip: chips.Chip, shape: tuple[int, ...]) -> tuple[bool, ...]:
 def _gpu(name: str, rest: str) -> Topology:
     key, _, text = rest.partition(":")
     gpus = _keys("gpu")
-    if key not in gpus:
-        raise UserError(
-            f"`topology={name}`: unknown GPU {key!r}. {nearest_names.nearest(key, gpus)}"
-        )
+    nearest_names.check(key, gpus, f"`topology={name}`: unknown GPU {key!r}")
     return Topology(
         f"gpu:{rest}", chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import explained
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.planning.plan.plan import Plan
 
@@ -20,10 +20,8 @@ _SCRIPTS = (
 def write(plan: Plan, path: str | pathlib.Path) -> None:
     """Writes the page of a plan to a file. Raises UserError if it cannot be written."""
     page = to_html(plan)
-    try:
+    with explained(f"`html={path}`: cannot be written", OSError):
         pathlib.Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"`html={path}`: cannot be written: {error.strerror}") from error
 
 
 def to_html(plan: Plan) -> str:

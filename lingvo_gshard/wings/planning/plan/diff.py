@@ -298,8 +298,6 @@ def diff(
     """Returns the differences between two plans, ordered by section.
 
     Args:
-      before: the first plan.
-      after: the second plan.
       allow_other_versions: compares plans made by different versions of the compiler.
       names: names of the plans for error messages, such as their files.
 
@@ -399,7 +397,6 @@ class Limit:
       text: the limit as it was given, such as "peak>+2%".
       sign: ">" if larger changes exceed the limit, "<" if smaller changes do.
       amount: the change, in the quantity's unit or as a share of the value before.
-      is_share: whether the amount is a share.
     """
 
     text: str

@@ -81,7 +81,6 @@ class TensorRow(Record, frozen=True, kw_only=True):
 
     Attributes:
       path: the tensor's path in the training state.
-      layout: one letter for each dimension.
       split: the sharding in words, such as "E over data (8)".
       bytes: size of the unsharded tensor.
       bytes_per_device: size of one device's shard.
@@ -248,7 +247,6 @@ class Plan(Record, frozen=True, kw_only=True):
       devices: number of devices; some chips have two.
       compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
       strategy: table of letters and axes.
-      partitioner: "gspmd" or "shardy".
       fits: whether the step fits in the memory of each device.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
@@ -374,7 +372,6 @@ def reading(path: str | pathlib.Path, otherwise: str) -> Iterator[None]:
     """Reports what is wrong with a file of gshard-plan that a `with` block reads and decodes.
 
     Args:
-      path: the file.
       otherwise: says that JSON of other types is not what was expected, such as "not a plan".
 
     Raises:

@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core import UserError, objects
-from lingvo_gshard.core.lazy import jax, jax_export
+from lingvo_gshard.core import UserError, jax, objects
+from lingvo_gshard.core.lazy import jax_export
 
 # Exported functions are compiled by this version of jax, so that any custom call may be in them.
 _ALL_CALLS = "ALL"

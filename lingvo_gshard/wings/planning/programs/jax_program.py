@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core import UserError, explained
-from lingvo_gshard.core.lazy import func, ir, jax, jax_export, jnp, mlir, sdy, stablehlo
+from lingvo_gshard.core import UserError, explained, jax, jnp
+from lingvo_gshard.core.lazy import func, ir, jax_export, mlir, sdy, stablehlo
 from lingvo_gshard.runtime import Array, Program
 from lingvo_gshard.runtime.program.program import writers_versions
 from lingvo_gshard.sharding import Mesh, Split
@@ -34,7 +34,6 @@ def argument_paths(
     locations were stripped, the paths are those in the tree of arguments.
 
     Args:
-      exported: the program.
       kept: indices among all arguments of those that the program uses.
       locations: the location of each of these arguments in the module.
     """
@@ -87,8 +86,6 @@ def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -
     """Returns the mesh with the fewest axes that can express shardings of numbered devices.
 
     Args:
-      shardings: the shardings of the program's arrays.
-      devices: the number of devices.
       given: the mesh that the user says it is, if any.
 
     Raises:
@@ -163,7 +160,6 @@ def to_program(
     """Returns an exported jax function as a Program of the arguments that it uses.
 
     Args:
-      exported: the function.
       where: the file or the function, for messages.
       platform: the platform to compile for: "tpu", "cuda" or "cpu". If the function was not
         exported for this platform, the first platform of the export is taken.

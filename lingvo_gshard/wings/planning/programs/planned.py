@@ -20,10 +20,11 @@ from lingvo_gshard.core import (
     Progress,
     UserError,
     explained,
+    jax,
     objects,
     scope_name,
 )
-from lingvo_gshard.core.lazy import jax, jax_export
+from lingvo_gshard.core.lazy import jax_export
 from lingvo_gshard.runtime import Array, Program, bytes_of
 from lingvo_gshard.sharding import REPLICATED, Mesh
 from lingvo_gshard.wings.planning import memory, planner
@@ -323,7 +324,6 @@ def read(path: str | os.PathLike, topology: Topology, facts: ProgramFacts) -> Pl
 
 
 def _deserialized(content: bytes, path: str | os.PathLike) -> jax_export.Exported:
-    """Returns the function that the content of a file has."""
     try:
         return jax_export.deserialize(bytearray(content))
     except ImportError:
@@ -352,10 +352,8 @@ def plan_file(
 
     Args:
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-      topology: the machine.
       facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
-      progress: is told each stage as it begins.
 
     Raises:
       UserError: the file cannot be planned, or was made for another number of devices; names it.
@@ -379,7 +377,6 @@ def plan_function(
     Args:
       function: a jax function, jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
-      topology: the machine.
       facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
 

@@ -39,7 +39,6 @@ def stated_flops(program: Program, kernel_flops: Mapping[str, float]) -> int | N
     """Returns the FLOPs of a program's products on all devices, without recomputation.
 
     Args:
-      program: the program.
       kernel_flops: regular expression for the names of kernels -> FLOPs of one call.
 
     Returns:
@@ -72,7 +71,6 @@ class _Counter:
         """Returns the FLOPs of a function.
 
         Args:
-          name: its name.
           arguments: the values of its arguments where they are known.
           is_again: whether a recomputation calls it.
         """

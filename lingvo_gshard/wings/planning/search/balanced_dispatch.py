@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, known_sizes, tf
 from lingvo_gshard.layers import Exchange, Experts, GatherDispatch, TokenChoiceRouting
 
 

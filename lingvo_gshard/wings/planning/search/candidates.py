@@ -10,8 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from lingvo_gshard.core import VariableSpec, letters
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import VariableSpec, letters, tf
 from lingvo_gshard.core.letters import INNER, ROWS
 from lingvo_gshard.sharding import Mesh, Strategy
 from lingvo_gshard.sharding.mesh import NO_AXES
@@ -24,7 +23,6 @@ class Tensor:
     """A tensor's shape and letters.
 
     Attributes:
-      layout: one letter for each dimension.
       unsplit: letters that are never sharded.
       is_virtual: whether only a kernel has it, a block at a time, so that it takes no memory.
     """
@@ -61,7 +59,6 @@ class Einsum:
       times: executions in a step.
       weights: paths of the weights that an operand is made of.
       unit: the rematerialization unit; empty outside of all units.
-      begins_unit: whether this is the first einsum of its unit.
       saved: tensors that the backward pass reads, if no earlier einsum saves them.
       is_tied: whether an einsum, too, uses the table of a lookup as a weight.
       share: the share of its products that are computed; kernels of attention skip hidden keys.
@@ -136,7 +133,6 @@ class TracedStep:
       flows: tensors that layers pass to each other.
       moments: optimizer moments of each weight, by the weight's path.
       inputs: bytes of a batch.
-      micro_batches: number of micro-batches of a step.
       precision: as `Candidate.precision`.
     """
 
@@ -163,7 +159,6 @@ class LayerGroup:
       einsums: einsums and lookups of the layers.
       flows: tensors that the layers pass to each other.
       moments: optimizer moments of each weight.
-      paths: paths of the layers that have weights.
     """
 
     name: str
@@ -361,16 +356,16 @@ def candidate(
     """Returns the candidate that shards each group by its chosen option.
 
     Args:
-      groups: the groups of layers.
-      chosen: the option of each group.
       mesh: mesh with placeholder names; the candidate's axes are named for their use.
       saving: what the step saves, and where.
-      step: the traced step.
     """
     paths = [_layer(spec) for spec in step.weights]
     names = _axis_names(mesh, chosen)
     tables = [
-        _renamed(_tables(option, mesh, group), names)
+        {
+            kind: {x: tuple(names[a] for a in axes) for x, axes in table.items()}
+            for kind, table in _tables(option, mesh, group).items()
+        }
         for group, option in zip(groups.groups, chosen, strict=True)
     ]
     common = _common(groups.groups, tables)
@@ -447,13 +442,6 @@ def _tables(option: ShardingOption, mesh: Mesh, group: LayerGroup) -> Tables:
     relevant = {"activations": group.letters | {"B"}, "weights": weights, "moments": weights}
     return {
         kind: {x: strategy.table(kind).get(x, ()) for x in sorted(relevant[kind])} for kind in KINDS
-    }
-
-
-def _renamed(tables: Tables, names: dict[str, str]) -> Tables:
-    return {
-        kind: {x: tuple(names[a] for a in axes) for x, axes in table.items()}
-        for kind, table in tables.items()
     }
 
 

@@ -112,11 +112,7 @@ class Candidate(Record, frozen=True):
     exchange: str = ""
 
     def settings(self, paths: ChoicePaths = ChoicePaths()) -> list[str]:
-        """Returns the settings that select the candidate: options, and Params as in a gin file.
-
-        Args:
-          paths: the hyperparameters that the candidate sets.
-        """
+        """Returns the settings that select the candidate: options, and Params as in a gin file."""
         settings = [f"mesh={self.mesh}", f"strategy={self.strategy}"]
         if self.compile_options:
             options = (*paths.compile_options, *self.compile_options)
@@ -127,12 +123,7 @@ class Candidate(Record, frozen=True):
         return settings + [f"{gin_name(path)} = {gin_value(value)}" for path, value in values]
 
     def params(self, experiment: Params, paths: ChoicePaths = ChoicePaths()) -> Params:
-        """Returns a copy of an experiment's Params with all choices of the candidate.
-
-        Args:
-          experiment: the experiment.
-          paths: the hyperparameters that the candidate sets.
-        """
+        """Returns a copy of an experiment's Params with all choices of the candidate."""
         changed = experiment.copy()
         changed.sharding.set(mesh=self.mesh, strategy=self.strategy, overrides=dict(self.overrides))
         changed.sharding.compile_options = (*paths.compile_options, *self.compile_options)

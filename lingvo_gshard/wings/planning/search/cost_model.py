@@ -68,7 +68,6 @@ class CostTerm:
     """A term of a group's cost.
 
     Attributes:
-      what: an einsum, flow or weight.
       count: number of equal einsums, flows or weights in the group.
       letters: (kind of table, letter) of each sharding rule that the cost depends on.
       unit: index of the kind of rematerialization unit that an einsum belongs to.

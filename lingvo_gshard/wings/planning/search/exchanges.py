@@ -46,7 +46,6 @@ def exchanged(
     """Returns the collective that brings rows to their experts, or outputs back.
 
     Args:
-      name: name of the exchange.
       call: the all-to-all of exactly the rows under balanced loads.
       rows: what travels.
       devices: the number of devices of a group.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from lingvo_gshard.core import Layer
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, tf
 from lingvo_gshard.layers import Attention, MixtureOfExperts
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.kernels.call import AttentionCall
@@ -20,8 +19,6 @@ def as_executed(
     """Returns einsums and flows as a platform's programs execute them.
 
     Args:
-      einsums: einsums as traced.
-      flows: flows as traced.
       task: the task that was traced, with a BalancedDispatch for each dropless one.
       platform: one of `platforms.PLATFORMS`, whose kernels attend; "" for none.
     """

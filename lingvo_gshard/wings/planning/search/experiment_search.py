@@ -22,22 +22,10 @@ from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.roofline import Budget
+from lingvo_gshard.wings.planning.search import choices, results
 from lingvo_gshard.wings.planning.search.balanced_dispatch import BalancedDispatch
 from lingvo_gshard.wings.planning.search.candidates import TracedStep
-from lingvo_gshard.wings.planning.search.choices import (
-    DISPATCHES,
-    Candidate,
-    ChoicePaths,
-    Saving,
-    Variant,
-)
 from lingvo_gshard.wings.planning.search.costs import Rates
-from lingvo_gshard.wings.planning.search.results import (
-    CompileCandidate,
-    CompiledCost,
-    RatedCandidate,
-    SearchResult,
-)
 from lingvo_gshard.wings.planning.search.search import search
 from lingvo_gshard.wings.planning.search.tracing import trace
 
@@ -80,24 +68,20 @@ class SearchOptions(Options):
 
 def candidate_compiler(
     experiment: Params,
-    paths: ChoicePaths,
+    paths: choices.ChoicePaths,
     batch: BatchSpecs,
     topology: Topology,
-    plans: dict[Candidate, Plan],
+    plans: dict[choices.Candidate, Plan],
     progress: Progress = SILENT,
-) -> CompileCandidate:
+) -> results.CompileCandidate:
     """Returns a function that compiles a candidate's training step for a topology.
 
     Args:
-      experiment: the experiment.
-      paths: the hyperparameters that a candidate's choices set.
       batch: shape and dtype of each array of a batch.
-      topology: the machine.
       plans: collects the plan of each compiled candidate.
-      progress: is told each stage as it begins.
     """
 
-    def compile_candidate(candidate: Candidate) -> CompiledCost:
+    def compile_candidate(candidate: choices.Candidate) -> results.CompiledCost:
         params = candidate.params(experiment, paths)
         sharding = params.sharding
         partitioning = Partitioning.make(sharding.mesh, sharding.strategy, sharding.overrides)
@@ -112,7 +96,7 @@ def candidate_compiler(
             compile_options=sharding.compile_options,
         )
         plans[candidate] = msgspec.structs.replace(plan, params=params.to_text())
-        return CompiledCost(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
+        return results.CompiledCost(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
 
     return compile_candidate
 
@@ -156,18 +140,16 @@ class ExperimentSearch:
     """The result of a search for an experiment.
 
     Attributes:
-      experiment: the experiment, before the search.
       result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
-      paths: the hyperparameters that a candidate's choices set.
       tokens: target positions of a batch.
     """
 
     experiment: Params
     topology: Topology
-    result: SearchResult
+    result: results.SearchResult
     plan: Plan | None
-    paths: ChoicePaths
+    paths: choices.ChoicePaths
     tokens: int
 
     @property
@@ -177,11 +159,11 @@ class ExperimentSearch:
             return None
         return roofline.budget(_BILLION, self.result.best.seconds / self.tokens, self.topology)
 
-    def settings(self, row: RatedCandidate) -> list[str]:
+    def settings(self, row: results.RatedCandidate) -> list[str]:
         """Returns the settings that select a candidate."""
         return row.candidate.settings(self.paths)
 
-    def params(self, row: RatedCandidate) -> Params:
+    def params(self, row: results.RatedCandidate) -> Params:
         """Returns the experiment's Params with all choices of a candidate."""
         return row.candidate.params(self.experiment, self.paths)
 
@@ -199,8 +181,6 @@ def search_experiment(
     Args:
       experiment: Params; their own mesh, strategy, rematerialization policies, place of the
         moments and number of micro-batches are ignored.
-      topology: the machine.
-      options: options of the search.
       progress: is told each event of the search, and each stage of a compilation.
       partitioner: "gspmd" or "shardy"; None: the experiment's.
       compile_options: changes to the compiler's options, as `plan_step` takes them; (): the
@@ -213,10 +193,10 @@ def search_experiment(
         partitioner=experiments.requested_partitioner(experiment, partitioner),
         compile_options=experiments.requested_compile_options(experiment, compile_options),
     )
-    paths, batch = ChoicePaths.of(experiment), experiments.batch_specs(experiment)
+    paths, batch = choices.ChoicePaths.of(experiment), experiments.batch_specs(experiment)
     progress.say("tracing the model")
     steps = list(traced_steps(experiment, paths, batch, options.search_precision, topology))
-    plans: dict[Candidate, Plan] = {}
+    plans: dict[choices.Candidate, Plan] = {}
     compile_candidate, variants = None, []
     if options.search_compilations:
         compile_candidate = candidate_compiler(experiment, paths, batch, topology, plans, progress)
@@ -248,18 +228,18 @@ def seconds_bound(
     return step_flops(make_trainer(experiment).task, batch) / (topology.devices * peak)
 
 
-def savings(paths: ChoicePaths, topology: Topology) -> list[Saving]:
+def savings(paths: choices.ChoicePaths, topology: Topology) -> list[choices.Saving]:
     """Returns what to try: in the memory of the host only where its bandwidth is known."""
     is_offloaded = (False, True) if topology.chip.host_bandwidth else (False,)
     policies = remat_policy.POLICIES if is_offloaded[-1] else remat_policy.ON_DEVICE
     if not paths.rematerialize:
         policies = (remat_policy.NONE,)
-    return [Saving(policy, moments) for moments in is_offloaded for policy in policies]
+    return [choices.Saving(policy, moments) for moments in is_offloaded for policy in policies]
 
 
 def traced_steps(
     experiment: Params,
-    paths: ChoicePaths,
+    paths: choices.ChoicePaths,
     batch: BatchSpecs,
     precisions: Sequence[str],
     topology: Topology,
@@ -268,7 +248,7 @@ def traced_steps(
     platform = platform_of_kind(topology)
     for types in dict.fromkeys(precisions) or [""]:
         for micro_batches in _micro_batches(batch):
-            chosen = Candidate("", "", (), remat_policy.NONE, micro_batches, types)
+            chosen = choices.Candidate("", "", (), remat_policy.NONE, micro_batches, types)
             changed = chosen.params(experiment, paths)
             if _LOGITS in changed.task:
                 # The model reads the letters of products. Chunks of logits lack the rows' letter.
@@ -287,29 +267,31 @@ def _micro_batches(batch: BatchSpecs) -> list[int]:
 
 def _variants(
     experiment: Params,
-    paths: ChoicePaths,
+    paths: choices.ChoicePaths,
     step: TracedStep,
     topology: Topology,
     batch: BatchSpecs,
-) -> list[Variant]:
+) -> list[choices.Variant]:
     """Returns the changes to compile the best candidate with."""
     has_experts = any("E" in spec.layout for spec in step.weights)
     found = []
     if has_experts and paths.dispatch:
         used = {experiment.get(path).cls for path in paths.dispatch}
-        found += [Variant(dispatch=cls.__name__) for cls in DISPATCHES if used != {cls}]
+        found += [
+            choices.Variant(dispatch=cls.__name__) for cls in choices.DISPATCHES if used != {cls}
+        ]
     device = topology.compile_devices()[0]
     options = option_variants(device, experiment.sharding.compile_options)
     exchanges = options.pop(ALL_TO_ALLS, ())
     if has_experts and exchanges:
-        found.append(Variant(compile_options=exchanges))
+        found.append(choices.Variant(compile_options=exchanges))
     if has_experts:
         # Ragged exchanges in several streams are not safe; see the option's reason.
         options.pop(PARALLEL, ())
-    found += [Variant(compile_options=each) for each in options.values()]
+    found += [choices.Variant(compile_options=each) for each in options.values()]
     if paths.interleaved and _INTERLEAVED in _micro_batches(batch):
         # The parts hide each other's collectives only if these are asynchronous.
-        found.append(Variant(interleaved=_INTERLEAVED, compile_options=exchanges))
+        found.append(choices.Variant(interleaved=_INTERLEAVED, compile_options=exchanges))
     return found
 
 

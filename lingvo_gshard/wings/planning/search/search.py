@@ -50,7 +50,6 @@ def mesh_shapes(
     Args:
       devices: number of devices, the product of every shape.
       torus: shape of the interconnect. Axes then align with its dimensions.
-      most_axes: maximum number of axes.
     """
     shapes: list[tuple[int, ...]] = []
     for axes in range(1, most_axes + 1):
@@ -114,9 +113,6 @@ def search(
     """Returns the fastest ways to run a traced step that fit in memory.
 
     Args:
-      step: the traced step.
-      devices: number of devices.
-      rates: speed of the devices.
       compile_candidate: compiles the best candidates to decide among them. None decides by the cost
         model alone.
       compile_best: number of candidates to compile, beside the best named strategy. If one needs
@@ -124,7 +120,6 @@ def search(
       savings: what to try: rematerialization policies and places of the moments.
       torus: shape of the interconnect in devices; empty if it is no torus.
       most_axes: maximum number of mesh axes.
-      progress: is told each event of the search.
       others: the same step with other numbers of micro-batches or another precision.
       variants: changes that the cost model cannot rate. The best candidate is compiled with each.
       seconds_bound: no step takes less. A candidate that does by the cost model is left out.
@@ -284,7 +279,6 @@ class _MeshSearch:
         return candidates
 
     def _costs(self, model: CostModel) -> list[list[Cost]]:
-        """Returns the costs of the options that are kept."""
         return [
             [model.group_cost(g, of_group[i]) for i in kept]
             for g, of_group, kept in zip(

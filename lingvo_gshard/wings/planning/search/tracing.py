@@ -8,8 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from lingvo_gshard.core import VariableSpec, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import VariableSpec, context, known_sizes, tf
 from lingvo_gshard.sharding import recording, use_partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer
@@ -104,7 +103,6 @@ def trace(
     """Returns a trainer's loss of one micro-batch, traced without a mesh.
 
     Args:
-      trainer: the trainer.
       batch: shape and dtype of each array of a batch.
       micro_batches: number of micro-batches, which divides the rows of the batch.
       precision: the trainer's, if it is a choice of the search.
@@ -144,7 +142,6 @@ def trace(
 
 
 def _part(spec: tf.TensorSpec, micro_batches: int) -> tf.TensorSpec:
-    """Returns the spec of a micro-batch of an array."""
     rows, *rest = known_sizes(spec.shape)
     return tf.TensorSpec((rows // micro_batches, *rest), spec.dtype)
 

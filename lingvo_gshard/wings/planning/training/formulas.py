@@ -61,7 +61,6 @@ def best_interval(costs: Interruptions, shortest: float = 0.0) -> float:
     must end before the next write begins.
 
     Args:
-      costs: failures and checkpoints.
       shortest: the shortest interval that can be, such as one step.
     """
     target = math.exp(-costs.stall / costs.between_failures)

@@ -63,10 +63,8 @@ def simulate(
     distributed. All attempts of all runs are drawn together, in blocks.
 
     Args:
-      costs: failures and checkpoints.
       work: time of the training without failures and checkpoints.
       interval: work between two checkpoints.
-      runs: number of runs.
       seed: of the random numbers.
       counted: number of failures that the rate was estimated from. If given, each run has a rate of
         its own, from the gamma distribution that so many counts leave.
@@ -98,7 +96,6 @@ class _Attempts:
 
     Attributes:
       kept: intervals of work that are kept, including the intervals of earlier blocks.
-      is_done: whether the training has ended.
     """
 
     seconds: np.ndarray
@@ -159,7 +156,6 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     """Returns what a training takes that repeats a plan's step, with failures and checkpoints.
 
     Args:
-      plan: the plan of a training step.
       options: tokens, and what the plan does not know.
 
     Raises:

@@ -177,12 +177,10 @@ class BudgetPlan:
 
     Attributes:
       source: where it is published.
-      best: the choice of the lowest loss.
       machines: the best choice on each kind of chip, the lowest loss first.
       experts: the best choice with each number of experts that the law was fitted to.
       sizes: the best machine and experts with smaller and larger models.
       sensitivities: the best choice under each changed assumption, the largest effect first.
-      assumptions: what the search assumes.
       notes: how far the law is extrapolated, and limits that the choice meets.
     """
 

@@ -95,7 +95,6 @@ class Job:
 
     Attributes:
       state_bytes: weights and moments of the whole model.
-      failure_rate: how often chips fail.
       host_rate: bytes per second that one host writes and reads.
       stall: time that training waits for a checkpoint.
       detect: time from a failure until processes run again.

@@ -78,7 +78,6 @@ def define(p: Params, policies: Sequence[str]) -> None:
     """Defines the hyperparameters of rules that pairs and documents share.
 
     Args:
-      p: Params of a cleaner.
       policies: what may become of rows with markup or placeholders.
     """
     p.define("drop_damaged", True, "Whether to drop rows with U+FFFD, a sign of lost characters.")

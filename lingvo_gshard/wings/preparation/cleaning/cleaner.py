@@ -126,12 +126,7 @@ class BaseCleaner(Configurable, abc.ABC):
     def clean(
         self, rows: Sequence[Row], split: str, progress: Progress = SILENT
     ) -> tuple[list[Row], CleaningReport]:
-        """Returns the rows kept and the report.
-
-        Args:
-          split: the split they belong to.
-          progress: is told how far cleaning is.
-        """
+        """Returns the rows kept and the report."""
         report = CleaningReport(split)
         clean_row = self.rules(split, report)
         drops_duplicates = split == "train" and self.p.drop_duplicates

@@ -147,16 +147,13 @@ class NearDuplicates(Configurable):
         return keys
 
     def copies(self, rows: Iterable[Row]) -> list[int]:
-        """Returns which rows of one bucket are near duplicates of an earlier one in it.
+        """Returns, in order, which rows of a bucket are near duplicates of an earlier one in it.
 
         Of any two near duplicates in a bucket, at most one is not named. Rows after the first 128
         that are not named are compared with those 128 only.
 
         Args:
           rows: the rows of a bucket in the order of their source.
-
-        Returns:
-          Their indices, in order.
         """
         entries = ((index, row.language, self._grams(row)) for index, row in enumerate(rows))
         return self._copies(entries)

@@ -90,7 +90,6 @@ def charset_of(headers: Mapping[str, str]) -> str:
 
 
 def _strings(content: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Returns the messages and their translations."""
     size = len(content)
     order = _BYTE_ORDERS.get(content[:4])
     if order is None:

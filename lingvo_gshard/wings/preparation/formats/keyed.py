@@ -165,7 +165,6 @@ class KeyedReader(units.BaseUnitReader):
 
 
 def _beside(path: str) -> list[str]:
-    """Returns the files in the directory of a file."""
     directory = os.path.dirname(path)
     if directory and not os.path.isdir(directory):
         return []

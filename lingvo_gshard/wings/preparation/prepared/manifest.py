@@ -104,9 +104,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       split: the split, such as "train".
       language: language of the rows; NO_LANGUAGE if unknown.
-      source: name of the source.
       file: path within the directory.
-      rows: number of records.
       bytes: size of the file.
       sha256: digest of the file.
       lengths: path of the lengths within the directory.
@@ -142,7 +140,6 @@ class SplitCopies(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       split: the split of the rows.
       other: the split that they also stand in.
-      rows: number of rows of the split.
       exact: rows with the same language, source and target there.
       folded: such rows, but for case, digits and punctuation.
       source: rows whose source, but for these, is there in the same language.

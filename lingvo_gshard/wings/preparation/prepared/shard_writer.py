@@ -65,11 +65,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         """Makes the folder in a directory of prepared data, and opens the shard.
 
         Args:
-          directory: the directory of prepared data.
-          language: language of the rows.
-          source: name of the source.
           number: number of the shard, from 0, among `count` of this split, language and source.
-          count: number of these shards.
           rows_per_group: rows that are read together, PAIRS_PER_GROUP or TEXTS_PER_GROUP.
 
         Raises:

@@ -143,8 +143,6 @@ class PreparedTable:
         """Opens the lengths and finds the shards.
 
         Args:
-          directory: the directory of prepared data.
-          split: name of the split.
           on_damage: ERROR to refuse shards that cannot be read, SKIP to leave out their rows.
           languages: the languages whose rows are used; empty: all.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import explained
 
 if TYPE_CHECKING:
     import tokenizers
@@ -39,11 +39,10 @@ class JsonTokenizer:
         # Imported here: most runs need no tokenizers.
         import tokenizers
 
-        try:
+        # The package raises plain Exceptions.
+        with explained(otherwise, Exception):
             text = content if isinstance(content, str) else content.decode("utf-8")
             self.found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # The package raises plain Exceptions.
-            raise UserError(f"{otherwise}: {error}") from None
         self.found.no_padding()
         self.found.no_truncation()
         self.size = self.found.get_vocab_size(with_added_tokens=True)

@@ -185,7 +185,6 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
     """Returns the tokenizer of a published model.
 
     Args:
-      directory: the model's files.
       side: "source" or "target": Marian has a tokenizer for each.
 
     Raises:
@@ -318,7 +317,6 @@ def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
     """Returns the object in a JSON file; empty if there is no such file.
 
     Args:
-      path: the file.
       keeps_nulls: whether keys whose value is null are in the result.
 
     Raises:
@@ -402,7 +400,6 @@ class PublishedVocabulary(TokenizerVocabulary):
         self.unk_id = self.eos_id
 
     def _read(self) -> Tokenizer:
-        """Reads the tokenizer."""
         return tokenizer_of(self.directory)
 
     def decode(self, ids: Sequence[int]) -> str:

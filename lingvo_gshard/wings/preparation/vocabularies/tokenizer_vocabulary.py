@@ -56,7 +56,6 @@ class TokenizerVocabulary(Vocabulary):
             return self._tokenizer.places(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
-        """Returns the ids of many texts, each as `encode` does."""
         del num_threads
         return [self.encode(text) for text in texts]
 

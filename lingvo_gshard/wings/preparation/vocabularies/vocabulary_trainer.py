@@ -44,7 +44,6 @@ class VocabularyTrainer(Configurable):
 
     Attributes:
       unicode_form: "NFC" or "NFKC". A vocabulary trained for NFKC converts all texts to it.
-      progress: is told when training starts.
       notes: lines about vocabularies that are not as the Params ask for.
     """
 
@@ -126,7 +125,6 @@ class VocabularyTrainer(Configurable):
         The same rows and Params give the same vocabularies.
 
         Args:
-          rows: training rows.
           temperature: of the sampling of languages.
 
         Raises:
@@ -231,9 +229,6 @@ class VocabularyTrainer(Configurable):
         """Returns sentences without the rare characters that would take the room of other pieces.
 
         A rare character is replaced by a space, so that it gets no piece.
-
-        Raises:
-          UserError: the size is too small for any text, or for this text without byte_fallback.
         """
         counts = collections.Counter("".join(sentences))
         # SentencePiece starts every sentence with a space.

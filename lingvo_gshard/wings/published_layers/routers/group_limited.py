@@ -9,8 +9,7 @@ section 2.2.2), or the sum of the k / groups_per_token largest scores (DeepSeek-
 
 from __future__ import annotations
 
-from lingvo_gshard.core import Params, UserError
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.layers import TopKRouter, selection
 
 _EXCLUDED = -float("inf")
@@ -102,8 +101,6 @@ def limit(
     Use the result for selection only: -inf times the 0 of a one-hot is NaN.
 
     Args:
-      scores_GSE: the score of each expert for each token.
-      expert_groups: number of groups of experts.
       groups_per_token: number of groups that a token's experts may come from.
       scores_per_group: the score of a group is the sum of this many of its largest expert scores.
     """

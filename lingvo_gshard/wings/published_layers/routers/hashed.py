@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import NestedMap, Params, UserError, context, layer_method, random_numbers
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import (
+    NestedMap,
+    Params,
+    UserError,
+    context,
+    layer_method,
+    random_numbers,
+    tf,
+)
 from lingvo_gshard.layers import Choice, Router, TokenCapacity, TokenChoiceRouting, selection
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method, tf
 from lingvo_gshard.layers import (
     BALANCE_LOSS,
     Choice,

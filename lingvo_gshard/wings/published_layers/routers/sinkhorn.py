@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core import NestedMap, Params, context, layer_method
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, Params, context, layer_method, tf
 from lingvo_gshard.layers import (
     Choice,
     LinearScores,
@@ -100,7 +99,6 @@ def prices(scores_GSE: tf.Tensor, mask_GS: tf.Tensor, iterations: int) -> tf.Ten
     Args:
       scores_GSE: float32, the score of each expert for each token.
       mask_GS: float32, 0 at padding.
-      iterations: the number of iterations.
     """
     experts = scores_GSE.shape[-1]
     real_GSE = mask_GS[..., None] > 0

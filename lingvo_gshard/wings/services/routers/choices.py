@@ -16,17 +16,8 @@ from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import Execution, MixtureOfExperts
 from lingvo_gshard.training import ObservedRun, StepObserver
 from lingvo_gshard.wings.services.determinism import batch_digest
+from lingvo_gshard.wings.services.routers import replayed
 from lingvo_gshard.wings.services.routers.counts import watched_batch, watched_layers
-from lingvo_gshard.wings.services.routers.replayed import (
-    Codes,
-    RecordedChoices,
-    arrays,
-    code_of,
-    codes_of,
-    expert_of,
-    kept_of,
-    replaying,
-)
 from lingvo_gshard.wings.services.run_options import CHOICES
 
 # The folder of a log directory, and its file of a step.
@@ -58,7 +49,7 @@ class Choices(StepObserver):
                     "the log directory of a run with run.record_choices was expected"
                 )
         self._batch: Batch = {}
-        run.trainer.gradients.around = replaying
+        run.trainer.gradients.around = replayed.replaying
 
     def before_step(self, step: int, batch: Batch) -> None:
         """Adds the choices of the step to the batch, and records them, as the run asks for."""
@@ -70,11 +61,11 @@ class Choices(StepObserver):
         if not is_recorded and step not in self._replayed:
             return
         rows, digest = len(next(iter(batch.values()))), batch_digest(batch)
-        codes: Codes = self._read(step, digest) if step in self._replayed else {}
+        codes: replayed.Codes = self._read(step, digest) if step in self._replayed else {}
         if is_recorded:
-            codes = self._recorded(step, {**batch, **arrays(rows, codes)}, rows)
+            codes = self._recorded(step, {**batch, **replayed.arrays(rows, codes)}, rows)
             self._write(step, digest, codes)
-        batch.update(arrays(rows, codes))
+        batch.update(replayed.arrays(rows, codes))
         self._batch = batch
 
     def after_start(self, step: int) -> None:
@@ -83,13 +74,13 @@ class Choices(StepObserver):
             del self._batch[name]
         self._batch = {}
 
-    def _recorded(self, step: int, batch: Batch, rows: int) -> Codes:
+    def _recorded(self, step: int, batch: Batch, rows: int) -> replayed.Codes:
         """Returns the choices that the routers make, or replay, in a step."""
         run = self._run
         measured = watched_batch(batch, None, step)[1]
         with run.working("computing the choices of the routers"):
-            function = RecordedChoices(run.trainer, rows)
-            codes = codes_of(run.runtime.measure("choices", function, measured)())
+            function = replayed.RecordedChoices(run.trainer, rows)
+            codes = replayed.codes_of(run.runtime.measure("choices", function, measured)())
         wrong = codes.keys() ^ {f"{path}.router" for path in self._layers}
         if wrong:
             raise UserError(
@@ -98,14 +89,14 @@ class Choices(StepObserver):
             )
         return codes
 
-    def _write(self, step: int, digest: int, codes: Codes) -> None:
+    def _write(self, step: int, digest: int, codes: replayed.Codes) -> None:
         if not processes.is_main():
             return
         found = {_DIGEST: np.array(digest, np.int64)}
         for path in self._layers:
             code = codes[f"{path}.router"]
-            found[path + _EXPERTS] = expert_of(code)
-            found[path + _KEPT] = kept_of(code) == 1
+            found[path + _EXPERTS] = replayed.expert_of(code)
+            found[path + _KEPT] = replayed.kept_of(code) == 1
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, **found)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +104,7 @@ class Choices(StepObserver):
         if step == self._first_and_last[1]:
             self._run.say(f"step {step:,}: the routers' choices until here are in {self._folder}")
 
-    def _read(self, step: int, digest: int) -> Codes:
-        """Returns the recorded choices of a step.
-
-        Raises:
-          UserError: they belong to another batch or another model.
-        """
+    def _read(self, step: int, digest: int) -> replayed.Codes:
         file = self._replayed[step]
         with np.load(file) as found:
             recorded = dict(found)
@@ -142,15 +128,11 @@ class Choices(StepObserver):
                     f"{self._option}: {file} has expert {expert.max()} in {path}, which has "
                     f"num_experts={layer.p.num_experts}"
                 )
-            codes[f"{path}.router"] = code_of(expert, kept).astype(np.int32)
+            codes[f"{path}.router"] = replayed.code_of(expert, kept).astype(np.int32)
         return codes
 
     def _check_model(self) -> None:
-        """Finds the layers with experts.
-
-        Raises:
-          UserError: there are none, or some of their choices cannot be replayed.
-        """
+        """Finds the layers with experts."""
         task = self._run.trainer.task
         self._layers: dict[str, MixtureOfExperts] = watched_layers(task)
         if not self._layers:

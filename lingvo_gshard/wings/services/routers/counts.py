@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, NestedMap, context, tf
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data import Batch
@@ -56,9 +55,7 @@ def records_of(
     """Returns a record for each layer, without `dead_since`.
 
     Args:
-      step: number of the step.
       sums: what `RoutingSums` returned.
-      layers: the layers by path.
       kinds: the kinds of the tokens that were counted; None if they were unknown.
     """
     by_layer: dict[str, dict[str, np.ndarray]] = {path: {} for path in layers}
@@ -151,8 +148,7 @@ def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[Wa
     """Returns the numbers of kinds, and all arrays that `RoutingSums` reads.
 
     Args:
-      batch: the batch of the step.
-      kinds: the kinds of its tokens; None if they are unknown.
+      kinds: the kinds of the batch's tokens; None if they are unknown.
       step: number of the step, from 1.
     """
     arrays = kinds.arrays if kinds else {}
@@ -167,7 +163,6 @@ class RoutingSums:
     It has the weights before the step, the step's random numbers and the capacity of training.
 
     Attributes:
-      trainer: defines the step.
       kinds: the numbers of kinds that `watched_batch` returned.
     """
 
@@ -194,7 +189,6 @@ def sums_of_step(
     """Returns what layers report as sums in the forward pass of a step, over its micro-batches.
 
     Args:
-      trainer: defines the step.
       theta: the weights before the step.
       batch: the arrays that `watched_batch` returned.
       watch: fields of the `TokenContext` that watch the routers.
@@ -223,9 +217,7 @@ def watch_routers(
 
     Args:
       runtime: has the weights before the step.
-      trainer: defines the step.
-      batch: the step's batch.
-      kinds: the kinds of its tokens; None if they are unknown.
+      kinds: the kinds of the batch's tokens; None if they are unknown.
       step: number of the step, from 1.
     """
     sizes, arrays = watched_batch(batch, kinds, step)

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, UserError, context
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import NestedMap, UserError, context, tf
 from lingvo_gshard.core.repetition import unstacked
 from lingvo_gshard.layers import Assignment, Choice, Router, token_context
 from lingvo_gshard.sharding import annotate
@@ -54,7 +53,6 @@ def arrays(rows: int, codes: Codes) -> dict[str, np.ndarray]:
     """Returns the arrays that a batch has beside its own, so that `replaying` finds them.
 
     Args:
-      rows: size of B.
       codes: path of a router -> int32 [B,L,k], its choices.
     """
     numbers = np.arange(rows, dtype=np.int32)[:, None]
@@ -71,12 +69,7 @@ def replaying(batch: TensorBatch) -> contextlib.AbstractContextManager[object]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedChoices:
-    """The forward pass of a step that records the choices of its routers; see `RoutingSums`.
-
-    Attributes:
-      trainer: defines the step.
-      rows: size of B.
-    """
+    """The forward pass of a step that records the choices of its routers; see `RoutingSums`."""
 
     trainer: Trainer
     rows: int
@@ -184,9 +177,6 @@ def _given(router: Router, experts: int) -> tf.Tensor | None:
     Args:
       router: the router. In a loop it stands for the routers of all iterations.
       experts: size of k.
-
-    Raises:
-      UserError: the recorded choices have another k.
     """
     now, iteration = token_context.current(), context.current().iteration
     paths = iteration.repetition.paths(router.path) if iteration else [router.path]

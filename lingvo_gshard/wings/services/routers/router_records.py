@@ -129,9 +129,7 @@ class RecordsFile:
         """Opens the file of a run.
 
         Args:
-          logdir: the run's directory.
           step: the step that the run resumes from. Records of later steps are removed.
-          say: shows a warning to the user.
         """
         self._path, self._say = logdir / ROUTERS_FILE, say
         self._unwritten, self._warned = b"", False
@@ -214,7 +212,6 @@ class Verdicts:
 
         Args:
           params: `run.routers`.
-          layers: the watched layers by path.
         """
         self._p, self._layers = params, layers
         self._states: dict[str, _State] = {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeAlias
 
-from lingvo_gshard.core import Layer, context, known_sizes
-from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core import Layer, context, known_sizes, tf
 from lingvo_gshard.layers import (
     BALANCE_LOSS,
     ExpertChoiceRouting,
@@ -26,12 +25,7 @@ _MOST_COUNTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class WatchedKinds:
-    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class.
-
-    Attributes:
-      languages: number of languages.
-      classes: number of classes of tokens.
-    """
+    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class."""
 
     languages: int
     classes: int
@@ -66,11 +60,8 @@ def watched_sums(
     by_class       [classes, E]: choices by the class of the token, if it is known
 
     Args:
-      routing: the routing of one batch.
       mask_GS: float32, 0 at padding.
       kinds_GS: int32, the kind of each token; None if it is unknown.
-      kinds: the numbers of the kinds.
-      groups: the groups that were routed.
     """
     tokens = tf.reduce_sum(mask_GS)
     requests, met = routing.requests(mask_GS)

@@ -71,11 +71,7 @@ class Languages:
 
 
 def kinds_in(input_: Input, batch: packing.Batch) -> TokenKinds | None:
-    """Returns the kinds of the tokens of a training batch; None if its input does not know them.
-
-    Args:
-      input_: the input that gave the batch.
-    """
+    """Returns the kinds of the tokens of a training batch; None if its input does not know them."""
     own = input_.token_kinds(batch)
     if own is not None or not isinstance(input_, PackedInput):
         return own

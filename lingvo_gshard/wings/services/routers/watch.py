@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import processes
-from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core import jax, processes, tf
 from lingvo_gshard.core.token_kinds import TokenKinds
 from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import MixtureOfExperts
@@ -162,7 +161,6 @@ class Findings:
 
         Args:
           run: the run, at the step that it goes on from.
-          layers: the watched layers by path.
         """
         self._run = run
         self._verdicts = Verdicts(run.params.run.routers, layers)

@@ -148,7 +148,6 @@ class CompletionsBody(BaseBody, kw_only=True):
         return requests, added
 
     def _prompts(self, model: ServedModel) -> list[Sequence[int]]:
-        """Returns the tokens of each prompt."""
         if isinstance(self.prompt, str):
             return [model.vocabulary.encode(self.prompt)]
         if not self.prompt:
@@ -355,7 +354,6 @@ class Completion:
         return tokens
 
     def _growing(self, request: inference.Request) -> GrowingText:
-        """Returns a text that continues the prompt of a request."""
         vocabulary, options = self._model.vocabulary, request.options
         return GrowingText(vocabulary, request.given, options.stop, bool(self._body.echo))
 

@@ -68,7 +68,6 @@ async def one_model(service: Service, request: Request) -> Response:
 
 
 def _described(service: Service) -> dict:
-    """Returns the model as a JSON value."""
     model, facts = service.model, service.model.engine.facts
     return {
         "id": model.name,

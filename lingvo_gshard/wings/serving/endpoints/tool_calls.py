@@ -221,7 +221,6 @@ class CallingText(GrowingText):
         }
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, with the marks that are special tokens."""
         parts, begin = [], 0
         for place, token in enumerate(tokens):
             if token in self._unspoken:

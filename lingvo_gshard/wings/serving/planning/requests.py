@@ -40,7 +40,6 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Says what to plan. One of `experiment`, `config` and `content` names the model.
 
     Attributes:
-      topology: the machine.
       config: name of a config that the server offers.
       content: a config.json.
       title: what the page calls the content.

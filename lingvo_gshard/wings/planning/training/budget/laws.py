@@ -135,7 +135,6 @@ def effective_parameters(size: np.ndarray, experts: float) -> np.ndarray:
 
     Args:
       size: weights that a token uses.
-      experts: number of experts.
     """
     a, b, c, start, most = -0.082, -0.108, 0.009, 1.847, 314.478
     dense, sparse = (np.log10(saturating(count, start, most)) for count in (1, experts))

@@ -289,10 +289,6 @@ _NEAR_LIMIT = 0.99
 def plan_budget(options: BudgetOptions, machines: Sequence[Topology]) -> BudgetPlan:
     """Returns what to train for a budget.
 
-    Args:
-      options: money, time and assumptions.
-      machines: the machines to choose from.
-
     Raises:
       UserError: an option is not in its range, or no machine can train the smallest model; names
         the option.

@@ -1,0 +1,16 @@
+from .libraries import warn as warn
+from .output import Console as Console
+from .shells import Command as Command
+from .shells import Flag as Flag
+from .spelling import flag_of as flag_of
+from .spelling import with_flags as with_flags
+from .stages import LineProgress as LineProgress
+from .stages import stages_on_terminal as stages_on_terminal
+from .stages import stages_with_lines as stages_with_lines
+from .stages import transient_stages as transient_stages
+from .tables import MAX_ROWS as MAX_ROWS
+from .tables import array_text as array_text
+from .tables import make_table as make_table
+from .units import in_bytes as in_bytes
+from .units import in_large as in_large
+from .units import in_seconds as in_seconds
