@@ -14,12 +14,12 @@ from lingvo_gshard.layers import PLAIN, AttentionKernel, AttentionMask, DenseKer
 from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.sharding import (
     Partitioning,
+    Strategy,
     annotate,
     axes_of,
     current_partitioning,
     use_partitioning,
 )
-from lingvo_gshard.sharding.strategies import Strategy
 
 
 class UlyssesKernel(AttentionKernel):
