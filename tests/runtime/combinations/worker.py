@@ -75,7 +75,7 @@ def _differences(combination: Combination) -> list[str]:
     for name, value in mine.items():
         if not combination.is_exact and name not in SMOOTH:
             continue
-        if name.endswith("/over_bound_share"):
+        if name.removesuffix(" weight").endswith("/over_bound_share"):
             # One device has room for all rows.
             continue
         if combination.optimizer == "lion" and name.startswith(("theta.", "averages.")):
