@@ -168,7 +168,6 @@ SLOW_PAGES = (
     "planning_cost.md",
     "profiling.md",
     "programs.md",
-    "report.md",
     "runs.md",
     "strategies.md",
     "testing.md",
