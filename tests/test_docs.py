@@ -173,7 +173,6 @@ SLOW_PAGES = (
     "testing.md",
     "training.md",
     "trust.md",
-    "verification.md",
     "your_own_task.md",
     "your_own_text.md",
 )

@@ -1,5 +1,5 @@
 # tests: wings/services/routers/watch.py, wings/services/routers/router_records.py
-"""Trains the prepared case of docs/debugging.md: a router that collapses is found and named."""
+"""Trains the prepared case of docs/experts.md: a router that collapses is found and named."""
 
 import importlib
 import itertools
@@ -25,7 +25,7 @@ STEPS, EVERY = 20, 4
 def flags(tmp_path_factory):
     """Returns the flags of a small model whose decoder has the router of the page."""
     folder = tmp_path_factory.mktemp("collapsed")
-    written = write_files((DOCS / "debugging.md").read_text(encoding="utf-8"), folder)
+    written = write_files((DOCS / "experts.md").read_text(encoding="utf-8"), folder)
     assert folder / "collapsed.py" in written
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
