@@ -16,7 +16,7 @@ from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, ro
 from tests.test_docs import write_files
 from tests.tools import tiny_translation
 
-DOCS = pathlib.Path(__file__).resolve().parents[4] / "docs"
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 BROKEN, SOUND = "decoder.layers[0].feed_forward", "encoder.layers[0].feed_forward"
 STEPS, EVERY = 20, 4
 
