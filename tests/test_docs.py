@@ -165,7 +165,6 @@ SLOW_PAGES = (
     "moe.md",
     "pipeline.md",
     "planning.md",
-    "planning_cost.md",
     "profiling.md",
     "programs.md",
     "runs.md",
