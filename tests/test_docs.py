@@ -158,15 +158,12 @@ SLOW_PAGES = (
     "moe.md",
     "pipelines_and_long_inputs.md",
     "planning.md",
-    "planning_cost.md",
     "profiling.md",
     "programs.md",
-    "report.md",
     "runs.md",
     "strategies.md",
     "training.md",
     "trust.md",
-    "verification.md",
 )
 
 # Pages whose `python` blocks form one script, but for those that are files. A `text` block shows

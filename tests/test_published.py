@@ -1,5 +1,5 @@
 # tests: /docs/planned_and_published.md
-"""Tests docs/planned_and_published.md: its data, its text, and that a row is planned again."""
+"""Tests docs/planned_and_published.md and the table of its rows: data, text, and a plan."""
 
 import math
 
@@ -94,9 +94,10 @@ def test_no_published_training_enters_a_plan():
         assert not any(word.lower() in source.lower() for source in sources)
 
 
-def test_the_page_is_up_to_date():
-    committed = page.PAGE.read_text(encoding="utf-8")
-    assert page.text(FOUND) == committed, "out of date: python -m docs.planned.published"
+@pytest.mark.parametrize("path", page.TEXTS, ids=lambda path: path.name)
+def test_a_page_is_up_to_date(path):
+    committed = path.read_text(encoding="utf-8")
+    assert page.text(path, FOUND) == committed, "out of date: python -m docs.planned.published"
     assert "{" not in committed
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks decode --peers_python=peers/bin/python --json=decode.json
 
 measures how fast an experiment's model and --language_model generate tokens: with greedy and beam
-search, for many test sentences and for one (docs/decoding_speed.md). Weights are random, and every
+search, for many test sentences and for one (docs/results.md). Weights are random, and every
 text gets a fixed number of tokens. Values are medians of --repeats turns.
 
 With --peers_python, or if the extra `peers` is installed, other engines decode the same batches in

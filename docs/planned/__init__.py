@@ -1,1 +1,1 @@
-"""The table of docs/open_models_planned.md: published models on machines, planned."""
+"""A part of docs/planned_and_published.md: published models on machines, planned."""

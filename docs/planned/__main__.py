@@ -1,4 +1,4 @@
-"""Plans published models on machines and writes docs/open_models_planned.md.
+"""Plans published models on machines and writes docs/planned_and_published.md.
 
     python -m docs.planned
 
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import argparse
 
-from docs.planned import cells, page
+from docs.planned import cells
 from docs.planned.machines import MACHINES
 from docs.planned.models import MODELS
+from docs.planned.published import page, rows
 from lingvo_gshard.core.config import names
 
 _ALL = "all"
@@ -38,7 +39,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.machine:
         _make(given)
-    page.write(cells.load())
+    page.write(rows.load())
 
 
 def _make(given: argparse.Namespace) -> None:

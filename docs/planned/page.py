@@ -1,4 +1,4 @@
-"""Writes docs/open_models_planned.md: its text, and tables of the cells that were planned."""
+"""The part of docs/planned_and_published.md on published models: its text and tables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.open_models.importing import weight_specs
 
-PAGE = pathlib.Path(__file__).parents[1] / "open_models_planned.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"
 _BILLION = 1e9
 
 Cells = Mapping[tuple[str, str, str], Cell]
 
 
-def write(found: Cells) -> None:
-    """Writes the page."""
-    PAGE.write_text(text(found), encoding="utf-8")
-
-
 def text(found: Cells) -> str:
-    """Returns the page: page.md with a table in place of each `{...}`."""
+    """Returns this part of the page: page.md with a table in place of each `{...}`."""
     planned = [model for model in MODELS if model.is_planned]
     tables = {
         "parameters": _parameters(MODELS),
@@ -48,7 +42,7 @@ def text(found: Cells) -> str:
     page = TEXT.read_text(encoding="utf-8")
     for name, content in tables.items():
         page = page.replace(f"{{{name}}}", content)
-    return page
+    return page.rstrip("\n")
 
 
 @functools.cache
@@ -66,13 +60,11 @@ def _parameters(models: Iterable[Model]) -> str:
         rows.append(
             (
                 f"[{model.name}](https://huggingface.co/{model.repository})",
-                f"{model.parameters:g}B",
-                model.stated,
                 f"{total / _BILLION:.2f}B",
                 f"{active / _BILLION:.2f}B",
             )
         )
-    heading = ("model", "published", "stated in", "planned", "used by a token")
+    heading = ("model", "parameters", "used by a token")
     return table(heading, rows)
 
 
@@ -84,7 +76,7 @@ def _slices(models: Iterable[Model], found: Cells) -> str:
         for machine in MACHINES:
             made = [found.get((model.key, machine.key, work)) for work in _SHORT]
             shown = [_chips(cell) for work, cell in zip(_SHORT, made, strict=True)]
-            row.append(" / ".join(shown))
+            row.append("/".join(shown))
         rows.append(row)
     return table(("model", *(machine.name for machine in MACHINES)), rows)
 

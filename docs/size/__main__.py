@@ -1,4 +1,4 @@
-"""Counts the code, and writes the table of docs/architecture.md.
+"""Counts the code, and writes the tables of docs/size/table.md.
 
     python -m docs.size
 
@@ -16,7 +16,7 @@ import lingvo_gshard
 from docs.size.count import Size, executed_by_a_step, folders
 from docs.size.house import HEART, WINGS, House
 
-PAGE = pathlib.Path(__file__).parents[1] / "architecture.md"
+PAGE = pathlib.Path(__file__).parent / "table.md"
 BEGIN, END = "<!-- size: python -m docs.size -->", "<!-- end of size -->"
 
 

@@ -72,7 +72,7 @@ def plan(
       partitioner: "gspmd" or "shardy". None: the experiment's.
       tokens: the tokens to train on; the plan then says what they cost.
       calibration: for an experiment, the file of a calibration (docs/profiling.md).
-      loads: for an experiment, the file of loads that routers had (docs/planning_cost.md).
+      loads: for an experiment, the file of loads that routers had (docs/planning.md).
       loads_from: the first step of this file to take; by default 0.
       replicas: further copies of experts in each layer that the placement has; by default 0.
       layouts, donate, overrides: for a TensorFlow function, as in `partition`.

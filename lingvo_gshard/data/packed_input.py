@@ -52,7 +52,7 @@ class PackedInput(Input):
             "most_segments",
             0,
             "The most sentences or texts of a row; 0: as many as fit. GPUs from Hopper on compute "
-            "attention faster with a limit, such as 16 (docs/kernels.md).",
+            "attention faster with a limit, such as 16.",
             minimum=0,
         )
         p.define(

@@ -1,5 +1,6 @@
-# tests: /docs/trust.md, wings/services/determinism.py, wings/services/divergence.py
-"""Runs the broken cases of docs/trust.md: spikes, a stuck input and a step that is not one."""
+# tests: /docs/debugging.md, /docs/trust.md, wings/services/determinism.py
+# tests: wings/services/divergence.py
+"""Runs broken cases of two pages: spikes, a stuck input and a step that is not one."""
 
 import pathlib
 import subprocess
@@ -8,15 +9,16 @@ import pytest
 
 from tests.test_docs import ROOT, commands, environment, with_tiny_flags, write_files
 
-PAGE = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+NAMES = ("debugging.md", "trust.md")
+PAGES = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in NAMES)
 
 __all__ = ["environment"]  # A fixture.
 
 
 def run(case: str, folder: pathlib.Path, variables: dict[str, str]) -> str:
-    """Runs the page's command of a case and returns its output."""
-    write_files(PAGE, folder)
-    (command,) = [line for line in commands(PAGE) if case in line and "gshard-train" in line]
+    """Runs the command of a case and returns its output."""
+    write_files(PAGES, folder)
+    (command,) = [line for line in commands(PAGES) if case in line and "gshard-train" in line]
     done = subprocess.run(
         ["bash", "-c", with_tiny_flags(command)],
         cwd=folder,

@@ -1,1 +1,1 @@
-"""The table of docs/planned_and_published.md: published measurements beside their plans."""
+"""A part of docs/planned_and_published.md: published measurements beside their plans."""

@@ -1,4 +1,4 @@
-"""Writes docs/planned_and_published.md: its text, and tables of trainings and their plans."""
+"""Writes docs/planned_and_published.md, and table.md beside this file: text and tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import pathlib
 from collections.abc import Iterable, Sequence
 
+from docs.planned import cells
+from docs.planned import page as open_models
 from docs.planned.page import large, table
 from docs.planned.published.rows import PlannedTraining, PlannedTrainings
 from docs.planned.published.training import Training
@@ -13,21 +15,26 @@ from docs.planned.published.trainings import TRAININGS
 from lingvo_gshard.wings.planning import operation_rows
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 
-PAGE = pathlib.Path(__file__).parents[2] / "planned_and_published.md"
-TEXT = pathlib.Path(__file__).parent / "page.md"
+_FOLDER = pathlib.Path(__file__).parent
+PAGE = _FOLDER.parents[1] / "planned_and_published.md"
+TABLE = _FOLDER / "table.md"
+# Each page, and its text with a name in braces in place of each table.
+TEXTS = {PAGE: _FOLDER / "page.md", TABLE: _FOLDER / "table_text.md"}
 # Kinds of work whose shares of a step are shown.
 _SHOWN = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.COLLECTIVES)
 
 
 def write(found: PlannedTrainings) -> None:
-    """Writes the page."""
-    PAGE.write_text(text(found), encoding="utf-8")
+    """Writes the pages."""
+    for page in TEXTS:
+        page.write_text(text(page, found), encoding="utf-8")
 
 
-def text(found: PlannedTrainings) -> str:
-    """Returns the page: page.md with a table in place of each `{...}`."""
+def text(page: pathlib.Path, found: PlannedTrainings) -> str:
+    """Returns the text of a page, with its tables."""
     planned = [(each, found[each.key]) for each in TRAININGS if each.key in found]
     tables = {
+        "open_models": open_models.text(cells.load()),
         "results": table(
             ("model", "program", "machine", "published", "estimate", "ratio", "published MFU"),
             [_result(each, row) for each, row in planned],
@@ -42,10 +49,10 @@ def text(found: PlannedTrainings) -> str:
         "too_large": ", ".join(_names([each for each, row in planned if not row.fits])),
         "compiler_versions": ", ".join(sorted({_versions(row) for _, row in planned})),
     }
-    page = TEXT.read_text(encoding="utf-8")
+    made = TEXTS[page].read_text(encoding="utf-8")
     for name, content in tables.items():
-        page = page.replace(f"{{{name}}}", content)
-    return page
+        made = made.replace(f"{{{name}}}", content)
+    return made
 
 
 def _result(training: Training, row: PlannedTraining) -> tuple[str, ...]:

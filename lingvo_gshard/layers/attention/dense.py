@@ -30,8 +30,8 @@ class DenseKernel(kernel.AttentionKernel):
     """Attends to all keys at once. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
 
     Programs for TPUs and GPUs use the platform's fused kernel, which never has all logits
-    [B,N,L,K] in memory (docs/kernels.md). Where it cannot, and in all other programs, the logits
-    are one tensor.
+    [B,N,L,K] in memory (docs/memory_and_communication.md). Where it cannot, and in all other
+    programs, the logits are one tensor.
 
     If L is split over devices, every device gathers all keys and values (arXiv 2407.21783, section
     3.3.2).

@@ -26,7 +26,7 @@ INT8, INT8_WEIGHTS = "int8", "int8_weights"
 # The largest int8 value in use. With -128 as well, the scale would be off center.
 _LARGEST = 127
 # A product with fewer weights takes longer in int8 than in float32: activations must be rounded.
-# Measured under XLA for CPU; docs/decoding_speed.md has the table.
+# Under XLA for CPU, 32 rows took 27 µs for 20 with 256 x 256 weights, 87 for 103 with 256 x 1024.
 SMALL = 2**18
 
 

@@ -1,5 +1,5 @@
 # tests: wings/services/routers/watch.py, wings/services/routers/router_records.py
-"""Trains the prepared case of docs/debugging.md: a router that collapses is found and named."""
+"""Trains the prepared case of docs/experts.md: a router that collapses is found and named."""
 
 import importlib
 import itertools
@@ -16,7 +16,7 @@ from lingvo_gshard.wings.services.routers.router_records import ROUTERS_FILE, ro
 from tests.test_docs import write_files
 from tests.tools import tiny_translation
 
-DOCS = pathlib.Path(__file__).resolve().parents[4] / "docs"
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 BROKEN, SOUND = "decoder.layers[0].feed_forward", "encoder.layers[0].feed_forward"
 STEPS, EVERY = 20, 4
 
@@ -25,7 +25,7 @@ STEPS, EVERY = 20, 4
 def flags(tmp_path_factory):
     """Returns the flags of a small model whose decoder has the router of the page."""
     folder = tmp_path_factory.mktemp("collapsed")
-    written = write_files((DOCS / "debugging.md").read_text(encoding="utf-8"), folder)
+    written = write_files((DOCS / "experts.md").read_text(encoding="utf-8"), folder)
     assert folder / "collapsed.py" in written
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
