@@ -19,7 +19,7 @@ from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference.text import GrowingText, overlap
 
 _JSON = json.JSONDecoder()
-# How templates with a tag for each argument write constants that are no texts.
+# Constants that are no texts, as templates with a tag for each argument write them.
 _CONSTANTS = {"True": True, "False": False, "None": None}
 # The types of arguments, as JSON schemas name them, by the function's and the argument's name.
 Types = Mapping[str, Mapping[str, Any]]
