@@ -25,6 +25,7 @@ from lingvo_gshard.core import (
     params_text,
     stores,
 )
+from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner
 from lingvo_gshard.wings.preparation.prepared.manifest import TEXT
 from lingvo_gshard.wings.preparation.sources import Source
@@ -151,7 +152,7 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
         for name, value in found.items()
     }
     for name in sorted(settings.keys() | before.keys()):
-        if settings.get(name) != before.get(name):
+        if settings.get(name, "") != before.get(name, ""):
             raise UserError(
                 f"{where} holds work of other settings: {name} was {before.get(name)!r}, and is "
                 f"now {settings.get(name)!r}. Go on with the settings as they were, name another "
@@ -184,6 +185,11 @@ class Job:
     def is_text(self) -> bool:
         """Whether rows are text without translations."""
         return self.sources[0].content == TEXT
+
+    @functools.cached_property
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """The vocabularies of source and target that a user has named."""
+        return self.params.vocabulary.instantiate().train((), 1.0)
 
     @functools.cached_property
     def cleaner(self) -> BaseCleaner:

@@ -1,0 +1,94 @@
+"""LingvoModel: a TF1 checkpoint of a language model of Lingvo's GShard layers.
+
+The layers are those of UniTransformer with DenseBuilder or MoEBuilder,
+https://github.com/tensorflow/lingvo/blob/master/lingvo/core/gshard_builder.py. lingvo.json says
+which weight each variable becomes. The Params of the model come from an experiment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.core import Params, objects
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.training import experiments
+from lingvo_gshard.wings.fine_tuning.adapters import without_factors
+from lingvo_gshard.wings.fine_tuning.preferences import without_reference
+from lingvo_gshard.wings.open_models.importing import weight_specs
+from lingvo_gshard.wings.open_models.shards import Box, Source, check_tensors
+from lingvo_gshard.wings.open_models.table import TensorPattern
+from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
+
+_TABLE = objects.table_beside(__file__, "lingvo.json", tuple[TensorPattern, ...])
+# The part of a name after the task's own. Slots and averages of a variable end otherwise.
+_WEIGHT = re.compile(r"(?:.*?/)?((?:decoder|dec_emb|dec_pos_emb)/.*|softmax_bias)/var")
+_OTHERS = re.compile(r".*/var/.*|global_step|.*beta\d_power")
+# Lingvo's layers are attention and feed-forward in turn.
+_LAYER = re.compile(r"decoder/layer_(\d+)")
+
+
+def is_lingvo(prefix: str | os.PathLike) -> bool:
+    """Returns whether a path is the prefix of a checkpoint's files."""
+    return objects.is_file(pathlib.Path(f"{os.fspath(prefix)}.index"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Variable(Source):
+    """A variable of a checkpoint, with the shape that a weight needs."""
+
+    get: Callable[[], np.ndarray]
+
+    def read_box(self, box: Box) -> tuple[np.ndarray, int]:
+        whole = self.get().reshape(self.shape)
+        return whole[tuple(slice(*each) for each in box)], whole.nbytes
+
+
+class LingvoModel:
+    """The weights of a checkpoint that an experiment's model starts with."""
+
+    def __init__(self, prefix: str | os.PathLike, params: Params):
+        """Finds the variables; UserError if one is missing, unknown, or of another shape."""
+        self._input = params.input.instantiate()
+        params = params.copy().set(task=experiments.with_vocabulary_sizes(params.task, self._input))
+        specs = without_reference(without_factors(weight_specs(params)))
+        self.mapping = WeightMapping.of(_TABLE, specs)
+        shapes = {name: pieces[0].published_shape for name, pieces in self.mapping.pieces.items()}
+        reader: Any = tf.train.load_checkpoint(os.fspath(prefix))
+        found = reader.get_variable_to_shape_map()
+        kept = {name_of(name): name for name in found if not _OTHERS.fullmatch(name)}
+        self.left_out = len(found) - len(kept)
+        self.tensors: dict[str, Source] = {}
+        for ours, name in sorted(kept.items()):
+            shape, wanted = tuple(found[name]), shapes.get(ours, ())
+            # Lingvo may combine the dimensions of heads (attention_combine_dims).
+            if "/w/w" in ours and math.prod(shape) == math.prod(wanted):
+                shape = wanted
+            self.tensors[ours] = _Variable(
+                ours, shape, "", functools.partial(reader.get_tensor, name)
+            )
+        check_tensors(self.tensors, shapes, (), pathlib.Path(prefix))
+        self.pieces = self.mapping.of_weights().__getitem__
+
+    def write_extras(self, directory: pathlib.Path) -> None:
+        """Writes the vocabulary of the experiment, which the checkpoint does not have."""
+        self._input.save_vocabularies(directory)
+
+
+def name_of(variable: str) -> str:
+    """Returns the name that lingvo.json has of a variable; another one as it is."""
+    found = _WEIGHT.fullmatch(variable)
+    if not found:
+        return variable
+    return _LAYER.sub(
+        lambda layer: f"{int(layer[1]) // 2}/{('attention', 'feed_forward')[int(layer[1]) % 2]}",
+        found[1],
+    )
