@@ -362,7 +362,8 @@ class _ExamplesPart(_ObjectsPart):
     def _records(self, path: str) -> Iterator[bytes]:
         if self._of.format == source.ARRAY_RECORD:
             reader: Any = array_record_module.ArrayRecordReader(path)
-            yield from (reader.read() for _ in range(reader.num_records()))
+            # A damaged file has no records, and reading one says why.
+            yield from (reader.read() for _ in range(reader.num_records() or not reader.ok()))
         else:
             options = tf.io.TFRecordOptions("GZIP" if path.endswith(".gz") else "")
             yield from tf.compat.v1.io.tf_record_iterator(path, options)

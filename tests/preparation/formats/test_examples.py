@@ -125,7 +125,7 @@ def test_a_record_without_texts_is_refused_by_number_or_counted(tmp_path, bad, f
     records = records_of(ROWS)
     path = write(tmp_path / "a.tfrecord", [*records[:7], bad, *records[7:]])
     with pytest.raises(UserError, match=f"^{path}:8: .*expected text in 'inputs'.*{found}"):
-        raw.run(tmp_path, [str(path)])
+        raw.run(tmp_path, [str(path)], output="refused")
     directory, prepared = raw.run(tmp_path, [f"{path},split=train"], 1, "skip", "out")
     assert raw.texts(directory) == EXPECTED
     assert [one.rows for one in prepared.rejections] == [1]
@@ -138,7 +138,7 @@ def test_a_damaged_record_ends_its_file(tmp_path, name):
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(UserError, match=rf"^{path}:\d+: the file cannot be read: "):
-        raw.run(tmp_path, [str(path)])
+        raw.run(tmp_path, [str(path)], output="refused")
     more = write(tmp_path / "more.tfrecord", records_of(ROWS[-3:]))
     sources = [f"{path},split=train", f"{more},split=train"]
     directory, prepared = raw.run(tmp_path, sources, 1, "skip", "out")
