@@ -30,10 +30,9 @@ from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 
 _TABLE = objects.table_beside(__file__, "lingvo.json", tuple[TensorPattern, ...])
 # The part of a name after the task's own. Slots and averages of a variable end otherwise.
-_WEIGHT = re.compile(r"(?:.*?/)?((?:decoder|dec_emb|dec_pos_emb)/.*|softmax_bias)/var")
+_WEIGHT = re.compile(r"^(?:.*?/)?((?:decoder|dec_emb|dec_pos_emb)/.*|softmax_bias)/var$")
 _OTHERS = re.compile(r".*/var/.*|global_step|.*beta\d_power")
-# Lingvo's layers are attention and feed-forward in turn.
-_LAYER = re.compile(r"decoder/layer_(\d+)")
+_LAYER = re.compile(r"^(\d+)/(attention|feed_forward)")
 
 
 def is_lingvo(prefix: str | os.PathLike) -> bool:
@@ -60,11 +59,14 @@ class LingvoModel:
         self._input = params.input.instantiate()
         params = params.copy().set(task=experiments.with_vocabulary_sizes(params.task, self._input))
         specs = without_reference(without_factors(weight_specs(params)))
-        self.mapping = WeightMapping.of(_TABLE, specs)
-        shapes = {name: pieces[0].published_shape for name, pieces in self.mapping.pieces.items()}
+        pieces = WeightMapping.of(_TABLE, specs).pieces.items()
+        self.mapping = WeightMapping(
+            {_LAYER.sub(_layer, name): p for name, p in pieces}, dict(specs.flatten_items())
+        )
+        shapes = {name: p[0].published_shape for name, p in self.mapping.pieces.items()}
         reader: Any = tf.train.load_checkpoint(os.fspath(prefix))
         found = reader.get_variable_to_shape_map()
-        kept = {name_of(name): name for name in found if not _OTHERS.fullmatch(name)}
+        kept = {_WEIGHT.sub(r"\1", name): name for name in found if not _OTHERS.fullmatch(name)}
         self.left_out = len(found) - len(kept)
         self.tensors: dict[str, Source] = {}
         for ours, name in sorted(kept.items()):
@@ -83,12 +85,6 @@ class LingvoModel:
         self._input.save_vocabularies(directory)
 
 
-def name_of(variable: str) -> str:
-    """Returns the name that lingvo.json has of a variable; another one as it is."""
-    found = _WEIGHT.fullmatch(variable)
-    if not found:
-        return variable
-    return _LAYER.sub(
-        lambda layer: f"{int(layer[1]) // 2}/{('attention', 'feed_forward')[int(layer[1]) % 2]}",
-        found[1],
-    )
+def _layer(name: re.Match[str]) -> str:
+    """Returns Lingvo's name of half of a layer: attention and feed-forward are numbered in turn."""
+    return f"decoder/layer_{2 * int(name[1]) + (name[2] == 'feed_forward'):03d}"

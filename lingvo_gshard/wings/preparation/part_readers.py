@@ -160,7 +160,7 @@ class _MegatronPart(PartReader):
         try:
             found = megatron.IndexedIds(path, index.path).read(span.begin, span.end)
             for number, ids in enumerate(found, self.first_line):
-                yield Row(self._of.language, "", token_ids.to_text(ids), path, number)
+                yield Row(self._of.language, "", " ".join(map(str, ids)), path, number)
         except (OSError, UserError) as error:
             self._cannot_read(path, self.first_line, error)
 

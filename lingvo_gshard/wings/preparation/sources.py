@@ -25,7 +25,7 @@ PARQUET, ARROW, MEGATRON = "parquet", "arrow", "megatron"
 TFRECORD, ARRAY_RECORD = "tfrecord", "array_record"
 _IDS = "ids"
 # Content -> what rows are in words, without and with token ids.
-_KINDS = {
+KINDS = {
     manifest.TEXT: ("text", "token ids"),
     manifest.PAIRS: ("sentence pairs", "pairs of token ids"),
 }
@@ -152,11 +152,6 @@ class Source:
     def has_ids(self) -> bool:
         """Whether rows are token ids."""
         return self.tokens == _IDS or self.format == MEGATRON
-
-    @property
-    def kind(self) -> str:
-        """The kind of the rows, in words."""
-        return _KINDS[self.content][self.has_ids]
 
     @classmethod
     def parse(cls, text: str) -> Source:

@@ -14,9 +14,11 @@ from lingvo_gshard.data import Row, Vocabulary
 UNKNOWN = "an id is not in the vocabulary"
 
 
-def to_text(ids: Sequence[int] | np.ndarray) -> str:
-    """Returns the text of a row of ids."""
-    return " ".join(map(str, np.asarray(ids).tolist()))
+def to_text(ids: object) -> str | None:
+    """Returns the text of a row of ids; None of what is no list of integers."""
+    if isinstance(ids, list) and all(isinstance(each, int) for each in ids):
+        return " ".join(map(str, ids))
+    return None
 
 
 def of_texts(texts: Sequence[str], begin: Sequence[int], end: int) -> list[list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
 
 from lingvo_gshard.data import Row
 from lingvo_gshard.wings.preparation import token_ids
@@ -56,7 +55,7 @@ class Fields:
         language = self.language if language is None else language
         texts = [_field(fields, name) for name in self.texts]
         if self.has_ids:
-            texts = [token_ids.to_text(ids) if _is_ids(ids) else None for ids in texts]
+            texts = [token_ids.to_text(ids) for ids in texts]
         elif texts == [None, None] and isinstance(fields.get(TRANSLATION), Mapping):
             return self._translations(fields[TRANSLATION], path, number)
         found = [text for text in texts if isinstance(text, str)]
@@ -88,10 +87,6 @@ def _field(fields: Mapping, name: str) -> object:
     first, dot, rest = name.partition(".")
     inner = fields.get(first)
     return _field(inner, rest) if dot and isinstance(inner, Mapping) else None
-
-
-def _is_ids(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(isinstance(each, int) for each in value)
 
 
 def _missing(fields: Mapping, names: Sequence[str], what: str = "text") -> str:

@@ -61,7 +61,7 @@ class IndexedIds:
         self._firsts = firsts.view("<i8")
         self._path, self._type = ids, np.dtype(_TYPES[code])
 
-    def read(self, begin: int, end: int | None) -> Iterator[np.ndarray]:
+    def read(self, begin: int, end: int | None) -> Iterator[list[int]]:
         """Yields the ids of documents from `begin` to before `end`; None for the last one.
 
         Raises:
@@ -86,7 +86,7 @@ class IndexedIds:
         with open(self._path, "rb") as file:
             file.seek(start)
             for count in np.diff(begins[firsts - first]).tolist():
-                yield np.frombuffer(file.read(count), self._type)
+                yield np.frombuffer(file.read(count), self._type).tolist()
 
     def _same(self, table: int, begin: int, found: np.ndarray, expected: np.ndarray) -> None:
         """Raises UserError at the first entry of a table of the index that is not as expected."""
