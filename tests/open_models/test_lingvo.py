@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import lingvo_gshard as gshard
 from lingvo_gshard.core import UserError, context
+from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.tools import train
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.open_models.lingvo import is_lingvo
@@ -87,6 +88,8 @@ def experiment(tmp_path, kind):
         task.decoder.moe.experts.activation = task.decoder.layer.feed_forward.activation
         task.decoder.moe.router.set(second_expert="all", evaluation_capacity_factor=float(E))
         task.decoder.layer.self_attention.set(relative_buckets=BUCKETS, relative_max_distance=20)
+    if kind == "positions":
+        task.set(add_positions=True, positions=LearnedPositions.params().set(max_length=64))
     if kind == "shared":
         task.decoder.shared_relative_bias.set(buckets=BUCKETS, max_distance=20)
     return params
@@ -162,7 +165,7 @@ def expected(weights, kind):
     return x @ weights["dec_emb/w/embedding"].T
 
 
-@pytest.mark.parametrize("kind", ["dense", "combined", "experts", "gated", "shared"])
+@pytest.mark.parametrize("kind", ["dense", "combined", "experts", "gated", "shared", "positions"])
 def test_logits_are_those_of_lingvos_layers(tmp_path, kind):
     weights = variables(kind)
     prefix = write(tmp_path / "ckpt-00000007", weights)

@@ -67,6 +67,9 @@ class Fields:
 
     def _translations(self, texts: Mapping, path: str, number: int) -> list[Row] | str:
         """Returns a row for each language but the target's, or what is wrong."""
+        if isinstance(texts.get("language"), list) and isinstance(texts.get("translation"), list):
+            # TFDS and Hugging Face's TranslationVariableLanguages. The first of variants is read.
+            texts = dict(zip(texts["language"][::-1], texts["translation"][::-1], strict=False))
         target = texts.get(self.target_language)
         wanted = "" if self.language == NO_LANGUAGE else self.language
         others = {code: text for code, text in texts.items() if code != self.target_language}
