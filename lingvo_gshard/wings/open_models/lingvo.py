@@ -1,7 +1,7 @@
 """LingvoModel: a TF1 checkpoint of a language model of Lingvo's GShard layers.
 
-The layers are those of UniTransformer with DenseBuilder or MoEBuilder,
-https://github.com/tensorflow/lingvo/blob/master/lingvo/core/gshard_builder.py. lingvo.json says
+DenseBuilder or MoEBuilder makes the layers of UniTransformer there
+(https://github.com/tensorflow/lingvo/blob/master/lingvo/core/gshard_builder.py). lingvo.json says
 which weight each variable becomes. The Params of the model come from an experiment.
 """
 
@@ -74,9 +74,8 @@ class LingvoModel:
             # Lingvo may combine the dimensions of heads (attention_combine_dims).
             if "/w/w" in ours and math.prod(shape) == math.prod(wanted):
                 shape = wanted
-            self.tensors[ours] = _Variable(
-                ours, shape, "", functools.partial(reader.get_tensor, name)
-            )
+            get = functools.partial(reader.get_tensor, name)
+            self.tensors[ours] = _Variable(ours, shape, "", get)
         check_tensors(self.tensors, shapes, (), pathlib.Path(prefix))
         self.pieces = self.mapping.of_weights().__getitem__
 

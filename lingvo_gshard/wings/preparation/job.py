@@ -25,7 +25,6 @@ from lingvo_gshard.core import (
     params_text,
     stores,
 )
-from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner
 from lingvo_gshard.wings.preparation.prepared.manifest import TEXT
 from lingvo_gshard.wings.preparation.sources import Source
@@ -185,11 +184,6 @@ class Job:
     def is_text(self) -> bool:
         """Whether rows are text without translations."""
         return self.sources[0].content == TEXT
-
-    @functools.cached_property
-    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """The vocabularies of source and target that a user has named."""
-        return self.params.vocabulary.instantiate().train((), 1.0)
 
     @functools.cached_property
     def cleaner(self) -> BaseCleaner:

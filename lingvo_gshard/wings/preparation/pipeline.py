@@ -44,7 +44,7 @@ from lingvo_gshard.wings.preparation.prepared import manifest as manifests
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest
 from lingvo_gshard.wings.preparation.row_files import Groups, Tally
 from lingvo_gshard.wings.preparation.shards import TokensRecord
-from lingvo_gshard.wings.preparation.sources import KINDS, Source, Survey
+from lingvo_gshard.wings.preparation.sources import TABLE, Source, Survey
 
 WORK = ".work"
 ON_COPIES = ("count", "refuse")
@@ -99,7 +99,9 @@ def prepare(
     parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
     if not parsed:
         raise UserError("`source` is missing: name at least one file to prepare")
-    kinds = sorted({KINDS[s.content][s.has_ids]: s.path for s in parsed}.items(), reverse=True)
+    kinds = sorted(
+        {TABLE.kinds[s.content][s.has_ids]: s.path for s in parsed}.items(), reverse=True
+    )
     if len(kinds) > 1:
         (one, path), (other, second) = kinds[:2]
         raise UserError(

@@ -50,7 +50,7 @@ def read_part(task: Task, job: Job, progress: Progress, part: Part) -> PartRecor
     writer = _ChunkWriter(job, part.number)
     report = CleaningReport()
     if source.has_ids:
-        reader.vocabularies = job.vocabularies
+        reader.vocabularies = job.params.vocabulary.instantiate().train((), 1.0)
     # The rules of dev leave ids as they are, and drop empty rows.
     clean_row = job.cleaner.rules("dev" if source.has_ids else source.split or "train", report)
     tally = writer.record.tally

@@ -23,12 +23,6 @@ MOSES, GETTEXT, TMX, XLIFF, QT = "moses", "gettext", "tmx", "xliff", "qt"
 ARB, PROPERTIES, SGM, WMT = "arb", "properties", "sgm", "wmt"
 PARQUET, ARROW, MEGATRON = "parquet", "arrow", "megatron"
 TFRECORD, ARRAY_RECORD = "tfrecord", "array_record"
-_IDS = "ids"
-# Content -> what rows are in words, without and with token ids.
-KINDS = {
-    manifest.TEXT: ("text", "token ids"),
-    manifest.PAIRS: ("sentence pairs", "pairs of token ids"),
-}
 CONTENTS = (manifest.PAIRS, manifest.TEXT)
 
 
@@ -43,6 +37,7 @@ class _Formats(msgspec.Struct, frozen=True):
       whole: those whose files are read from local disks only, and not from archives.
       endings: ending of a path -> its format.
       fields: field of a source that only some formats have -> these formats.
+      kinds: content of a source -> what its rows are in words, without and with token ids.
       names: format, "" for all others -> field of a source that names a field -> default.
     """
 
@@ -52,6 +47,7 @@ class _Formats(msgspec.Struct, frozen=True):
     whole: tuple[str, ...]
     endings: dict[str, str]
     fields: dict[str, tuple[str, ...]]
+    kinds: dict[str, tuple[str, str]]
     names: dict[str, dict[str, str]]
 
 
@@ -117,7 +113,7 @@ class Source:
             "format": (self.format, TABLE.formats),
             "content": (self.content, CONTENTS),
             "split": (self.split, ("", *readers.SPLITS)),
-            "tokens": (self.tokens, ("", _IDS)),
+            "tokens": (self.tokens, ("", "ids")),
             "document": (self.document, DOCUMENTS),
             "delimiter": (self.delimiter, tuple(DELIMITERS)),
         }
@@ -151,7 +147,7 @@ class Source:
     @property
     def has_ids(self) -> bool:
         """Whether rows are token ids."""
-        return self.tokens == _IDS or self.format == MEGATRON
+        return self.tokens == "ids" or self.format == MEGATRON
 
     @classmethod
     def parse(cls, text: str) -> Source:

@@ -1,6 +1,6 @@
 """Rows of token ids. Their texts are the ids in decimal, so that each stage takes an id for a word.
 
-Splits, duplicates and leaks are then found as those of texts are.
+Splits, duplicates and leaks of texts are found in the same way.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """Indexed data sets of Megatron: token ids in NAME.bin, and where documents begin in NAME.idx.
 
-The format is that of IndexedDatasetBuilder,
-https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py. The index
-has a header, then of each sequence the length (int32) and the first byte (int64), then the number
+IndexedDatasetBuilder writes the format
+(https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py). The
+index has a header, then of each sequence the length (int32) and the first byte (int64), then the number
 of the first sequence of each document, and of the sequence after the last (int64).
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, objects
 
 _MAGIC, _VERSION = b"MMIDIDX\0\0", 1
 _HEADER = struct.Struct("<9sQBQQ")
@@ -23,7 +24,7 @@ _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def pair(path: str) -> tuple[str, str]:
-    """Returns the files of ids and of the index of a data set, one of which is given."""
+    """Returns the file of ids and the index of a data set. One of the two is given."""
     stem = os.path.splitext(path)[0]
     return f"{stem}.bin", f"{stem}.idx"
 
@@ -32,17 +33,13 @@ class IndexedIds:
     """The documents of a data set, mapped from its files."""
 
     def __init__(self, ids: str, index: str):
-        """Reads the header of the index.
-
-        Raises:
-          OSError: a file cannot be read.
-          UserError: the index is damaged, or of another kind.
-        """
+        """Reads the header of the index; OSError or UserError if that cannot be done."""
         self._index, size = index, os.path.getsize(index)
-        with open(index, "rb") as file:
+        with objects.open_to_read(index) as file:
             header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-            raise _damage(index, 0, f"{_MAGIC!r} and a header of 34 bytes were expected")
+            if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+                raise _damage(index, 0, f"{_MAGIC!r} and a header of 34 bytes were expected")
+            found = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         _, version, code, sequences, ends = _HEADER.unpack(header)
         if version != _VERSION:
             raise _damage(index, 9, f"version {version}; {_VERSION} was expected")
@@ -54,7 +51,6 @@ class IndexedIds:
         if size != stated or not ends:
             raise _damage(index, size, f"the file ends; the header says after {stated:,} bytes")
         self.documents, self._sequences = ends - 1, sequences
-        found = np.memmap(index, np.uint8, "r")
         self._places = np.cumsum([_HEADER.size, 4 * sequences, 8 * sequences]).tolist()
         lengths, begins, firsts = np.split(found, self._places)[1:]
         self._lengths, self._begins = lengths.view("<i4"), begins.view("<i8")
@@ -65,8 +61,7 @@ class IndexedIds:
         """Yields the ids of documents from `begin` to before `end`; None for the last one.
 
         Raises:
-          OSError: the file of ids cannot be read.
-          UserError: the index of these documents is damaged, or the file of ids has another size.
+          OSError, UserError: a file cannot be read, or the index or the size of the ids is wrong.
         """
         firsts = self._firsts[begin : None if end is None else end + 1]
         known = np.maximum.accumulate(np.clip(firsts, 0, self._sequences))
@@ -83,7 +78,7 @@ class IndexedIds:
         if size < begins[-1] or (end is None and size != begins[-1]):
             what = f"the file ends; {self._index} has {begins[-1]:,} bytes of ids"
             raise _damage(self._path, size, what)
-        with open(self._path, "rb") as file:
+        with objects.open_to_read(self._path) as file:
             file.seek(start)
             for count in np.diff(begins[firsts - first]).tolist():
                 yield np.frombuffer(file.read(count), self._type).tolist()

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import UserError, explained, names, objects
 from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
+from lingvo_gshard.wings.preparation.vocabularies import byte_ranks, published_vocabulary
 from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
-from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
-    SENTENCEPIECE_MODELS,
-    TOKENIZER_JSON,
-)
 
 _TIKTOKEN = ".tiktoken"
 
@@ -42,8 +38,8 @@ def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
 
 def _file_in(path: str) -> str:
     """Returns the tokenizer in the directory of a published model; another path as it is."""
-    known = (os.path.join(path, name) for name in (TOKENIZER_JSON, *SENTENCEPIECE_MODELS))
-    return next(filter(os.path.isfile, known), path)
+    known = published_vocabulary.TOKENIZER_JSON, *published_vocabulary.SENTENCEPIECE_MODELS
+    return next(filter(os.path.isfile, (os.path.join(path, name) for name in known)), path)
 
 
 def _unranked(content: bytes, name: str) -> bytes:
