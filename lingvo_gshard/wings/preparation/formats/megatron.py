@@ -2,8 +2,8 @@
 
 IndexedDatasetBuilder writes the format
 (https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py). The
-index has a header, then of each sequence the length (int32) and the first byte (int64), then the number
-of the first sequence of each document, and of the sequence after the last (int64).
+index has a header, then the length (int32) and the first byte (int64) of each sequence, then the
+number of the first sequence of each document, and of the sequence after the last (int64).
 """
 
 from __future__ import annotations
