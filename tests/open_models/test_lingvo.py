@@ -210,6 +210,20 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
         PublishedStart(prefix, experiment(tmp_path, "dense"), print)
 
 
+def test_damaged_files_are_named(tmp_path):
+    prefix = write(tmp_path / "ckpt-7", variables("dense"))
+    params = experiment(tmp_path, "dense")
+    data = tmp_path / "ckpt-7.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:100])
+    start = PublishedStart(prefix, params, print)
+    trainer = experiments.make_trainer(params, params.task)
+    with pytest.raises(UserError, match=": the checkpoint cannot be read: "):
+        start.checkpoint(trainer, None)
+    (tmp_path / "ckpt-7.index").write_bytes(b"no index")
+    with pytest.raises(UserError, match=f"{prefix}: the checkpoint cannot be read: "):
+        PublishedStart(prefix, params, print)
+
+
 def test_an_unknown_variable_without_var_is_named(tmp_path):
     prefix = write(tmp_path / "ckpt-7", variables("dense"), others=["counts/words"])
     with pytest.raises(UserError, match=f"{prefix}: .*counts/words is unknown"):

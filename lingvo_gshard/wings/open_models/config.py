@@ -51,7 +51,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 def _how_to_get(name: str) -> str:
     """Returns how to get the config.json of a model that is named as on Hugging Face's hub."""
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
-        return "; every published model has one"
+        return "; every published model has one, and Lingvo's checkpoints need `experiment`"
     return (
         f". If {name} is a model of Hugging Face's hub, `hf download {name} {CONFIG_FILE}` of the "
         "package huggingface_hub gets the file and prints where it is"

@@ -7,6 +7,7 @@ which weight each variable becomes. The Params of the model come from an experim
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Params, objects
+from lingvo_gshard.core import Params, explained, objects
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.fine_tuning.adapters import without_factors
@@ -47,7 +48,8 @@ class _Variable(Source):
     get: Callable[[], np.ndarray]
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
-        whole = self.get().reshape(self.shape)
+        with _reading(self.name):
+            whole = self.get().reshape(self.shape)
         return whole[tuple(slice(*each) for each in box)], whole.nbytes
 
 
@@ -64,7 +66,8 @@ class LingvoModel:
             {_LAYER.sub(_layer, name): p for name, p in pieces}, dict(specs.flatten_items())
         )
         shapes = {name: p[0].published_shape for name, p in self.mapping.pieces.items()}
-        reader: Any = tf.train.load_checkpoint(os.fspath(prefix))
+        with _reading(os.fspath(prefix)):
+            reader: Any = tf.train.load_checkpoint(os.fspath(prefix))
         found = reader.get_variable_to_shape_map()
         kept = {_WEIGHT.sub(r"\1", name): name for name in found if not _OTHERS.fullmatch(name)}
         self.left_out = len(found) - len(kept)
@@ -82,6 +85,12 @@ class LingvoModel:
     def write_extras(self, directory: pathlib.Path) -> None:
         """Writes the vocabulary of the experiment, which the checkpoint does not have."""
         self._input.save_vocabularies(directory)
+
+
+def _reading(what: str) -> contextlib.AbstractContextManager[None]:
+    """Makes errors of TensorFlow's reader UserErrors."""
+    kinds = tf.errors.OpError, LookupError, RuntimeError, ValueError
+    return explained(f"{what}: the checkpoint cannot be read", *kinds)
 
 
 def _layer(name: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ import pathlib
 import shlex
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import tensorflow as tf
 from array_record.python import array_record_module
@@ -83,7 +84,7 @@ def ids_of(directory):
 
 
 @pytest.mark.parametrize("end", [[], [2]])
-@pytest.mark.parametrize("name", ["a.tfrecord", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.jsonl", "a.parquet"])
 def test_pairs_of_ids_are_those_of_their_texts(tmp_path, end, name):
     vocabulary, file = sentencepiece(tmp_path)
     rows = [(a, vocabulary.encode(b) + end, vocabulary.encode(c) + end) for a, b, c in ROWS]
@@ -91,6 +92,8 @@ def test_pairs_of_ids_are_those_of_their_texts(tmp_path, end, name):
     path = tmp_path / name
     if name.endswith("jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    elif name.endswith("parquet"):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path)
     else:
         write(path, [example(**row) for row in given])
     params = raw.params(tmp_path / "cache")

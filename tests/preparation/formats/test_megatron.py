@@ -12,6 +12,7 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.tools import prepare as prepare_tool
 from lingvo_gshard.wings.preparation import sources
+from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.language_model_input import PreparedLanguageModelInput
@@ -123,6 +124,19 @@ def test_copies_and_leaks_are_found_among_ids(tmp_path):
     ends = {split: {tuple(ids[-6:]) for ids in ids_of(tmp_path, split)} for split in found.splits}
     assert ends["dev"] and not ends["dev"] & ends["train"]
     assert ends["test"] and not ends["test"] & ends["train"]
+
+
+def test_near_copies_are_found_among_ids_by_two_workers(tmp_path):
+    _, size, _ = vocabulary(tmp_path)
+    documents = np.random.default_rng(0).integers(1, size, (20, 1, 40)).tolist()
+    near = [[[*documents[3][0][:-1], 1]], [[*documents[9][0], 2]]]
+    path = write(tmp_path / "books.bin", [*documents, *near])
+    params = raw.params(tmp_path / "cache", held_out_per_mille=0)
+    params.vocabulary.files = (vocabulary(tmp_path)[0],)
+    params.documents.near_duplicates.similarity = 0.8
+    found = prepare(tmp_path / "out", [str(path)], PrepareOptions(params, workers=2))
+    assert [(one.rows, one.reason) for one in found.rejections] == [(2, NEAR_DUPLICATE)]
+    assert len(ids_of(tmp_path)) == 20
 
 
 def test_an_id_outside_of_the_vocabulary_is_named_with_its_document(tmp_path):
