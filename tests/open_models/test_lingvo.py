@@ -224,6 +224,12 @@ def test_damaged_files_are_named(tmp_path):
         PublishedStart(prefix, params, print)
 
 
+def test_an_experiment_is_needed(tmp_path):
+    prefix = write(tmp_path / "ckpt-7", variables("dense"))
+    with pytest.raises(UserError, match="Checkpoints of Lingvo have none and need an `experiment`"):
+        train.main(["gshard-train", f"--init_from={prefix}", f"--logdir={tmp_path / 'run'}"])
+
+
 def test_an_unknown_variable_without_var_is_named(tmp_path):
     prefix = write(tmp_path / "ckpt-7", variables("dense"), others=["counts/words"])
     with pytest.raises(UserError, match=f"{prefix}: .*counts/words is unknown"):
