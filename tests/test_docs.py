@@ -118,6 +118,10 @@ ELSEWHERE = {
     r"gshard-train .* --writer=.*": "tests/services/test_trackers.py",
     # These need a bucket.
     r".*(?:gs|s3)://my-bucket/.*": "tests/object_stores/test_page.py",
+    # These need files of other libraries.
+    r"gshard-train .* --init_from=ckpt-.*": "tests/open_models/test_lingvo.py",
+    r"gshard-prepare --output=books .*": "tests/preparation/formats/test_megatron.py",
+    r"gshard-prepare --output=from_\w+ .*": "tests/preparation/formats/test_examples.py",
     # These need a published model, or transformers.
     r"gshard-import .*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",

@@ -67,6 +67,15 @@ def nested(row):
     return {"id": "7", "translation": {"en": target, language: source}}
 
 
+def test_translations_of_variable_languages(tmp_path):
+    # As TFDS and Hugging Face's datasets have several translations of one language.
+    columns = [{"language": [a, "en", "en"], "translation": [b, c, "another"]} for a, b, c in ROWS]
+    path = tmp_path / "pairs.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"translation": columns}), path)
+    directory, _ = raw.run(tmp_path, [f"{path},split=train"])
+    assert raw.texts(directory) == EXPECTED
+
+
 def test_translations_by_language(tmp_path, monkeypatch):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(nested(row)) + "\n" for row in ROWS))

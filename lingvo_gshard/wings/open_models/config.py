@@ -50,6 +50,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 def _how_to_get(name: str) -> str:
     """Returns how to get the config.json of a model that is named as on Hugging Face's hub."""
+    if objects.is_file(f"{name}.index"):
+        return ". Checkpoints of Lingvo have none and need an `experiment`"
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
         return "; every published model has one"
     return (

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError
+from lingvo_gshard.core import NestedMap, Params, UserError, objects
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.training import Checkpoint, Trainer, read_run
 from lingvo_gshard.wings.fine_tuning.adapters import RANK, factors_of, is_factor, without_factors
@@ -56,24 +56,7 @@ _MANY = 1000
 _MOST_SHOWN = 12
 _STACKS = ("encoder", "decoder")
 # Params that do not change what a trained model computes.
-_FREE = frozenset(
-    (
-        "attention_dropout_rate",
-        "auxiliary_loss_weight",
-        "capacity_factor",
-        "dropout_rate",
-        "dtype",
-        "fprop_dtype",
-        "group_size",
-        "input_dropout_rate",
-        "jitter",
-        "label_smoothing",
-        "most_source",
-        "residual_dropout_rate",
-        "token_dropout_rate",
-        "z_loss_weight",
-    )
-)
+_FREE = objects.table_beside(__file__, "free_params.json", frozenset[str])
 _FREE_NODES = frozenset(("execution", "lora", "preferences"))
 
 

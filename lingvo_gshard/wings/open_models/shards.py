@@ -213,7 +213,7 @@ def check_tensors(
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         said = "; ".join(_misfit(name, tensors.get(name), shapes) for name in wrong[:5])
-        raise UserError(f"{where}: the tensors do not fit config.json: {said}{more}")
+        raise UserError(f"{where}: the tensors do not fit the model's config: {said}{more}")
 
 
 def _misfit(name: str, tensor: Source | None, shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -19,6 +19,7 @@ from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.wings.fine_tuning.starting import PART, initial_factors, references
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE
 from lingvo_gshard.wings.open_models.importing import PublishedModel
+from lingvo_gshard.wings.open_models.lingvo import LingvoModel, is_lingvo
 from lingvo_gshard.wings.open_models.transposing import copy
 
 # start and stop of each dimension of a weight.
@@ -26,8 +27,8 @@ Box = Sequence[tuple[int, int]]
 
 
 def is_published(directory: str | os.PathLike) -> bool:
-    """Returns whether a directory has a published model, and not a run."""
-    return objects.is_file(stores.path_of(directory) / CONFIG_FILE)
+    """Returns whether a directory has a published model, or a path names Lingvo's checkpoint."""
+    return is_lingvo(directory) or objects.is_file(stores.path_of(directory) / CONFIG_FILE)
 
 
 class PublishedStart:
@@ -41,15 +42,19 @@ class PublishedStart:
         """Finds the tensors.
 
         Args:
-          directory: the published model.
+          directory: the published model, or the prefix of a checkpoint of Lingvo.
           params: the experiment of the new run.
           say: shows a line to the user.
 
         Raises:
           UserError: files are missing, damaged, or do not fit the config.
         """
-        self._model = PublishedModel.open(directory, params)
         self._directory, self._say = os.fspath(directory), say
+        if is_lingvo(directory):
+            self._model = LingvoModel(directory, params)
+            say(f"{self._model.left_out:,} variables of the optimizer and averages are left out")
+        else:
+            self._model = PublishedModel.open(directory, params)
         self._folder = tempfile.TemporaryDirectory()
         self.bytes_read = 0
         self._model.write_extras(self.extras)

@@ -151,7 +151,7 @@ def check_same(settings: dict[str, Any], found: dict[str, Any], where: str) -> N
         for name, value in found.items()
     }
     for name in sorted(settings.keys() | before.keys()):
-        if settings.get(name) != before.get(name):
+        if settings.get(name, "") != before.get(name, ""):
             raise UserError(
                 f"{where} holds work of other settings: {name} was {before.get(name)!r}, and is "
                 f"now {settings.get(name)!r}. Go on with the settings as they were, name another "

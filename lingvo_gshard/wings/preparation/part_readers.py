@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from array_record.python import array_record_module  # pyright: ignore
+from google.protobuf import message
 
-from lingvo_gshard.core import BucketError, Params, bounded_lines
-from lingvo_gshard.data import Row, compression, readers, tsv
+from lingvo_gshard.core import BucketError, Params, UserError, bounded_lines
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data import Row, Vocabulary, compression, readers, tsv
 from lingvo_gshard.data.sources import text
 from lingvo_gshard.wings.preparation import sources as source
+from lingvo_gshard.wings.preparation import token_ids
 from lingvo_gshard.wings.preparation.formats import (
     archives,
     fields,
     gettext,
     keyed,
+    megatron,
     moses,
     qt,
     quoted,
@@ -67,7 +74,10 @@ class PartReader(readers.FileReader):
 
     Attributes:
       position: number of stored bytes read so far.
+      vocabularies: of source and target, if rows are token ids.
     """
+
+    vocabularies: Sequence[Vocabulary] = ()
 
     skip_setting = "`on_bad_row=skip`"
 
@@ -89,6 +99,9 @@ class PartReader(readers.FileReader):
                     self._bad(f"{row.file}:{row.line}", NO_LANGUAGE, f"{row.language[:40]!r}")
                     continue
                 known.add(row.language)
+            if problem := token_ids.problem_of(row, self.vocabularies):
+                self._bad(f"{row.file}:{row.line}", token_ids.UNKNOWN, problem)
+                continue
             yield row
 
     def _raw_lines(self, path: str) -> Iterator[bytes | None]:
@@ -139,26 +152,53 @@ class _MosesPart(PartReader, moses.MosesReader):
                 yield Row(self._piece.language, left, right, path, number)
 
 
-class _JsonLinesPart(PartReader):
-    """Reads a JSON object from each line: a sentence pair, or a text."""
+class _MegatronPart(PartReader):
+    """Reads documents of token ids. The part's spans count documents instead of bytes."""
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        decode = msgspec.json.Decoder(dict).decode
+        span, index = self._piece.spans
+        try:
+            found = megatron.IndexedIds(path, index.path).read(span.begin, span.end)
+            for number, ids in enumerate(found, self.first_line):
+                yield Row(self._of.language, "", " ".join(map(str, ids)), path, number)
+        except (OSError, UserError) as error:
+            self._cannot_read(path, self.first_line, error)
+
+
+class _ObjectsPart(PartReader):
+    """Base of readers of objects with fields; a row's line is its number in the file."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
         make = fields_of(self._of).rows
-        for number, line in enumerate(self._lines(path), self.first_line):
-            if not line:
-                continue
+        for number, found in self._objects(path):
             place = f"{path}:{number}"
-            try:
-                found = decode(line)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                self._bad(place, NO_OBJECT, str(error))
-                continue
             rows = make(found, path, number)
             if isinstance(rows, str):
                 self._bad(place, fields.NO_FIELD, rows)
+            elif any(max(len(r.source), len(r.target)) > self._longest for r in rows):
+                self._bad(place, readers.LONG_LINE, f"more than {self._longest_in_words()}")
             else:
                 yield from rows
+
+    @abc.abstractmethod
+    def _objects(self, path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yields the numbers of the objects of a file, and the objects."""
+
+
+class _JsonLinesPart(_ObjectsPart):
+    """Reads a JSON object from each line: a sentence pair, or a text."""
+
+    def _objects(self, path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        decode = msgspec.json.Decoder(dict).decode
+        for number, line in enumerate(self._lines(path), self.first_line):
+            if not line:
+                continue
+            try:
+                found = decode(line)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                self._bad(f"{path}:{number}", NO_OBJECT, str(error))
+                continue
+            yield number, found
 
 
 def fields_of(of: source.Source) -> fields.Fields:
@@ -171,7 +211,8 @@ def fields_of(of: source.Source) -> fields.Fields:
 def make_reader(part: Part, of: source.Source, on_bad_row: str, longest_line: int) -> PartReader:
     """Returns the reader of a part of a source."""
     cls = _part_class(of.format)
-    settings = {} if of.format in source.TABLE.objects else languages_of(of)
+    names_none = of.format in (*source.TABLE.objects, source.MEGATRON)
+    settings = {} if names_none else languages_of(of)
     if of.format == source.TEXT:
         settings = {"document": of.document}
     if of.format == source.CSV:
@@ -206,8 +247,11 @@ def _part_class(form: str) -> type[PartReader]:
         source.TEXT: _TextPart,
         source.MOSES: _MosesPart,
         source.JSON_LINES: _JsonLinesPart,
+        source.MEGATRON: _MegatronPart,
         source.PARQUET: ParquetPart,
         source.ARROW: ArrowPart,
+        source.TFRECORD: _ExamplesPart,
+        source.ARRAY_RECORD: _ExamplesPart,
     }
     if form in own:
         return own[form]
@@ -228,35 +272,23 @@ def languages_of(of: source.Source) -> dict[str, str]:
 _ROWS_AT_A_TIME = 4096
 
 
-class _ColumnsPart(PartReader):
-    """Base of readers of tables by columns; a row's line is its number in the file."""
-
-    def _read_file(self, path: str) -> Iterator[Row]:
-        make = fields_of(self._of).rows
-        for number, found in enumerate(self._objects(path), self.first_line):
-            rows = make(found, path, number)
-            if isinstance(rows, str):
-                self._bad(f"{path}:{number}", fields.NO_FIELD, rows)
-            elif any(max(len(r.source), len(r.target)) > self._longest for r in rows):
-                self._bad(
-                    f"{path}:{number}", readers.LONG_LINE, f"more than {self._longest_in_words()}"
-                )
-            else:
-                yield from rows
+class _ColumnsPart(_ObjectsPart):
+    """Base of readers of tables by columns."""
 
     @abc.abstractmethod
     def _batches(self, path: str) -> Iterator[pyarrow.RecordBatch]:
         """Yields the columns of the rows in batches; OSError or ArrowException for a bad file."""
 
-    def _objects(self, path: str) -> Iterator[dict[str, object]]:
+    def _objects(self, path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         # pyarrow starts threads, which processes that are forked would lack.
         import pyarrow
 
+        numbers = itertools.count(self.first_line)
         try:
             for batch in self._batches(path):
                 values = (_values(column) for column in batch.columns)
                 for row in zip(*values, strict=True):
-                    yield dict(zip(batch.schema.names, row, strict=True))
+                    yield next(numbers), dict(zip(batch.schema.names, row, strict=True))
         except BucketError:
             raise
         except (pyarrow.ArrowException, OSError) as error:
@@ -314,6 +346,40 @@ class ArrowPart(_ColumnsPart):
             for batch in stream if columns else ():
                 yield batch.select(columns)
                 self.position = stored.tell()
+
+
+class _ExamplesPart(_ObjectsPart):
+    """Reads records of `tf.train.Example`, as T5's libraries write them."""
+
+    def _objects(self, path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        numbers = itertools.count(self.first_line)
+        try:
+            for record in self._records(path):
+                yield next(numbers), _features(record)
+        except (tf.errors.OpError, OSError, RuntimeError) as error:
+            self._cannot_read(path, next(numbers), error)
+
+    def _records(self, path: str) -> Iterator[bytes]:
+        if self._of.format == source.ARRAY_RECORD:
+            reader: Any = array_record_module.ArrayRecordReader(path)
+            # A damaged file has no records, and reading one says why.
+            yield from (reader.read() for _ in range(reader.num_records() or not reader.ok()))
+        else:
+            options = tf.io.TFRecordOptions("GZIP" if path.endswith(".gz") else "")
+            yield from tf.compat.v1.io.tf_record_iterator(path, options)
+
+
+def _features(record: bytes) -> dict[str, Any]:
+    """Returns the values of a record: a text, or a list. Bytes that are no record have none."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(message.DecodeError):
+        for name, feature in tf.train.Example.FromString(record).features.feature.items():
+            kind = feature.WhichOneof("kind")
+            found[name] = list(getattr(feature, kind).value) if kind else []
+            if kind == "bytes_list" and len(found[name]) == 1:
+                with contextlib.suppress(UnicodeDecodeError):
+                    found[name] = found[name][0].decode()
+    return found
 
 
 def _values(column: pyarrow.Array) -> list[object]:

@@ -7,6 +7,7 @@ import fnmatch
 import hashlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from lingvo_gshard.data import tsv
 from lingvo_gshard.data.sources import text
 from lingvo_gshard.wings.preparation import part_readers
 from lingvo_gshard.wings.preparation import sources as formats
-from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, moses
+from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, megatron, moses
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.sources import Cut, Source, Survey
 
@@ -45,6 +46,8 @@ def survey_file(task: Task, job: Job, progress: Progress, path: str, source: Sou
         cuts = {text.LINE: formats.LINES, text.PARAGRAPH: formats.PARAGRAPHS}
         cut = cuts.get(source.document, formats.NOWHERE)
     found = formats.survey(path, cut, source.format == formats.MOSES)
+    if source.format == formats.MEGATRON:
+        return _with_documents(found)
     return _with_row_groups(found) if source.format == formats.PARQUET else found
 
 
@@ -78,7 +81,7 @@ def parts_of(
         for index, cut in enumerate(cuts):
             spans = [_span(one, index) for one in surveyed]
             size = (spans[0].end or surveyed[0].bytes) - cut.offset
-            if sources[entry.source].format == formats.PARQUET:
+            if sources[entry.source].format in (formats.PARQUET, formats.MEGATRON):
                 size = surveyed[0].bytes // len(cuts)
             yield part_readers.Part(
                 number=next(numbers),
@@ -129,6 +132,12 @@ def _find(number: int, source: Source, notes: dict[str, None]) -> Iterator[Files
         yield from (Files(number, (path,)) for path in datasets.saved_files(source.path, setting))
         return
     reader = _reader(source)
+    if source.format == formats.MEGATRON:
+        pairs = dict.fromkeys(map(megatron.pair, reader.files("train", setting)))
+        if missing := [path for both in pairs for path in both if not os.path.isfile(path)]:
+            raise UserError(f"{setting}: {missing[0]} is missing")
+        yield from (Files(number, both) for both in pairs)
+        return
     for path in reader.files("train", setting):
         if isinstance(reader, moses.MosesReader):
             for language, other in reader.sources_of(path):
@@ -153,8 +162,9 @@ def _find_in_archive(
     number: int, source: Source, setting: str, archive: str, pattern: str
 ) -> Iterator[Files]:
     """Yields the files of a source in an archive; UserError if there is none."""
-    if source.format == formats.GETTEXT:
-        raise UserError(f"{setting}: catalogs are not read from archives; unpack it")
+    if source.format in formats.TABLE.whole:
+        what = f"files of format={source.format}"
+        raise UserError(f"{setting}: {what} are not read from archives; unpack it")
     if source.format in formats.TABLE.keyed:
         members = [f"{archive}/{name}" for name in sorted(archives.members(archive))]
         found = [
@@ -181,7 +191,7 @@ def _find_in_archive(
 
 def _find_in_bucket(source: Source, setting: str) -> list[str]:
     """Returns the files of a source in a bucket; ValueError if there is none."""
-    if source.format in (formats.MOSES, formats.GETTEXT, *formats.TABLE.keyed):
+    if source.format in (formats.MOSES, *formats.TABLE.whole, *formats.TABLE.keyed):
         raise UserError(
             f"{setting}: files of format={source.format} are read from local disks only; copy them "
             "to one first"
@@ -198,6 +208,16 @@ def _reader(source: Source) -> Any:
         return tsv.TsvReader(tsv.TsvReader.params().set(train=(source.path,)))
     cls = part_readers.READERS[source.format]
     return cls(cls.params().set(train=(source.path,), **part_readers.languages_of(source)))
+
+
+def _with_documents(found: Survey) -> Survey:
+    """Returns the survey of a file of an indexed data set, cut between documents."""
+    try:
+        count = megatron.IndexedIds(*megatron.pair(found.path)).documents
+    except (OSError, UserError):
+        count = 1
+    starts = range(0, max(count, 1), formats.PART_LINES)
+    return msgspec.structs.replace(found, cuts=[Cut(first, first + 1) for first in starts])
 
 
 def _with_row_groups(found: Survey) -> Survey:

@@ -44,7 +44,7 @@ from lingvo_gshard.wings.preparation.prepared import manifest as manifests
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest
 from lingvo_gshard.wings.preparation.row_files import Groups, Tally
 from lingvo_gshard.wings.preparation.shards import TokensRecord
-from lingvo_gshard.wings.preparation.sources import Source, Survey
+from lingvo_gshard.wings.preparation.sources import TABLE, Source, Survey
 
 WORK = ".work"
 ON_COPIES = ("count", "refuse")
@@ -97,11 +97,13 @@ def prepare(
     parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
     if not parsed:
         raise UserError("`source` is missing: name at least one file to prepare")
-    contents = {source.content: source.path for source in parsed}
-    if len(contents) > 1:
-        text, pairs = contents[manifests.TEXT], contents[manifests.PAIRS]
+    kinds = sorted(
+        {TABLE.kinds[s.content][s.has_ids]: s.path for s in parsed}.items(), reverse=True
+    )
+    if len(kinds) > 1:
+        (one, path), (other, second) = kinds[:2]
         raise UserError(
-            f"`source={text}` is text and `source={pairs}` sentence pairs; prepare them one by one"
+            f"`source={path}` is {one} and `source={second}` {other}; prepare them one by one"
         )
     for name, known in (("on_bad_row", readers.ON_BAD_ROW), ("on_copies", ON_COPIES)):
         given = getattr(options, name)
@@ -119,6 +121,11 @@ def prepare(
         work=WorkDirectory(options.work or pathlib.Path(output) / WORK),
         on_bad_row=options.on_bad_row,
     )
+    if job.sources[0].has_ids and not job.params.vocabulary.files:
+        raise UserError(
+            f"`source={parsed[0].path}` has token ids: `vocabulary.files` must name their "
+            "vocabulary, such as a tokenizer.json"
+        )
     # A missing file leaves no trace of the attempt.
     files, notes = parts.find_files(parsed)
     with job.work.claimed(), _pool(job, options) as pool:

@@ -49,7 +49,10 @@ def read_part(task: Task, job: Job, progress: Progress, part: Part) -> PartRecor
     reader = part_readers.make_reader(part, source, job.on_bad_row, job.params.max_line_bytes)
     writer = _ChunkWriter(job, part.number)
     report = CleaningReport()
-    clean_row = job.cleaner.rules(source.split or "train", report)
+    if source.has_ids:
+        reader.vocabularies = job.params.vocabulary.instantiate().train((), 1.0)
+    # The rules of dev leave ids as they are, and drop empty rows.
+    clean_row = job.cleaner.rules("dev" if source.has_ids else source.split or "train", report)
     tally = writer.record.tally
     done = 0
     for batch in _batches(reader.part_rows()):

@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core import Progress, UserError
 from lingvo_gshard.data import Vocabulary, load_pair
-from lingvo_gshard.wings.preparation import duplicates, row_files
+from lingvo_gshard.wings.preparation import duplicates, row_files, token_ids
 from lingvo_gshard.wings.preparation.cleaning.leaks import reasons_against
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import NEAR_DUPLICATE
 from lingvo_gshard.wings.preparation.job import Job, Task
@@ -83,7 +83,7 @@ def tokenize(
             encoded = []
             for begin in range(0, len(rows), _ROWS_AT_A_TIME):
                 batch = rows[begin : begin + _ROWS_AT_A_TIME]
-                encoded.append(_encode(batch, *sides))
+                encoded.append(_encode(batch, job.sources[0].has_ids, *sides))
                 done += len(batch)
                 progress.update(done, done / max(1, task.rows))
             _write(file, encoded, id_bytes)
@@ -110,17 +110,21 @@ def _kept(
 
 
 def _encode(
-    rows: list[row_files.KeptRow], source: Vocabulary, target: Vocabulary
+    rows: list[row_files.KeptRow], has_ids: bool, source: Vocabulary, target: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lengths of rows, with columns for source and target, and all of their records.
 
     A record is as `data.prepared.manifest` describes it.
     """
-    targets = target.encode_batch([row.target for row in rows], num_threads=1)
     has_source = any(row.source for row in rows)
-    sources = [[]] * len(rows)
-    if has_source:
-        sources = source.encode_batch([row.source for row in rows], num_threads=1)
+    texts = [row.source for row in rows if has_source], [row.target for row in rows]
+    if has_ids:
+        sources = token_ids.of_texts(texts[0], source.source_start, source.eos_id)
+        targets = token_ids.of_texts(texts[1], target.target_start, target.eos_id)
+    else:
+        sources = source.encode_batch(texts[0], num_threads=1) if has_source else []
+        targets = target.encode_batch(texts[1], num_threads=1)
+    sources = sources or [[]] * len(rows)
     start, end = list(source.source_start), [source.eos_id] if has_source else []
     first, last = list(target.target_start[1:]), [target.eos_id]
     sources = [[*start, *ids, *end] for ids in sources]

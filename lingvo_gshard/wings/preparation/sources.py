@@ -21,7 +21,8 @@ from lingvo_gshard.wings.preparation.prepared import manifest
 TSV, CSV, TEXT, JSON_LINES = "tsv", "csv", "text", "jsonl"
 MOSES, GETTEXT, TMX, XLIFF, QT = "moses", "gettext", "tmx", "xliff", "qt"
 ARB, PROPERTIES, SGM, WMT = "arb", "properties", "sgm", "wmt"
-PARQUET, ARROW = "parquet", "arrow"
+PARQUET, ARROW, MEGATRON = "parquet", "arrow", "megatron"
+TFRECORD, ARRAY_RECORD = "tfrecord", "array_record"
 CONTENTS = (manifest.PAIRS, manifest.TEXT)
 
 
@@ -32,15 +33,21 @@ class _Formats(msgspec.Struct, frozen=True):
       keyed: those with a file for each language, whose targets are in another file of the same
         name.
       objects: those whose rows are objects with fields.
+      whole: those whose files are read from local disks only, and not from archives.
       endings: ending of a path -> its format.
       fields: field of a source that only some formats have -> these formats.
+      kinds: content of a source -> what its rows are in words, without and with token ids.
+      names: format, "" for all others -> field of a source that names a field -> default.
     """
 
     formats: tuple[str, ...]
     keyed: tuple[str, ...]
     objects: tuple[str, ...]
+    whole: tuple[str, ...]
     endings: dict[str, str]
     fields: dict[str, tuple[str, ...]]
+    kinds: dict[str, tuple[str, str]]
+    names: dict[str, dict[str, str]]
 
 
 TABLE = objects.table_beside(__file__, "formats.json", _Formats)
@@ -55,20 +62,25 @@ class Source:
 
     Attributes:
       path: a file or a glob; a directory of gettext catalogs, or of "qt", "arb" or "properties"; a
-        directory that `save_to_disk` of Hugging Face's datasets wrote; the prefix of Moses pairs.
+        directory that `save_to_disk` of Hugging Face's datasets wrote; the prefix of Moses pairs;
+        one of the two files of an indexed data set of Megatron.
         Files and prefixes may be within an archive, as in "corpus.zip/*.tsv".
       format: "tsv", "csv", "moses", "gettext", "tmx", "xliff", "qt", "arb", "properties", "sgm",
-        "wmt", "jsonl", "parquet", "arrow" or "text"; "": by the path's end.
+        "wmt", "jsonl", "parquet", "arrow", "megatron", "tfrecord", "array_record" or "text"; "":
+        by the path's end.
       name: what shards and weights call the source; "": from the path.
-      content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
+      content: "pairs" or "text", which has no sources; "": "text" for that format and "megatron",
+        else "pairs".
+      tokens: "ids" if the fields of rows are lists of ids in place of text. `vocabulary.files` of
+        the settings then names the vocabulary, as it does for "megatron".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.
       language: language of rows and catalogs that name none; of formats that name both languages,
         such as Moses pairs, TMX and objects `translation`, the only one to read.
       target_language: language of the targets, for formats that name it.
       delimiter: what is between the fields of CSV: "comma", "tab" or "semicolon".
       document: unit of a document of text: "file", "line" or "paragraph".
-      language_field: field or column of the language, for CSV, JSON lines, Parquet and Arrow. Dots
-        reach into objects, as in "meta.lang".
+      language_field: field or column of the language, for CSV, JSON lines, Parquet, Arrow and
+        records of `tf.train.Example`. Dots reach into objects, as in "meta.lang".
       source_field: field or column of the source.
       target_field: field or column of the target.
       text_field: field or column of a text without a source.
@@ -83,22 +95,24 @@ class Source:
     target_language: str = "en"
     document: str = PARAGRAPH
     delimiter: str = "comma"
-    language_field: str = "language"
-    source_field: str = "source"
-    target_field: str = "target"
-    text_field: str = "text"
+    language_field: str = ""
+    source_field: str = ""
+    target_field: str = ""
+    text_field: str = ""
+    tokens: str = ""
 
     def __post_init__(self):
         """Completes format and name; ValueError if a value is wrong."""
         if not self.path:
             raise UserError(f"{self._flag()}: names no file")
         object.__setattr__(self, "format", self.format or self._format())
-        usual = manifest.TEXT if self.format == TEXT else manifest.PAIRS
+        usual = manifest.TEXT if self.format in (TEXT, MEGATRON) else manifest.PAIRS
         object.__setattr__(self, "content", self.content or usual)
         fields = {
             "format": (self.format, TABLE.formats),
             "content": (self.content, CONTENTS),
             "split": (self.split, ("", *readers.SPLITS)),
+            "tokens": (self.tokens, ("", "ids")),
             "document": (self.document, DOCUMENTS),
             "delimiter": (self.delimiter, tuple(DELIMITERS)),
         }
@@ -107,8 +121,10 @@ class Source:
                 hint = names.nearest(value, [choice for choice in choices if choice])
                 raise UserError(f"{self._flag()}: {field}={value} is unknown. {hint}")
         self._check_fields()
-        if self.format == TEXT and self.content != manifest.TEXT:
-            raise UserError(f"{self._flag()}: files of text have content=text, not pairs")
+        for field, usual in {**TABLE.names[""], **TABLE.names.get(self.format, {})}.items():
+            object.__setattr__(self, field, getattr(self, field) or usual)
+        if self.format in (TEXT, MEGATRON) and self.content != manifest.TEXT:
+            raise UserError(f"{self._flag()}: files of {self.format} have content=text, not pairs")
         object.__setattr__(self, "name", self.name or _name_from(self.path))
         if not NAME.fullmatch(self.name):
             raise UserError(
@@ -126,6 +142,11 @@ class Source:
                     f"{self._flag()}: {field.name}={value} has no effect on format={self.format}; "
                     f"it applies to {' and '.join(formats)}"
                 )
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether rows are token ids."""
+        return self.tokens == "ids" or self.format == MEGATRON
 
     @classmethod
     def parse(cls, text: str) -> Source:
@@ -153,8 +174,9 @@ class Source:
 
     def _format(self) -> str:
         _, ending = os.path.splitext(compression.without_suffix(self.path))
-        if ending in TABLE.endings:
-            return TABLE.endings[ending]
+        # Files of TensorFlow may be numbered, as in "c4.tfrecord-00000-of-01024".
+        if (known := ending.partition("-")[0]) in TABLE.endings:
+            return TABLE.endings[known]
         if os.path.isdir(self.path):
             return ARROW if datasets.is_saved(self.path) else GETTEXT
         if archives.is_archive(self.path):

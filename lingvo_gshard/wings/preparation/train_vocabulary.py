@@ -51,7 +51,7 @@ def train_vocabulary(task: Task, job: Job, progress: Progress, buckets: Groups) 
         raise UserError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
     save_pair(job.local_output, source, target)
     sides = {"joint": source} if source is target else {"source": source, "target": target}
-    covered = vocabulary_trainer.of_rows(rows, source, target)
+    covered = vocabulary_trainer.of_rows([] if job.sources[0].has_ids else rows, source, target)
     return VocabularyRecord(
         [_described(job, side, one, covered[side]) for side, one in sides.items()],
         record_format.id_bytes(max(source.size, target.size)),

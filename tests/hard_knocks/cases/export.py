@@ -167,7 +167,7 @@ CASES = (
         "other sizes than the config's",
         _IMPORT,
         given=(published_model("model", intermediate_size=13),),
-        error="model: the tensors do not fit config.json: "
+        error="model: the tensors do not fit the model's config: "
         "model.layers.0.mlp.down_proj.weight is (8, 12); (8, 13) was expected; ...",
     ),
     Case(

@@ -143,3 +143,16 @@ def test_other_xml_is_no_test_set_of_wmt(tmp_path):
     message = "a.xml:1: the file is no test set of WMT: it begins with <cesAlign>; <dataset> was"
     with pytest.raises(ValueError, match=message):
         read(tmp_path, '<cesAlign version="1.0"><linkGrp/></cesAlign>', "a.xml")
+
+
+def test_the_header_of_a_catalog_that_po2xliff_converted_is_no_row(tmp_path):
+    content = (
+        '<xliff version="1.1" xmlns="urn:oasis:names:tc:xliff:document:1.1">'
+        '<file datatype="po" source-language="en" target-language="de"><body>'
+        '<trans-unit id="1" restype="x-gettext-domain-header"><source>MIME-Version: 1.0</source>'
+        "<target>MIME-Version: 1.0</target></trans-unit>"
+        '<trans-unit id="2"><source>Open</source><target>Offen</target></trans-unit>'
+        "</body></file></xliff>"
+    )
+    rows, reader = read(tmp_path, content, "a.xlf")
+    assert rows == [("de", "Offen", "Open")] and not reader.left_out

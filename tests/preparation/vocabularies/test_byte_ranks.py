@@ -193,6 +193,16 @@ def test_older_files_of_tekken_do_not_list_special_tokens(tmp_path):
     assert vocabulary.size == 30 + len(trained())
 
 
+def test_whispers_file_has_an_empty_token(tmp_path):
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"th": 256}
+    path = write_tiktoken(tmp_path / "multilingual.tiktoken", ranks)
+    with open(path, "a") as file:
+        file.write("= 50256\n")
+    (found,) = others.of_others(path)
+    assert (found.size, found.eos_id) == (50258, 50257)
+    assert found.encode("the") == [256, ord("e")]
+
+
 def test_llama_3s_model_is_a_file_of_tiktoken(tmp_path):
     ranks = trained()
     write_tiktoken(tmp_path / "tokenizer.model", ranks)

@@ -22,18 +22,7 @@ from lingvo_gshard.core import UserError, names, objects
 
 _LATIN = "Latn"
 # Subtags that name the script of a variant: of zh-Hant, and in names of locales such as sr@latin.
-_CHARACTERS_OF = {
-    "hans": ("Hani",),
-    "hant": ("Hani",),
-    "jpan": ("Hani", "Hira", "Kana"),
-    "kore": ("Hang", "Hani"),
-    "arabic": ("Arab",),
-    "bengali": ("Beng",),
-    "cyrillic": ("Cyrl",),
-    "devanagari": ("Deva",),
-    "iqtelif": (_LATIN,),
-    "latin": (_LATIN,),
-}
+_CHARACTERS_OF = objects.table_beside(__file__, "variant_scripts.json", dict[str, tuple[str, ...]])
 _SEPARATOR = re.compile(r"[-_@.]")
 _LAST_USUAL = 0xFFFF
 _LETTER = re.compile(r"[^\W\d_]")

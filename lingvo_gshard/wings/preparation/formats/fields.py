@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.data import Row
+from lingvo_gshard.wings.preparation import token_ids
 from lingvo_gshard.wings.preparation.prepared.manifest import NO_LANGUAGE
 
 NO_FIELD = "a field is missing or no text"
@@ -18,11 +19,13 @@ _NULS = "it has NUL bytes; no text has any"
 class Fields:
     """Names of the fields of an object that is a sentence pair or, if `is_text`, a text.
 
+    If `has_ids`, fields are lists of token ids.
     Objects that name no language have `language`; of objects `translation`, only this one is read.
     Dots in names reach into objects, as in "meta.lang".
     """
 
     is_text: bool = False
+    has_ids: bool = False
     language: str = NO_LANGUAGE
     target_language: str = "en"
     language_field: str = "language"
@@ -51,17 +54,22 @@ class Fields:
         language = _field(fields, self.language_field)
         language = self.language if language is None else language
         texts = [_field(fields, name) for name in self.texts]
-        if texts == [None, None] and isinstance(fields.get(TRANSLATION), Mapping):
+        if self.has_ids:
+            texts = [token_ids.to_text(ids) for ids in texts]
+        elif texts == [None, None] and isinstance(fields.get(TRANSLATION), Mapping):
             return self._translations(fields[TRANSLATION], path, number)
         found = [text for text in texts if isinstance(text, str)]
         if not isinstance(language, str) or len(found) < len(texts):
-            return _missing(fields, self.texts)
+            return _missing(fields, self.texts, "token ids" if self.has_ids else "text")
         if any("\0" in text for text in found):
             return _NULS
         return [Row(language, "" if self.is_text else found[0], found[-1], path, number)]
 
     def _translations(self, texts: Mapping, path: str, number: int) -> list[Row] | str:
         """Returns a row for each language but the target's, or what is wrong."""
+        if isinstance(texts.get("language"), list) and isinstance(texts.get("translation"), list):
+            # TFDS and Hugging Face's TranslationVariableLanguages. The first of variants is read.
+            texts = dict(zip(texts["language"][::-1], texts["translation"][::-1], strict=False))
         target = texts.get(self.target_language)
         wanted = "" if self.language == NO_LANGUAGE else self.language
         others = {code: text for code, text in texts.items() if code != self.target_language}
@@ -84,8 +92,8 @@ def _field(fields: Mapping, name: str) -> object:
     return _field(inner, rest) if dot and isinstance(inner, Mapping) else None
 
 
-def _missing(fields: Mapping, names: Sequence[str]) -> str:
+def _missing(fields: Mapping, names: Sequence[str], what: str = "text") -> str:
     """Returns which fields are there in place of those expected."""
     found = ", ".join(f"{name} ({type(value).__name__})" for name, value in fields.items())
     expected = " and ".join(map(repr, names))
-    return f"expected text in {expected}; found {found[:200] or 'none'}"
+    return f"expected {what} in {expected}; found {found[:200] or 'none'}"

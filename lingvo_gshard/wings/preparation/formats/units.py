@@ -24,6 +24,8 @@ TEST_SUITE = "a segment of a test suite"
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 # Elements that are a unit: in TMX, in XLIFF 1.2 and in XLIFF 2.
 _UNITS = frozenset(("tu", "trans-unit", "segment"))
+# Kind of the unit that has a catalog's header (https://docs.translatehouse.org, po2xliff).
+_HEADER = "x-gettext-domain-header"
 # Elements whose content is codes of a document, no text.
 _CODES = frozenset(("bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec", "sm", "em"))
 # States of a translation that nobody has finished.
@@ -115,7 +117,7 @@ class UnitParser(XmlParser):
         if self._pieces is not None:
             self._codes += local in _CODES
             return
-        if local in _UNITS:
+        if local in _UNITS and attributes.get("restype") != _HEADER:
             self._unit = Unit(self._parser.CurrentLineNumber)
             self._note_state(attributes)
         elif local == "tuv":

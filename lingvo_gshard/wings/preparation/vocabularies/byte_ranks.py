@@ -111,7 +111,9 @@ def read_ranks(content: bytes) -> dict[bytes, int] | None:
     try:
         for line in content.splitlines():
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            # Whisper's file has an empty token, which no text gives.
+            if token != b"=":
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
     except (ValueError, binascii.Error):
         return None
     return ranks or None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import UserError, explained, names, objects
 from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
+from lingvo_gshard.wings.preparation.vocabularies import byte_ranks, published_vocabulary
 from lingvo_gshard.wings.preparation.vocabularies.json_vocabulary import JsonVocabulary
 
 _TIKTOKEN = ".tiktoken"
@@ -32,8 +32,14 @@ def of_others(
 
 
 def paths_of(files: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the paths of a setting that names one file or several."""
-    return tuple(map(os.path.expanduser, names.listed(files)))
+    """Returns the paths of a setting that names one file, or directory with it, or several."""
+    return tuple(_file_in(os.path.expanduser(path)) for path in names.listed(files))
+
+
+def _file_in(path: str) -> str:
+    """Returns the tokenizer in the directory of a published model; another path as it is."""
+    known = published_vocabulary.TOKENIZER_JSON, *published_vocabulary.SENTENCEPIECE_MODELS
+    return next(filter(os.path.isfile, (os.path.join(path, name) for name in known)), path)
 
 
 def _unranked(content: bytes, name: str) -> bytes:

@@ -336,29 +336,7 @@ RECORD_FILE = "published.json"
 # File with the scales of the tensors that were published in FP8.
 SCALES_FILE = "published_scales.safetensors"
 # Files of a published model that are kept besides its weights.
-KEPT_FILES = (
-    RECORD_FILE,
-    SCALES_FILE,
-    "config.json",
-    "generation_config.json",
-    TOKENIZER_JSON,
-    byte_ranks.TEKKEN,
-    byte_ranks.KIMI,
-    *SENTENCEPIECE_MODELS,
-    FAIRSEQ_MODEL,
-    "source.spm",
-    "target.spm",
-    SETTINGS,
-    SPECIAL_TOKENS,
-    ADDED_TOKENS,
-    VOCABULARY,
-    "target_vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "README.md",
-    "LICENSE",
-)
+KEPT_FILES = objects.table_beside(__file__, "kept_files.json", tuple[str, ...])
 
 _T = TypeVar("_T")
 

@@ -60,8 +60,9 @@ class VocabularyTrainer(Configurable):
         p.define(
             "files",
             (),
-            "Vocabularies of others, used as they are: a SentencePiece model or a tokenizer.json "
-            "for both sides, or one for the source and one for the target; (): trained here.",
+            "Vocabularies of others, used as they are: a SentencePiece model or a tokenizer.json, "
+            "or the directory of a published model, for both sides; or one for the source and one "
+            "for the target; (): trained here.",
         )
         p.define(
             "end_token",
