@@ -21,6 +21,8 @@ const SENTENCES = {
   zh: "无法保存文件。",
 };
 const BEGINNINGS = ["The file ", "To change the password, ", "The list of users "];
+// For models that say no examples.
+const OPENINGS = ["Hello!", "What can you do?", "Write two sentences about the sea."];
 const MOST_EXAMPLES = 4;
 
 // "Spanish" for "es", and "Portuguese (Brazil)" for "pt_BR"; the code itself if the browser knows no name.
@@ -33,6 +35,7 @@ function languageName(code) {
 }
 
 function examplesFor(model) {
+  if (model.has_chat_template) return model.examples.length ? model.examples : OPENINGS;
   if (model.task !== "translation") return BEGINNINGS;
   const known = model.languages.length ? model.languages : Object.keys(SENTENCES);
   return known.map((code) => SENTENCES[code.split("_")[0]]).filter(Boolean).slice(0, MOST_EXAMPLES);
