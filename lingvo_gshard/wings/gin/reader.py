@@ -160,11 +160,13 @@ class _Reader:
                 self._take(statement, path, where)
         except SyntaxError as error:
             where = f"{path}:{error.lineno}" if path else option
-            reason = error.msg.splitlines()[-1].strip()
+            reason = error.msg.splitlines()[-1].strip().rstrip(".")
+            reason = "text follows the value" if reason == "Expected newline" else reason
             raise UserError(f"{where}: {reason}{_hint(error.text, self._example)}") from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            raise UserError(f"{f'{path}:{line}' if path else option}: {message}") from None
+            where = f"{path}:{line}" if path else option
+            raise UserError(f'{where}: {message}. Close each bracket and each """') from None
 
     def _take(self, statement: Any, path: str | None, where: str) -> None:
         if isinstance(statement, config_parser.IncludeStatement):
@@ -210,7 +212,9 @@ def _hint(line: str | None, example: Callable[[str], Any]) -> str:
         return f"; expected {_kind(wanted)}, such as {wanted!r}"
     if value.isidentifier():
         return f'. Write strings in quotes: "{value}"'
-    return ""
+    if isinstance(wanted, (bool, int, float, str)):
+        return f". Write NAME = VALUE, such as {key.strip()} = {wanted!r}"
+    return ". Write NAME = VALUE, such as run.steps = 100"
 
 
 def _resolve_macros(settings: list[Setting]) -> list[Setting]:
