@@ -158,6 +158,7 @@ SLOW_PAGES = (
     "extending.md",
     "failures.md",
     "fine_tuning.md",
+    "install.md",
     "language_model.md",
     "local_updates.md",
     "long_inputs.md",
