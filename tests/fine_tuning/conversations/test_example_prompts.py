@@ -35,9 +35,10 @@ def test_the_card_of_a_published_model_lists_messages(card, expected, tmp_path):
 def test_params_come_before_the_card(tmp_path):
     folder = tmp_path / "model"
     chat_models.write(folder)
-    found = {}
+    params, found = ConversationInput.params(), {}
+    params.corpus.train = (str(chat_models.write_lines(tmp_path / "chats.jsonl")),)
     for given in ((), ("w12", "w13")):
-        input_ = ConversationInput.params().set(examples=given).instantiate()
+        input_ = params.copy().set(examples=given).instantiate()
         input_.load_vocabularies(folder)
         found[given] = example_prompts_of(input_)
         # There is no card so far.
