@@ -162,7 +162,8 @@ class _Reader:
             where = f"{path}:{error.lineno}" if path else option
             reason = error.msg.splitlines()[-1].strip().rstrip(".")
             reason = "text follows the value" if reason == "Expected newline" else reason
-            raise UserError(f"{where}: {reason}{_hint(error.text, self._example)}") from None
+            line = error.text or (text if isinstance(text, str) else "")
+            raise UserError(f"{where}: {reason}{_hint(line, self._example)}") from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
             where = f"{path}:{line}" if path else option
@@ -199,9 +200,9 @@ def _find(name: str, including: str) -> str | None:
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
-def _hint(line: str | None, example: Callable[[str], Any]) -> str:
+def _hint(line: str, example: Callable[[str], Any]) -> str:
     """Returns a hint for common syntax errors; see `read` for `example`."""
-    key, _, value = (line or "").partition("=")
+    key, _, value = line.partition("=")
     if "[" in key:
         return ". Write layers_0, not layers[0], for an element of a list"
     value = value.strip()

@@ -186,7 +186,7 @@ CASES = (
         "a gin file with NUL characters",
         _TINY + "--gin_file=a.gin",
         given=(write("a.gin", b"run.steps = 5\x00\n"),),
-        error="a.gin:1: text follows the value. Write NAME = VALUE, such as run.steps = 100",
+        error="a.gin:1: text follows the value. Write NAME = VALUE, such as run.steps = 12",
     ),
     Case(
         "a gin file that includes what is not there",
