@@ -82,8 +82,11 @@ def release(version: str, date: datetime.date) -> None:
 
 
 def current_version() -> str:
-    """Returns the version of version.py."""
-    return re.search(r'^VERSION = "(.+)"$', _text("lingvo_gshard/core/version.py"), re.M)[1]
+    """Returns the version of version.py; ReleaseError if it has none."""
+    found = re.search(r'^VERSION = "(.+)"$', _text("lingvo_gshard/core/version.py"), re.MULTILINE)
+    if not found:
+        raise ReleaseError("lingvo_gshard/core/version.py has no line VERSION = ...")
+    return found[1]
 
 
 def check_ready(version: str, before: str) -> None:

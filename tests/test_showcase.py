@@ -29,6 +29,7 @@ RIGHT = {
     "Não foi possível salvar o arquivo.": _FILE_NOT_SAVED,
     "Filen kunde inte sparas.": _FILE_NOT_SAVED,
     "Vous devez saisir un mot de passe.": _ENTER_PASSWORD,
+    "Introduza a sua palavra-passe.": _ENTER_PASSWORD,
     "Sie müssen ein Passwort eingeben.": _ENTER_PASSWORD,
     "Il file non esiste.": r"(?=.*\bfile)(?=.*(not exist|n't exist|not found|no such))",
     "O dispositivo não está ligado.": r"(?=.*\bdevice)(?=.*(not|n't))(?=.*(connect|\bon\b|link))",
@@ -74,10 +75,15 @@ def _printed() -> list[tuple[str, str, str]]:
     """Returns the translations that pages print: (sentence, translation, page)."""
     readme, serving = _text("README.md"), _text("docs/serving.md")
     pairs = re.findall(r"^ +source  (.+)\n.*\ntranslation  (.+)$", readme, re.MULTILINE)
-    answers = re.findall(r'"source": "([^"]+)", "text": "([^"]+)"', serving)
-    return [(*pair, "README.md") for pair in pairs] + [
-        (*pair, "docs/serving.md") for pair in answers
-    ]
+    found = [(*pair, "README.md") for pair in pairs]
+    pairs = re.findall(r'"source": "([^"]+)", "text": "([^"]+)"', serving)
+    found += [(*pair, "docs/serving.md") for pair in pairs]
+    # The tutorial trains a smaller model, on two of the languages.
+    tutorial = _text("docs/first_translation.md")
+    sentences = re.findall(r'"([^"]+)"', re.search(r"^sentences = (.+)$", tutorial, re.M)[1])
+    translations = re.findall(r"\*([^*]+\.)\*", tutorial.partition("two sentences above")[2])
+    pairs = zip(sentences, translations, strict=True)
+    return found + [(*pair, "docs/first_translation.md") for pair in pairs]
 
 
 def _is_right(sentence: str, translation: str) -> bool:
@@ -91,7 +97,7 @@ def test_each_sentence_that_is_shown_has_a_right_translation():
 
 
 def test_printed_translations_are_right():
-    assert len(_printed()) == 2
+    assert len(_printed()) == 4
     for sentence, translation, page in _printed():
         assert _is_right(sentence, translation), f"{page}: {sentence} -> {translation}"
 
