@@ -4,7 +4,8 @@
 The slow test translates with a run of `make quickstart`, and needs its directory:
 
     make quickstart LOGDIR=runs/quickstart
-    GSHARD_QUICKSTART=runs/quickstart .venv/bin/python -m pytest -m slow tests/examples/test_showcase.py
+    export GSHARD_QUICKSTART=runs/quickstart
+    .venv/bin/python -m pytest -m slow tests/examples/test_showcase.py
 """
 
 import os

@@ -9,7 +9,7 @@ from lingvo_gshard.wings.serving.service import Service
 from tests.fine_tuning.conversations import chat_models
 from tests.pages import audit
 from tests.serving.conftest import PATIENT
-from tests.serving.test_page import needs_browser, serve, until, window
+from tests.serving.test_page import answer, needs_browser, serve, until, window
 
 __all__ = ["serve", "window"]
 
@@ -187,6 +187,20 @@ def test_the_page_works_by_keyboard_and_names_its_parts(controlled):
         window.type("#" + (order[-1] if order else "text"), "\ue004")
         order.append(window.run(focused))
     assert order == ["anew", "go"]
+
+
+def test_a_chat_model_continues_texts_on_a_page_of_its_own(serve, window, chatting):
+    opened(window, serve(Service(chatting, PATIENT)))
+    window.click("#facts a")
+    until(
+        window, "return !!document.querySelector('#count') && !!document.querySelector('#facts a')"
+    )
+    assert window.texts("#go") == ["Continue"] and window.texts("#turns") == []
+    answer(window, "w6 w7")
+    assert len(window.texts("#alternatives .text")) == 4
+    window.click("#facts a")
+    until(window, "return !!document.querySelector('#turns')")
+    assert window.console() == []
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ function offer() {
 // Makes the page one of conversations.
 function openChat() {
   document.body.classList.add("chat");
-  find("facts").textContent = `Answers in conversations. Training step ${model.step.toLocaleString("en")}.`;
+  find("facts").replaceChildren(`Answers in conversations. Training step ${model.step.toLocaleString("en")}.`, ...otherPage(model));
   find("label").textContent = "Message";
   if (!find("turns")) {
     const log = el("section", { id: "turns", role: "log", "aria-label": "Conversation" });

@@ -34,8 +34,16 @@ function languageName(code) {
   }
 }
 
+// A chat model continues texts, too, on the page "/#text".
+const TEXT = "#text";
+const chats = (model) => model.has_chat_template && location.hash !== TEXT;
+
+// A link between the two pages of a chat model.
+const otherPage = (model) => !model.has_chat_template ? []
+  : chats(model) ? [" ", el("a", { href: TEXT }, "Continue a text instead")] : [" ", el("a", { href: "#" }, "Hold a conversation instead")];
+
 function examplesFor(model) {
-  if (model.has_chat_template) return model.examples.length ? model.examples : OPENINGS;
+  if (chats(model)) return model.examples.length ? model.examples : OPENINGS;
   if (model.task !== "translation") return BEGINNINGS;
   const known = model.languages.length ? model.languages : Object.keys(SENTENCES);
   return known.map((code) => SENTENCES[code.split("_")[0]]).filter(Boolean).slice(0, MOST_EXAMPLES);

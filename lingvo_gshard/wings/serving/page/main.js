@@ -16,10 +16,11 @@ async function start() {
   [model] = found.data;
   const translates = model.task === "translation";
   document.title = find("name").textContent = model.id;
-  if (model.has_chat_template) return openChat();
+  if (chats(model)) return openChat();
   const from = model.languages.length ? ` from ${model.languages.map(languageName).join(", ")}` : "";
   find("facts").textContent = translates ? `Translates${from}. Training step ${model.step.toLocaleString("en")}.`
     : `Continues texts. Training step ${model.step.toLocaleString("en")}.`;
+  find("facts").append(...otherPage(model));
   find("label").textContent = translates ? "Sentence" : "Beginning of a text";
   showExamples(model, (text) => {
     find("text").value = text;
@@ -48,7 +49,7 @@ async function submit(event) {
   document.body.classList.add("busy");
   try {
     if (!model) await start();
-    if (model.has_chat_template) {
+    if (chats(model)) {
       converse();
     } else {
       const found = await ask();
@@ -72,4 +73,5 @@ find("unlock").addEventListener("submit", (event) => {
   sessionStorage.setItem(TOKEN, find("token").value.trim());
   start().then(() => find("text").focus(), problem);
 });
+addEventListener("hashchange", () => location.reload());
 start().catch(problem);
