@@ -34,13 +34,13 @@ function languageName(code) {
   }
 }
 
-// A chat model continues texts, too, on the page "/#text".
-const TEXT = "#text";
-const chats = (model) => model.has_chat_template && location.hash !== TEXT;
+// A chat model continues texts, too, on the page "/?text".
+const TEXT = "?text";
+const chats = (model) => model.has_chat_template && location.search !== TEXT;
 
 // A link between the two pages of a chat model.
 const otherPage = (model) => !model.has_chat_template ? []
-  : chats(model) ? [" ", el("a", { href: TEXT }, "Continue a text instead")] : [" ", el("a", { href: "#" }, "Hold a conversation instead")];
+  : chats(model) ? [" ", el("a", { href: TEXT }, "Continue a text instead")] : [" ", el("a", { href: "?" }, "Hold a conversation instead")];
 
 function examplesFor(model) {
   if (chats(model)) return model.examples.length ? model.examples : OPENINGS;

@@ -73,5 +73,4 @@ find("unlock").addEventListener("submit", (event) => {
   sessionStorage.setItem(TOKEN, find("token").value.trim());
   start().then(() => find("text").focus(), problem);
 });
-addEventListener("hashchange", () => location.reload());
 start().catch(problem);
