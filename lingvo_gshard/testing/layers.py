@@ -272,7 +272,9 @@ class LayerTest(TestCase):
             result, again = self._eager_result(training), self.run_pass(training, "eager")
             self.assertTrue(_same_bits(result, again), f"draws without a key, with {training=}")
             is_same = _same_bits(result, self.run_pass(training, "eager", seed=6))
-            self.assertEqual(is_same, not (training and self.DRAWS), "DRAWS says otherwise")
+            found = f"another seed gives {'the same' if is_same else 'another'} result"
+            message = f"with {training=} and DRAWS = {self.DRAWS}, {found}"
+            self.assertEqual(is_same, not (training and self.DRAWS), message)
 
     def test_evaluation_needs_no_seed(self) -> None:
         """A pass without a seed computes what one with a seed computes."""
