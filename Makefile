@@ -5,6 +5,7 @@
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
 # FILES    `make test` runs the tests of these files and folders alone; CHANGED names a revision of git
 #          instead, and means the files that differ from it
+# VERSION  the version that `make release` releases
 # SLOW_SHARE   K/N: `make test` also runs each slow test whose name has the checksum K modulo N
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
 
@@ -43,7 +44,7 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all soak soak-serve soak-cluster lint format docs pictures bazel-test clean
+.PHONY: help quickstart install install-dev test test-all soak soak-serve soak-cluster lint format docs pictures release bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
@@ -60,6 +61,7 @@ help:
 	@echo "make format       let ruff fix what it can"
 	@echo "make docs         the site in build/site, strict about links, without a network"
 	@echo "make pictures     draw the pictures of the documentation that follow from the code"
+	@echo "make release VERSION=0.2.0   date the changelog, set the version, build, check, commit and tag"
 	@echo "make bazel-test   the tests of make test, by bazel"
 	@echo "make clean        remove build and test outputs; keep runs/ and $(VENV)"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) LOGDIR=$(LOGDIR) FAULTS=$(FAULTS) SEED=$(SEED) BAZEL=$(BAZEL)"
@@ -115,6 +117,16 @@ docs: $(INSTALLED_DOCS)
 
 pictures: $(INSTALLED)
 	$(BIN)/python -m docs.pictures
+
+# A VERSION of the environment is not meant.
+RELEASED := $(if $(filter command,$(origin VERSION)),$(VERSION))
+release: $(if $(RELEASED),$(INSTALLED_TEST))
+ifeq ($(RELEASED),)
+	@$(PYTHON) -m docs.release
+else
+	@$(PIP_INSTALL) -e ".[dev]"
+	@$(BIN)/python -m docs.release $(RELEASED)
+endif
 
 bazel-test: $(INSTALLED_TEST)
 	PATH="$(abspath $(BIN)):$$PATH" $(BAZEL) test $(BAZEL_FLAGS) //tests/...

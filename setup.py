@@ -94,6 +94,7 @@ setup(
             "__init__.pyi",
             "*/__init__.pyi",
             "tools/*/__init__.pyi",
+            "api/*.txt",
             "tools/*/*.bash",
             "tools/*/*.css",
             "tools/*/*.html",
@@ -205,6 +206,7 @@ setup(
             *S3,
             *SERVE,
             "basedpyright>=1.30",
+            "build>=1.2",
             "datasketch>=1.6",
             # What moto's server needs of its extra `server`, which brings far more.
             "flask>=3",
@@ -224,7 +226,7 @@ setup(
         ],
         # The site, by `make docs`.
         "docs": ["mkdocs-material>=9.6"],
-        "dev": ["pre-commit>=4.0"],
+        "dev": ["pre-commit>=4.0", "twine>=6"],
     },
     entry_points={
         "console_scripts": [

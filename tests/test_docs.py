@@ -157,6 +157,7 @@ SLOW_PAGES = (
     "experts.md",
     "extending.md",
     "fine_tuning.md",
+    "install.md",
     "language_model.md",
     "memory_and_communication.md",
     "moe.md",

@@ -77,6 +77,13 @@ def test_parts_are_all_tests():
     assert len({*first, *second}) == len(first) + len(second)
 
 
+def test_a_release_needs_a_version():
+    text = _make("-n", "release", "VERSION=0.2.0")
+    assert "bin/python -m docs.release 0.2.0" in text and '-e ".[dev]"' in text
+    for arguments in ((), ("VERSION=",)):
+        assert _make("-n", "release", *arguments) == "python3 -m docs.release\n"
+
+
 def test_variables_choose_environment_and_folder():
     text = _make("-n", "quickstart", "VENV=elsewhere", "LOGDIR=there", "PYTHON=python3.99")
     assert "elsewhere/bin/gshard-train" in text and "--logdir=there" in text

@@ -19,8 +19,8 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.closed_output import GuardedStream
 from lingvo_gshard.api.options import RuntimeOptions
-from lingvo_gshard.core import Params, Progress, params_text, processes, signals
-from lingvo_gshard.data import Batch, CleaningReport, Input
+from lingvo_gshard.core import Params, Progress, names, objects, params_text, processes, signals
+from lingvo_gshard.data import Batch, CleaningReport, EmbeddedCorpus, Input
 from lingvo_gshard.training import (
     METRICS_FILE,
     Checkpoint,
@@ -165,8 +165,17 @@ def _prepared(params: Params, steps: int | None) -> Params:
         params.run.steps = steps
     trackers.check(params.run.writers)
     params.run.instantiate()
+    _check_languages(params.input)
     _ = make_trainer(params)
     return params
+
+
+def _check_languages(given: Params) -> None:
+    """Raises UserError if an input names a language that the text in the package lacks."""
+    if "languages" in given and "corpus" in given and given.corpus.cls is EmbeddedCorpus:
+        valid = objects.text_beside(__file__, "embedded_languages.txt").split()
+        for language in names.listed(given.languages):
+            names.check(language, valid, f"input.languages: the corpus has no {language!r}")
 
 
 def _backend(options: RuntimeOptions, params: Params, logdir: str, progress: Progress) -> Backend:

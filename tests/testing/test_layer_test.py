@@ -143,19 +143,24 @@ class WrongSizes(Scaled):
 
 
 @pytest.mark.parametrize(
-    ("layer", "cause"),
+    ("layer", "first", "cause"),
     [
-        (WrongLetters, "Layout 'MM' repeats the letter 'M'; name one of them 'm' and declare"),
-        (WrongSizes, "Matrix size-incompatible"),
+        (
+            WrongLetters,
+            "test_a_pass_runs",
+            "Layout 'MM' repeats the letter 'M'; name one of them 'm' and declare",
+        ),
+        (WrongSizes, "test_a_pass_runs", "Matrix size-incompatible"),
+        (Drawing, "test_only_random_draws_depend_on_the_seed", "DRAWS = False, another seed gives"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_one_mistake_is_one_failure_that_says_the_cause(layer, cause):
+def test_one_mistake_is_one_failure_that_says_the_cause(layer, first, cause):
     found = type("Broken", (testing.LayerTest,), {"PARAMS": layer.params()})
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(found).run(result)
     ((test, text),) = result.errors + result.failures
-    assert test.id().endswith("test_a_pass_runs") and cause in text
+    assert test.id().endswith(first) and cause in text
     assert "with training=True" in text
     assert len(result.skipped) == result.testsRun - 1 > 8
 

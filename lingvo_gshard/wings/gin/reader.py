@@ -156,11 +156,14 @@ class _Reader:
                 self._take(statement, path, where)
         except SyntaxError as error:
             where = f"{path}:{error.lineno}" if path else option
-            reason = error.msg.splitlines()[-1].strip()
-            raise UserError(f"{where}: {reason}{_hint(error.text, self._example)}") from None
+            reason = error.msg.splitlines()[-1].strip().rstrip(".")
+            reason = "text follows the value" if reason == "Expected newline" else reason
+            line = error.text or (text if isinstance(text, str) else "")
+            raise UserError(f"{where}: {reason}{_hint(line, self._example)}") from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
-            raise UserError(f"{f'{path}:{line}' if path else option}: {message}") from None
+            where = f"{path}:{line}" if path else option
+            raise UserError(f'{where}: {message}. Close each bracket and each """') from None
 
     def _take(self, statement: Any, path: str | None, where: str) -> None:
         if isinstance(statement, config_parser.IncludeStatement):
@@ -193,9 +196,9 @@ def _find(name: str, including: str) -> str | None:
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
-def _hint(line: str | None, example: Callable[[str], Any]) -> str:
+def _hint(line: str, example: Callable[[str], Any]) -> str:
     """Returns a hint for common syntax errors; see `read` for `example`."""
-    key, _, value = (line or "").partition("=")
+    key, _, value = line.partition("=")
     if "[" in key:
         return ". Write layers_0, not layers[0], for an element of a list"
     value = value.strip()
@@ -206,7 +209,9 @@ def _hint(line: str | None, example: Callable[[str], Any]) -> str:
         return f"; expected {_kind(wanted)}, such as {wanted!r}"
     if value.isidentifier():
         return f'. Write strings in quotes: "{value}"'
-    return ""
+    if isinstance(wanted, (bool, int, float, str)):
+        return f". Write NAME = VALUE, such as {key.strip()} = {wanted!r}"
+    return ". Write NAME = VALUE, such as run.steps = 100"
 
 
 def _resolve_macros(settings: list[Setting]) -> list[Setting]:

@@ -14,6 +14,7 @@ from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.training import BEST, Logdir, preferred
 from lingvo_gshard.wings.fine_tuning.conversations.chat_template import ChatTemplate
 from lingvo_gshard.wings.fine_tuning.conversations.conversation_input import chat_template_of
+from lingvo_gshard.wings.fine_tuning.conversations.example_prompts import example_prompts_of
 from lingvo_gshard.wings.inference.engine.engine import Engine
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.wings.inference.published_settings import PublishedSettings
@@ -37,6 +38,7 @@ class ServedModel:
       languages: source languages that the model was trained on; empty if unknown.
       published: settings of generation that the model was published with.
       template: writes conversations; None if the model has no chat template.
+      examples: messages to try with a chat model; empty if it names none.
       created: time when the model was loaded, in seconds since 1970.
     """
 
@@ -49,6 +51,7 @@ class ServedModel:
     languages: tuple[str, ...] = ()
     published: PublishedSettings = dataclasses.field(default_factory=PublishedSettings)
     template: ChatTemplate | None = None
+    examples: tuple[str, ...] = ()
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -70,6 +73,7 @@ class ServedModel:
                 made["languages"] = names.listed(input_.p.get("languages"))
         else:
             made |= {"vocabulary": input_.vocabulary, "template": _template_of(input_)}
+            made["examples"] = example_prompts_of(input_) if made["template"] else ()
         return cls(name, decoder.step, engine, **made)
 
     def check_name(self, name: str | None) -> None:

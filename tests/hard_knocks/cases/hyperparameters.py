@@ -146,7 +146,6 @@ CASES = (
         "a language that the corpus does not have",
         _TRAIN + "--input.languages='(\"jp\",)'",
         error="input.languages: the corpus has no 'jp'. Valid: af, ar, ..., zh_Hans, zh_Hant.",
-        changes=("run", "run/*"),
     ),
     Case(
         "an experiment whose module is not here",

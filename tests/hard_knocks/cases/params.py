@@ -75,12 +75,14 @@ CASES = (
     Case(
         "a gin parameter without a value",
         _TINY + "--gin_param='run.steps ='",
-        error="--gin_param 'run.steps =': Unable to parse value.",
+        error="--gin_param 'run.steps =': Unable to parse value. Write NAME = VALUE, such as "
+        "run.steps = 12",
     ),
     Case(
         "a gin parameter without an equals sign",
         _TINY + "--gin_param='run.steps 5'",
-        error="--gin_param 'run.steps 5': Couldn't parse statement, expected ':' or '='.",
+        error="--gin_param 'run.steps 5': Couldn't parse statement, expected ':' or '='. Write "
+        "NAME = VALUE, such as run.steps = 100",
     ),
     Case(
         "a text for a number",
@@ -165,7 +167,7 @@ CASES = (
         "a gin file with a syntax error",
         _TINY + "--gin_file=a.gin",
         given=(write("a.gin", "run.steps = 5\nstep.seed = (\n"),),
-        error="a.gin:3: EOF in multi-line statement",
+        error='a.gin:3: EOF in multi-line statement. Close each bracket and each """',
     ),
     Case(
         "a gin file with an unknown name",
@@ -184,7 +186,7 @@ CASES = (
         "a gin file with NUL characters",
         _TINY + "--gin_file=a.gin",
         given=(write("a.gin", b"run.steps = 5\x00\n"),),
-        error="a.gin:1: Expected newline.",
+        error="a.gin:1: text follows the value. Write NAME = VALUE, such as run.steps = 12",
     ),
     Case(
         "a gin file that includes what is not there",

@@ -68,6 +68,7 @@ class ConversationInput(TextInput, CorpusInput):
             "2025-01-01",
             "The date that templates write into conversations. A fixed one makes runs repeatable.",
         )
+        p.define("examples", (), "Messages that the page of gshard-serve offers to try.")
         p.define(
             "truncate",
             False,

@@ -80,6 +80,7 @@ def _described(service: Service) -> dict:
         "most_tokens": facts.most_source - 1 if facts.has_source else facts.most_positions - 1,
         "most_beam_size": service.limits.most_beam_size,
         "has_chat_template": model.template is not None,
+        "examples": model.examples,
     }
 
 

@@ -14,7 +14,7 @@ _HERE = "lingvo_gshard.wings.serving.page"
 _SCRIPTS = (
     ("lingvo_gshard.wings.pages", "dom.js"),
     *((_HERE, f"{name}.js") for name in ("words", "server", "tokens", "experts")),
-    *((_HERE, f"{name}.js") for name in ("examples", "answers", "main")),
+    *((_HERE, f"{name}.js") for name in ("examples", "answers", "chat", "main")),
 )
 _STYLES = (("lingvo_gshard.wings.pages", "reset.css"), (_HERE, "style.css"))
 

@@ -21,6 +21,8 @@ const SENTENCES = {
   zh: "无法保存文件。",
 };
 const BEGINNINGS = ["The file ", "To change the password, ", "The list of users "];
+// For models that say no examples.
+const OPENINGS = ["Hello!", "What can you do?", "Write two sentences about the sea."];
 const MOST_EXAMPLES = 4;
 
 // "Spanish" for "es", and "Portuguese (Brazil)" for "pt_BR"; the code itself if the browser knows no name.
@@ -32,7 +34,16 @@ function languageName(code) {
   }
 }
 
+// A chat model continues texts, too, on the page "/?text".
+const TEXT = "?text";
+const chats = (model) => model.has_chat_template && location.search !== TEXT;
+
+// A link between the two pages of a chat model.
+const otherPage = (model) => !model.has_chat_template ? []
+  : chats(model) ? [" ", el("a", { href: TEXT }, "Continue a text instead")] : [" ", el("a", { href: "?" }, "Hold a conversation instead")];
+
 function examplesFor(model) {
+  if (chats(model)) return model.examples.length ? model.examples : OPENINGS;
   if (model.task !== "translation") return BEGINNINGS;
   const known = model.languages.length ? model.languages : Object.keys(SENTENCES);
   return known.map((code) => SENTENCES[code.split("_")[0]]).filter(Boolean).slice(0, MOST_EXAMPLES);

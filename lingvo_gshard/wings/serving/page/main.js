@@ -1,4 +1,4 @@
-// Asks the server what it serves, and answers what is typed.
+// Asks the server what it serves, and sends it what is typed.
 
 let model = null;
 
@@ -16,9 +16,11 @@ async function start() {
   [model] = found.data;
   const translates = model.task === "translation";
   document.title = find("name").textContent = model.id;
+  if (chats(model)) return openChat();
   const from = model.languages.length ? ` from ${model.languages.map(languageName).join(", ")}` : "";
   find("facts").textContent = translates ? `Translates${from}. Training step ${model.step.toLocaleString("en")}.`
     : `Continues texts. Training step ${model.step.toLocaleString("en")}.`;
+  find("facts").append(...otherPage(model));
   find("label").textContent = translates ? "Sentence" : "Beginning of a text";
   showExamples(model, (text) => {
     find("text").value = text;
@@ -29,7 +31,6 @@ async function start() {
 }
 
 async function ask() {
-  if (!model) await start();
   const text = find("text").value, best = Number(find("count").value);
   if (model.task === "translation") {
     const body = { text: text.trim(), beam_size: Math.max(best, Math.min(4, model.most_beam_size)), best, routing: true };
@@ -42,13 +43,19 @@ async function ask() {
 
 async function submit(event) {
   event?.preventDefault();
+  if (writing) return event?.type === "submit" && stop();
   if (find("go").disabled || !find("text").value.trim()) return;
   find("go").disabled = true;
   document.body.classList.add("busy");
   try {
-    const found = await ask();
-    problem(null);
-    showAnswer(found, model.task === "translation");
+    if (!model) await start();
+    if (chats(model)) {
+      converse();
+    } else {
+      const found = await ask();
+      problem(null);
+      showAnswer(found, model.task === "translation");
+    }
   } catch (error) {
     problem(error);
   } finally {
@@ -59,7 +66,7 @@ async function submit(event) {
 
 find("ask").addEventListener("submit", submit);
 find("text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey) submit(event);
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
 });
 find("unlock").addEventListener("submit", (event) => {
   event.preventDefault();
