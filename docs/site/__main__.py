@@ -55,7 +55,7 @@ def write(target: pathlib.Path) -> None:
     notebooks.write(target / _NOTEBOOKS)
     for name, text in reference.pages().items():
         file = target / "reference" / name
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
 

@@ -15,6 +15,10 @@ class DecodingOptions(Options):
 
     With a temperature tokens are drawn, else the best ones are searched for. Log-probabilities are
     always the model's own: before temperature, penalties and restrictions.
+
+        >>> options = gshard.DecodingOptions(beam_size=1, temperature=0.8, top_p=0.9)
+        >>> options.draws
+        True
     """
 
     beam_size: int = option(
