@@ -7,7 +7,7 @@ import re
 import pytest
 
 import lingvo_gshard as gshard
-from docs.site import commands, hyperparameters, markdown, python_api
+from docs.site import code_links, commands, hyperparameters, markdown, python_api
 from lingvo_gshard.core import Params, registry
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.tools import completion
@@ -94,6 +94,35 @@ def test_flags_and_commands_in_a_text_are_links_once():
         "[`gshard-bench step`](bench.md#step) and [`gshard-plan`](plan.md) needs "
         "[`--logdir`](#--logdir) ([Watch and resume a run](../../runs.md))"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        ("gshard-train", "commands/train.md"),
+        ("gshard-train --steps=3", "commands/train.md#--steps"),
+        ("gshard-train --mesh", "commands/flags.md#--mesh"),
+        ("gshard-bench step --profile", "commands/bench.md#step--profile"),
+        ("gshard-bench", "commands/bench.md"),
+        ("gshard-plan diff", ""),
+        ("gshard-train --stps", ""),
+        ("gshard-trian", ""),
+        ("gshard.load", "python.md#gshardload"),
+        ("gshard.experiments()", "python.md#gshardexperiments"),
+        ("gshard.laod", ""),
+    ],
+)
+def test_code_has_a_place_in_the_reference(code, place):
+    assert code_links.address(code) == place
+
+
+def test_code_on_a_page_is_a_link_at_its_first_mention():
+    code = "`gshard-plan`"
+    page = f"# {code}\n\n{code}, [{code}](a.md), {code}\n\n```\n{code}\n```\n"
+    link = "[`gshard-plan`](../reference/commands/plan.md)"
+    first = page.index("`gshard-plan`,")
+    expected = page[:first] + link + page[first + len("`gshard-plan`") :]
+    assert code_links.with_links(page, "../") == expected
 
 
 def test_choices_of_a_flag_are_completed():
