@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-import lingvo_gshard
-from docs.site import commands
+from docs.site import commands, python_api
 
 _FENCE = "```"
 # Code in a sentence that is not the text of a link yet.
 _CODE = re.compile(r"(?<![\[`])`(gshard[-.][^`]+)`(?![`\]])")
 _COMMAND = re.compile(r"gshard-(\w+)(?: ([a-z_]+))?(?: --(\w+)(?:=\S*)?)?")
+# Public names with a heading of their own.
+_FUNCTIONS = {name for names in python_api.GROUPS.values() for name in names} - {"keras"}
 _NAME = re.compile(r"(?:lingvo_)?gshard\.(\w+)(?:\(.*\))?")
 
 
@@ -40,7 +41,7 @@ def with_links(text: str, root: str) -> str:
 
 def address(code: str) -> str:
     """Returns the place of a command, a flag of a command or a public name; "" for other code."""
-    if (name := _NAME.fullmatch(code)) and name[1] in {*lingvo_gshard.__all__} - {"keras"}:
+    if (name := _NAME.fullmatch(code)) and name[1] in _FUNCTIONS:
         return f"python.md#gshard{name[1].lower()}"
     if not (found := _COMMAND.fullmatch(code)) or found[1] not in commands.commands():
         return ""

@@ -128,15 +128,19 @@ _ENTRY = re.compile(r"\n(?=  \w)")
 
 
 def _flag_of(option: Option) -> str:
-    """Returns a link to the flag that an option is; the description if no command has it."""
-    for several in commands.commands().values():
-        for command in several:
-            if option.name in command.values:
-                flag = command.values[option.name]
-                if commands.meaning(flag).startswith(commands.plain(option.help).rstrip(".")):
-                    place = commands.address(command, option.name)
-                    return f"[`--{option.name}`](commands/{place})."
-    return option.help
+    """Returns a link to the flag that an option is; the description if no command has it.
+
+    Commands may add to the description. The flag that adds least is taken.
+    """
+    help_ = commands.plain(option.help)
+    found = [
+        (len(commands.meaning(command.values[option.name])), commands.address(command, option.name))
+        for several in commands.commands().values()
+        for command in several
+        if option.name in command.values
+        and commands.meaning(command.values[option.name]).startswith(help_.rstrip("."))
+    ]
+    return f"[`--{option.name}`](commands/{min(found)[1]})." if found else option.help
 
 
 def signature(value: Any) -> str:
