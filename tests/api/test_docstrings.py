@@ -15,13 +15,26 @@ import rich.console
 import lingvo_gshard as gshard
 from tests.data import corpora
 from tests.open_models import published
-from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 
 # Examples that train, load a trained run or compile a training step.
 SLOW = ("keras", "load", "plan", "plan_generation", "report", "Run", "train", "verify")
 _LEAST_LINES, _MOST_LINES = 2, 6
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-_SMALL = ("task.model_dim = 16", "task.decoder.num_layers = 1", "input.vocabulary.size = 300")
+_TRANSLATION = "translation.quickstart"
+_SMALL = {
+    _TRANSLATION: (
+        'input.languages = ("gl",)',
+        "input.vocabulary.size = 1000",
+        "input.batch_rows = 16",
+        "task.model_dim = 32",
+        "task.encoder.num_layers = 1",
+        "task.encoder.moe_every = 1",
+        "task.encoder.moe.group_size = 64",
+        "task.decoder.num_layers = 1",
+        "task.decoder.moe_every = 0",
+    ),
+    "language_model.quickstart": ("task.model_dim = 16", "task.decoder.num_layers = 1"),
+}
 
 
 def _example(name):
@@ -35,7 +48,8 @@ def test_each_public_name_has_a_short_example(name):
     lines = [line for each in _example(name).examples for line in each.source.splitlines()]
     shown = [line for each in _example(name).examples for line in each.want.splitlines()]
     assert _LEAST_LINES <= len(lines) + len(shown) <= _MOST_LINES
-    assert f"gshard.{name}" in "\n".join(lines)
+    # A run is opened by `load`.
+    assert f"gshard.{'load' if name == 'Run' else name}" in "\n".join(lines)
 
 
 @pytest.fixture
@@ -50,7 +64,7 @@ def names(tmp_path, monkeypatch):
         "gshard": gshard,
         "np": np,
         "rich": rich,
-        "params": gshard.experiment(EXPERIMENT),
+        "params": gshard.experiment(_TRANSLATION),
         "options": gshard.PrepareOptions(settings, workers=1),
     }
 
@@ -58,10 +72,9 @@ def names(tmp_path, monkeypatch):
 @pytest.fixture
 def small(names, monkeypatch):
     """Returns the same, with small experiments in place of the package's."""
-    whole, quick = gshard.experiment, (*SETTINGS, 'input.languages = ("gl",)')
-    tiny = {EXPERIMENT: quick, "language_model.quickstart": _SMALL}
-    monkeypatch.setattr(gshard, "experiment", lambda name: whole(name, tiny[name]))
-    return {**names, "params": whole(EXPERIMENT, quick)}
+    whole = gshard.experiment
+    monkeypatch.setattr(gshard, "experiment", lambda name: whole(name, _SMALL[name]))
+    return {**names, "params": gshard.experiment(_TRANSLATION)}
 
 
 @pytest.fixture
