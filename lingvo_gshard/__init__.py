@@ -18,8 +18,8 @@ The public API, in the order of a session:
     partition      any annotated TensorFlow function on the devices of a mesh
     keras          Keras models on the devices of a mesh: fit, evaluate, plan, verify
 
-docs/python_api.md shows the API at work. Importing the package alone imports neither TensorFlow nor
-jax.
+docs/python_api.md shows the API at work. Examples in docstrings begin with `import lingvo_gshard as
+gshard`. Importing the package alone imports neither TensorFlow nor jax.
 """
 
 import lazy_loader

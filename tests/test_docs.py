@@ -20,10 +20,14 @@ import lingvo_gshard as gshard
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.experts import report
+from tests import command_lines
 from tests.open_models import published
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
+
+# Pages whose commands other tests run, if any does. Here their flags are checked.
+OTHER_PAGES = sorted([ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/**/README.md")])
 
 _SMALL_MODEL = [
     "--gin_param=task.model_dim = 16",
@@ -189,6 +193,10 @@ _FILE = re.compile(r"# ([\w/]+\.py)\n")
 # What a page shows of the output of the commands before it, and lines of files in it.
 _SHOWN = re.compile(r"^```bash\n([^`]*)^```\n\n```text\n([^`]*)^```", re.MULTILINE)
 _LINE = re.compile(r"\b\w+\.py:\d+")
+_BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+# Commands in sentences.
+_INLINE = re.compile(r"`(gshard-\w+[^`]*)`")
+_FLAG = re.compile(r"(?<!\S)--[a-zA-Z][\w.]*")
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -276,6 +284,19 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
         output = "".join(printed.get(c, "") for c in commands(f"```bash\n{block}```\n"))
         missing = set(_LINE.findall(shown)) - set(_LINE.findall(output))
         assert not missing, f"{page.name} shows {missing} of {block}; printed:\n{output}"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.parent.name + page.name
+)
+def test_commands_of_a_page_have_their_flags_and_values(page):
+    text = page.read_text(encoding="utf-8")
+    for line in commands(text):
+        for words in command_lines.commands_in(line):
+            command_lines.check(words)
+    for words in map(str.split, _INLINE.findall(_BLOCKS.sub("", text))):
+        for flag in _FLAG.findall(" ".join(words)):
+            command_lines.check_name(words, flag)
 
 
 @pytest.mark.parametrize("page", SCRIPTS)

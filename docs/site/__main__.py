@@ -2,8 +2,8 @@
 
     python -m docs.site build/site_source
 
-The pages of docs/ are copied. Tutorials are notebooks, too. The reference is made of docstrings,
-flags and Params.
+The pages of docs/ are copied; what they name of the reference becomes links. Tutorials are
+notebooks, too. The reference is made of docstrings, flags and Params.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 
-from docs.site import notebooks, reference
+from docs.site import code_links, notebooks, reference
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -55,7 +55,7 @@ def write(target: pathlib.Path) -> None:
     notebooks.write(target / _NOTEBOOKS)
     for name, text in reference.pages().items():
         file = target / "reference" / name
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
 
@@ -90,7 +90,8 @@ def _placed(page: pathlib.Path, name: str) -> str:
             return f"{before}{'../' * depth}index.md{end}" if before == "](" else link[0]
         return f"{before}{'../' * depth}{own}{anchor or ''}{end}"
 
-    return _LINK.sub(place, page.read_text(encoding="utf-8"))
+    text = _LINK.sub(place, page.read_text(encoding="utf-8"))
+    return code_links.with_links(text, "../" * depth)
 
 
 def _with_notebook(text: str, stem: str) -> str:

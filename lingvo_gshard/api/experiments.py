@@ -21,6 +21,10 @@ def experiment(
 ) -> Params:
     """Returns the Params of an experiment, with settings applied.
 
+        >>> params = gshard.experiment("translation.quickstart", ["run.steps = 100"])
+        >>> params.run.steps
+        100
+
     Args:
       name: a name of `experiments()`, such as "translation.quickstart"; may be empty if one of
         `gin_files` is the params.txt of a run, and with a plan.
@@ -78,6 +82,10 @@ def _check_name(asked: str, found: str, source: str) -> None:
 def describe(params: Params, pattern: str = "") -> str:
     """Returns hyperparameters with their meaning, as gin that `gin_files` can read.
 
+        >>> print(gshard.describe(params, "clip_norm"))
+        # Largest global norm of the gradient; 0 disables clipping. ...
+        step.clip_norm = 1.0
+
     Args:
       params: the experiment, as `experiment` returns it.
       pattern: part of the paths to describe, such as "dropout", or a pattern with wildcards such as
@@ -90,7 +98,11 @@ def describe(params: Params, pattern: str = "") -> str:
 
 
 def experiments() -> dict[str, str]:
-    """Returns the purpose of each registered experiment, in one line, by name."""
+    """Returns the purpose of each registered experiment, in one line, by name.
+
+    >>> "translation.quickstart" in gshard.experiments()
+    True
+    """
     return {name: registry.describe(name).splitlines()[0] for name in registry.names()}
 
 

@@ -47,6 +47,10 @@ def open_model(
 ) -> Params:
     """Returns the experiment that a published `config.json` stands for. No weights are needed.
 
+        >>> params = gshard.open_model("models/llama", precision="bfloat16")
+        >>> params.step.precision, params.task.decoder.num_layers
+        ('bfloat16', 2)
+
     Args:
       config: the file, or the directory that has it.
       length: positions of a row in training, and of a generated text; 0: those that the model was
@@ -74,6 +78,9 @@ def import_model(
     ignore_keys: Collection[str] = (),
 ) -> Import:
     """Writes a run from the directory of a published model, which `load` and `train` then read.
+
+        >>> found = gshard.import_model("models/llama", "runs/llama")
+        >>> run = gshard.load(found.logdir)
 
     Args:
       source: config.json, safetensors and tokenizer files, as Hugging Face's libraries write them.

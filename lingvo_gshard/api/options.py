@@ -38,6 +38,10 @@ class PlannedDevices(Protocol):
 class RuntimeOptions(CompileOptions, PartitioningOptions):
     """Options that decide where and how an experiment's steps run.
 
+        >>> options = gshard.RuntimeOptions(mesh="data=4,model=2", strategy="expert_tensor")
+        >>> options.given()
+        {'mesh': 'data=4,model=2', 'strategy': 'expert_tensor'}
+
     Attributes:
       cluster: the processes that run together; `ClusterOptions()` detects them. None: this process
         alone.

@@ -44,6 +44,10 @@ def verify(
     all layers, the loss, the metrics, every gradient and the whole new state; with local updates
     also the outer step. For a function, it compares the results of layers and of the function.
 
+        >>> found = gshard.verify(params, mesh="data=2", strategy="expert")
+        >>> found.is_equal
+        True
+
     Args:
       subject: Params of an experiment, as `experiment` returns them; or a TensorFlow function, as
         `partition` takes it.

@@ -60,6 +60,11 @@ def plan(
     The program is compiled ahead of time and not run: plan(experiment, topology), plan(function,
     specs, topology) or plan(file, topology). A printed plan is a table of the main facts.
 
+        >>> plan = gshard.plan(params, "cpu:8", mesh="data=8", strategy="expert")
+        >>> print(plan)
+        program   translation.quickstart
+        machine   cpu:8: 8 devices, ...
+
     Args:
       subject: Params of an experiment; a function of TensorFlow or jax; or a file that
         `gshard-inspect --program` or `jax.export` wrote.
@@ -168,6 +173,10 @@ def plan_generation(
     strategy: str | None = None,
 ) -> GenerationPlan | LargestBatch:
     """Plans generation with an experiment's language model: a call of decoding, and prefill.
+
+        >>> model = gshard.experiment("language_model.quickstart")
+        >>> gshard.plan_generation(model, "cpu:1", batch=8).fits
+        True
 
     Args:
       experiment: the experiment's Params. A text has as many positions as a row of its input.

@@ -19,6 +19,10 @@ def preparation_params(
 ) -> Params:
     """Returns the Params of a preparation, with settings applied.
 
+        >>> settings = gshard.preparation_params(["cleaning.max_characters = 500"])
+        >>> settings.cleaning.max_characters
+        500
+
     Args:
       settings: gin statements, such as "cleaning.max_characters = 500"; applied after the files.
       gin_files: paths of gin files.

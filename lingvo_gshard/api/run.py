@@ -56,6 +56,10 @@ def report(
 
     Nothing is computed with the model; a run may still be training.
 
+        >>> report = gshard.report("runs/small", html="report.html")
+        >>> len(report.runs)
+        1
+
     Args:
       logdir: directory of a run, or a sequence of directories to compare several runs.
       html: file to write the report to as a page for browsers; None writes none.
@@ -85,6 +89,10 @@ def load(
 
     The weights are restored when they are first needed.
 
+        >>> run = gshard.load("runs/small")
+        >>> run.step
+        10
+
     Args:
       logdir: directory of the run.
       runtime: as in `RuntimeOptions`.
@@ -106,7 +114,14 @@ def load(
 
 
 class Run(LoadedRun):
-    """A trained experiment in its directory: translates, generates, is scored and exported."""
+    """A trained experiment in its directory: translates, generates, is scored and exported.
+
+    >>> run = gshard.load("runs/small")
+    >>> len(run.translate(["Non se atopou o ficheiro."], beam_size=1))
+    1
+    >>> run.metrics()[-1]["step"]
+    10
+    """
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""

@@ -113,6 +113,11 @@ def train(
 
     The directory is locked: while one `train` runs there, another `train` is refused.
 
+        >>> quiet = rich.console.Console(quiet=True)
+        >>> outcome = gshard.train(params, "runs/small", steps=10, console=quiet)
+        >>> outcome.step, outcome.finished
+        (10, True)
+
     Args:
       params: the experiment, as `experiment` returns it.
       logdir: directory of the run; created if it is new.

@@ -7,6 +7,13 @@
     Checkpoints   the folder that training saves to and resumes from.
     gshard_layer  a layer of this package, such as a mixture of experts, within a Keras model.
 
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+    >>> history = gshard.keras.fit(model, x, y, mesh="data=2", batch_size=8, verbose=0)
+    >>> sorted(history.history)
+    ['loss']
+
 docs/keras.md is the tutorial.
 """
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiments
-from lingvo_gshard.core import Options, UserError, declared, names
+from lingvo_gshard.core import UserError, names
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.tools.console import Command, Flag, launcher, shells, startup
-from lingvo_gshard.tools.flags.definitions import maker
+from lingvo_gshard.tools.flags.definitions import choices_of, maker
 from lingvo_gshard.wings.planning.machines import topologies
 
 SUBCOMMANDS = tuple(shells.SCRIPTS)
@@ -57,27 +57,17 @@ def _flags(values: flags.FlagValues) -> list[Flag]:
     found = [Flag("help", "Prints the help.", False), Flag("version", "Prints the version.", False)]
     for name in values:
         flag = values[name]
-        is_file = flag.flag_type() not in _NUMBERS and name not in known
+        offered = choices_of(flag) or known.get(name, ())
+        is_file = flag.flag_type() not in _NUMBERS and not offered
         text = " ".join((flag.help or "").split())
-        found.append(Flag(name, text, not flag.boolean, known.get(name, ()), is_file))
+        found.append(Flag(name, text, not flag.boolean, offered, is_file))
     return found
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:
-    """Returns the values of flags that have few, by the flag's name."""
-    found = {
+    """Returns the names that flags accept without declaring them, by the flag's name."""
+    return {
         "experiment": tuple(experiments()),
         "strategy": strategies.base_names(),
         "topology": topologies.names(),
     }
-    for options in _subclasses(Options):
-        for name, option in declared(options).items():
-            if option.choices:
-                found[name] = tuple(dict.fromkeys([*found.get(name, ()), *option.choices]))
-    return {name: tuple(filter(None, values)) for name, values in found.items()}
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _subclasses(each)

@@ -32,6 +32,7 @@ define_flags = maker(
         "Types of weights and activations, as step.precision: "
         f"{', '.join(precision.precision_names())}.",
         "float32",
+        precision.precision_names(),
     ),
     ignore_keys=IGNORE_KEYS,
     **SETTINGS,

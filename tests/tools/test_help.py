@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from lingvo_gshard.tools.console import launcher, startup
-
-_REDIRECTION = re.compile(r"[0-9]?[<>]\S*")
+from tests.command_lines import check, commands_in
 
 
 def _module(tool: str):
@@ -38,31 +37,8 @@ def _help(command: tuple[str, ...], capsys, monkeypatch) -> str:
 def _examples(text: str) -> Iterator[list[str]]:
     """Yields the words of each command of this package in the indented lines of a help."""
     for line in re.findall(r"^ {4}\S.*", text.replace("\\\n", " "), re.MULTILINE):
-        if not re.search(r"(^|[|(] *)\s*gshard-", line):
-            continue
-        for part in re.split(r" \| |<\(|\)$", line):
-            words = shlex.split(part, comments=True)
-            while words and words[0].startswith("gshard-"):
-                end = words.index("--") if "--" in words else len(words)
-                yield words[:end]
-                words = words[end + 1 :]
-
-
-def _check(words: list[str]) -> None:
-    """Raises an error if a command does not have the flags of an example."""
-    module = _module(words[0].removeprefix("gshard-"))
-    arguments: list[str] = []
-    for word in words[1:]:
-        if _REDIRECTION.fullmatch(word):
-            break
-        arguments.append(word)
-    subcommands = getattr(module, "SUBCOMMANDS", {})
-    if subcommands and not (arguments and arguments[0].startswith("--")):
-        assert arguments[0] in subcommands, words
-        if isinstance(subcommands, Mapping):
-            module = importlib.import_module(subcommands[arguments[0]])
-    flags = [a for a in arguments if a.startswith("--") and a != "--help"]
-    startup.parse_flags(module.define_flags(), [words[0], *flags], None)
+        if re.search(r"(^|[|(] *)\s*gshard-", line):
+            yield from commands_in(line)
 
 
 @pytest.mark.parametrize("command", _commands(), ids=" ".join)
@@ -70,7 +46,7 @@ def test_help_has_80_columns_and_examples_whose_flags_exist(command, capsys, mon
     text = _help(command, capsys, monkeypatch)
     assert not [line for line in text.splitlines() if len(line) > 80]
     for words in _examples(text):
-        _check(words)
+        check(words)
     assert len(command) > 1 or any(_examples(text)), "the help has no example"
 
 
@@ -86,4 +62,38 @@ def test_a_long_command_is_continued_and_quotes_stay_whole():
 
 def test_a_wrong_example_is_found():
     with pytest.raises(ValueError, match="Unknown command line flag 'stps'"):
-        _check(["gshard-train", "--stps=3"])
+        check(["gshard-train", "--stps=3"])
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("echo a | gshard-translate --logdir=a > b.txt", [["gshard-translate", "--logdir=a"]]),
+        ("for s in 1 2; do gshard-train --seed=$s; done", [["gshard-train", "--seed=$s"]]),
+        (
+            "gshard-launch local --workers=2 -- gshard-train --logdir='a b'  # Why.",
+            [["gshard-launch", "local", "--workers=2", "--"], ["gshard-train", "--logdir=a b"]],
+        ),
+        ("source <(.venv/bin/gshard-completion bash)", [["gshard-completion", "bash"]]),
+        ("cat gshard-train.txt", []),
+    ],
+)
+def test_commands_are_found_in_a_line(line, found):
+    assert list(commands_in(line)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gshard-train --experiment=translation.quikstart", "translation.quickstart"),
+        ("gshard-train --experiment=translation.quickstart --steps=0", "steps"),
+        ("gshard-plan --experiment=translation.quickstart --step.clp_norm=1", "step.clip_norm"),
+        ("gshard-plan --topology=v9:1x1", "v9"),
+        ("gshard-bench stp", "no such subcommand"),
+        ("gshard-train --logdr=DIRECTORY", "no flag --logdr"),
+    ],
+)
+def test_a_wrong_name_or_value_of_an_example_is_found(line, message):
+    (words,) = commands_in(line)
+    with pytest.raises((ValueError, AssertionError), match=message):
+        check(words)

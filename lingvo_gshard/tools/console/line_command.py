@@ -39,6 +39,7 @@ def line_flags() -> Flags:
             "What happens to a line that is not UTF-8 or has over 16 MiB: refuse (stop with an "
             "error that names it) or skip (warn, and treat it as an empty line).",
             _REFUSE,
+            _BAD_LINE,
         ),
     )
 

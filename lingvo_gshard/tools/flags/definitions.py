@@ -37,9 +37,23 @@ def define(values: flags.FlagValues, **definitions: Definition | str) -> None:
         definition(name, values)
 
 
-def string(help: str, default: str | None = None) -> Definition:
-    """Declares a flag that takes a text."""
-    return lambda name, values: flags.DEFINE_string(name, default, help, flag_values=values)
+class TextParser(flags.ArgumentParser):
+    """Takes any text. Whoever reads the flag refuses texts that are none of the `choices`."""
+
+    def __init__(self, choices: tuple[str, ...]):
+        super().__init__()
+        self.choices = choices
+
+
+def string(help: str, default: str | None = None, choices: Iterable[str] = ()) -> Definition:
+    """Declares a flag that takes a text. Completion and the reference show its `choices`."""
+    parser, writer = TextParser(tuple(choices)), flags.ArgumentSerializer()
+    return lambda name, values: flags.DEFINE(parser, name, default, help, values, writer)
+
+
+def choices_of(flag: flags.Flag) -> tuple[str, ...]:
+    """Returns the texts that a flag accepts; empty if it accepts others, too, or is no text."""
+    return flag.parser.choices if isinstance(flag.parser, TextParser) else ()
 
 
 def switch(help: str, default: bool = False) -> Definition:
@@ -70,9 +84,12 @@ def comma_list(help: str, default: list[str] | None = None) -> Definition:
     return lambda name, values: flags.DEFINE_list(name, default, help, flag_values=values)
 
 
-def repeated(help: str, default: list[str] | None = None) -> Definition:
+def repeated(
+    help: str, default: list[str] | None = None, choices: Iterable[str] = ()
+) -> Definition:
     """Declares a flag that may be repeated, each time with a text."""
-    return lambda name, values: flags.DEFINE_multi_string(name, default, help, flag_values=values)
+    parser, writer = TextParser(tuple(choices)), flags.ArgumentSerializer()
+    return lambda name, values: flags.DEFINE_multi(parser, writer, name, default, help, values)
 
 
 def refuse(values: flags.FlagValues, names: Iterable[str], why: str) -> None:

@@ -86,14 +86,16 @@ def _definition(option: Option, default: Any, help: str) -> Definition:
         # absl has no open bounds. The options check their values themselves.
         least = most = None
     if option.is_tuple and option.kind is str:
-        return repeated(help, list(default or ()))
+        return repeated(help, list(default or ()), filter(None, option.choices))
     if option.is_tuple:
         return comma_list(f"{help} Separated by commas.", [str(each) for each in default or ()])
     if option.kind is bool:
         return switch(help, default)
     if option.kind is int:
         return integer(help, default, _int(least), _int(most))
-    return decimal(help, default, least, most) if option.kind is float else string(help, default)
+    if option.kind is float:
+        return decimal(help, default, least, most)
+    return string(help, default, filter(None, option.choices))
 
 
 def _int(bound: float | None) -> int | None:

@@ -14,7 +14,7 @@ from lingvo_gshard.tools.flags.definitions import Definition, Flags, comma_list,
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training import BEST, ObserverFactory
 from lingvo_gshard.wings.cluster.member import ClusterOptions
-from lingvo_gshard.wings.inference.decoding.precision import TRAINED
+from lingvo_gshard.wings.inference.decoding.precision import PRECISIONS, TRAINED
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.planning.planned_training import PlannedTraining
@@ -118,4 +118,5 @@ def precision_flag(default: str | None = TRAINED) -> Definition:
         "of the memory and faster products; int8_weights, stored as int8 and multiplied as in "
         "training, which is more exact and slower.",
         default,
+        PRECISIONS,
     )

@@ -15,7 +15,12 @@ _FIELDS = ("coordinator", "num_processes", "process_id")
 
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions(Options):
-    """The processes that run a program together. Slurm, Cloud TPU and GKE set the first three."""
+    """The processes that run a program together. Slurm, Cloud TPU and GKE set the first three.
+
+    >>> cluster = gshard.ClusterOptions("10.0.0.1:1234", num_processes=4, process_id=0)
+    >>> gshard.RuntimeOptions(mesh="data=4", cluster=cluster).given()["num_processes"]
+    4
+    """
 
     coordinator: str | None = option(
         None,

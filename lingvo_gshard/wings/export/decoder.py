@@ -211,6 +211,10 @@ LENGTHS = (32, 64, 128, 256, 512, 1024)
 class DecoderSettings:
     """Settings of decoding with an exported model.
 
+        >>> greedy = gshard.DecodingOptions(beam_size=1)
+        >>> gshard.DecoderSettings(greedy, rows=(1, 16), lengths=(64,)).rows
+        (1, 16)
+
     Attributes:
       options: greedy decoding or beam search; None: a beam of 4 to translate, else greedily.
       rows: texts in a batch, ascending. A batch takes the next size, filled up with empty rows.

@@ -215,6 +215,11 @@ def partition(
     The function's sharding annotations, letters under a strategy or the paper's calls, decide how
     it is partitioned.
 
+        >>> double = gshard.partition(lambda x: 2 * x, "data=2", "data", layouts=["BM"])
+        >>> y = double(np.ones((4, 3), np.float32))
+        >>> y.shape, y.sharding.spec[0]
+        ((4, 3), 'data')
+
     Args:
       function: takes and returns nested structures of tensors. tf.function traces it.
       mesh: axes and sizes, such as "data=4,model=2".

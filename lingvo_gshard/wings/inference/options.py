@@ -15,6 +15,14 @@ class DecodingOptions(Options):
 
     With a temperature tokens are drawn, else the best ones are searched for. Log-probabilities are
     always the model's own: before temperature, penalties and restrictions.
+
+    Beam search ranks by
+    `log(p) / ((5 + length) / 6) ** length_exponent + coverage_weight * coverage` (arXiv 1609.08144,
+    equation 14). For top_p see arXiv 1904.09751, min_p 2407.01082, repetition_penalty 1909.05858.
+
+        >>> options = gshard.DecodingOptions(beam_size=1, temperature=0.8, top_p=0.9)
+        >>> options.draws
+        True
     """
 
     beam_size: int = option(

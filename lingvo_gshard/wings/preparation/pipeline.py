@@ -54,6 +54,9 @@ ON_COPIES = ("count", "refuse")
 class PrepareOptions:
     """Options for the preparation of data. No option but `params` changes the result.
 
+        >>> settings = gshard.preparation_params(["vocabulary.size = 300"])
+        >>> options = gshard.PrepareOptions(settings, workers=1, on_bad_row="skip")
+
     Attributes:
       params: Params of the `Preparation`; None: the defaults.
       workers: number of processes; 0: one for each core.
@@ -84,6 +87,10 @@ def prepare(
 
     A run that was killed goes on where it was. The files depend on the sources and `options.params`
     alone. A directory that has been prepared from the same sources and settings is left as it is.
+
+        >>> manifest = gshard.prepare("prepared", ["pairs.tsv"], options)
+        >>> manifest.rows("train") > manifest.rows("dev")
+        True
 
     Args:
       output: directory to write, local or in a bucket (gs://, s3://).

@@ -60,6 +60,9 @@ _UNFIT = re.compile(r"[^\w.@+-]+", re.ASCII)
 class Source:
     """Raw files of one format.
 
+        >>> gshard.Source("corpus/*.tsv.gz", language="es").format
+        'tsv'
+
     Attributes:
       path: a file or a glob; a directory of gettext catalogs, or of "qt", "arb" or "properties"; a
         directory that `save_to_disk` of Hugging Face's datasets wrote; the prefix of Moses pairs;
