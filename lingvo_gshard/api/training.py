@@ -109,23 +109,19 @@ def train(
 
     On Ctrl-C, SIGTERM and SIGHUP, and when nobody reads the console any more, training finishes the
     step, saves a checkpoint and returns. A second call with the same experiment and directory
-    resumes the run. If the run has all its steps already, nothing is done.
-
-    The directory is locked: while one `train` runs there, another `train` is refused.
+    resumes the run. If the run has all its steps already, nothing is done. The directory is locked:
+    while one `train` runs there, another is refused.
 
         >>> quiet = rich.console.Console(quiet=True)
-        >>> outcome = gshard.train(params, "runs/small", steps=10, console=quiet)
-        >>> outcome.step, outcome.finished
-        (10, True)
+        >>> gshard.train(params, "runs/small", steps=10, console=quiet).finished
+        True
 
     Args:
       params: the experiment, as `experiment` returns it.
       logdir: directory of the run; created if it is new.
       init_from: directory of a run to start with its newest weights, or of a published model.
       steps: total number of steps; None: `run.steps`.
-      runtime: as in `RuntimeOptions`.
-      mesh: as in `RuntimeOptions`.
-      strategy: as in `RuntimeOptions`.
+      runtime, mesh, strategy: as in `RuntimeOptions`.
       options: where and how to run; the arguments above override its fields.
       console: shows progress; None: standard output. `Console(quiet=True)` shows nothing.
       observers: functions that make what watches the run step by step.
