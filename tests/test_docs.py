@@ -20,8 +20,8 @@ import lingvo_gshard as gshard
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.experts import report
-from tests import command_lines
 from tests.open_models import published
+from tests.tools import command_lines
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])

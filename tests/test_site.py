@@ -46,7 +46,7 @@ def test_the_navigation_has_every_page(sources):
 def test_links_of_pages_have_targets(sources):
     for page in sources.rglob("*.md"):
         for target in _LINK.findall(page.read_text(encoding="utf-8")):
-            # tests/test_reference.py tests links to the reference, which is not made here.
+            # tests/pages/test_reference.py tests links to the reference, which is not made here.
             is_own = "://" not in target and not re.match(r"mailto:|(\.\./)*reference/", target)
             if is_own:
                 assert (page.parent / target).exists(), f"{page.relative_to(sources)}: {target}"

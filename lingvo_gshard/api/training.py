@@ -109,8 +109,7 @@ def train(
 
     On Ctrl-C, SIGTERM and SIGHUP, and when nobody reads the console any more, training finishes the
     step, saves a checkpoint and returns. A second call with the same experiment and directory
-    resumes the run. If the run has all its steps already, nothing is done. The directory is locked:
-    while one `train` runs there, another is refused.
+    resumes the run; a finished one stays as it is. One `train` at a time may use a directory.
 
         >>> quiet = rich.console.Console(quiet=True)
         >>> gshard.train(params, "runs/small", steps=10, console=quiet).finished

@@ -91,7 +91,8 @@ def _run(name, names):
     test.globs.update(names)
     report: list[str] = []
     doctest.DocTestRunner(verbose=False, optionflags=_FLAGS).run(test, out=report.append)
-    assert not report, "".join(report)
+    if report:
+        pytest.fail("".join(report))
 
 
 @pytest.mark.parametrize("name", [name for name in gshard.__all__ if name not in SLOW])
@@ -120,5 +121,5 @@ def test_the_example_of_keras(names):
 
 def test_a_wrong_example_fails(monkeypatch):
     monkeypatch.setattr(gshard.experiments, "__doc__", "Text.\n\n>>> 1 + 1\n3")
-    with pytest.raises(AssertionError, match="Expected:\n    3\nGot:\n    2"):
+    with pytest.raises(pytest.fail.Exception, match="Expected:\n    3\nGot:\n    2"):
         _run("experiments", {})

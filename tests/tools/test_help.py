@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from lingvo_gshard.tools.console import launcher, startup
-from tests.command_lines import check, commands_in
+from tests.tools.command_lines import check, commands_in
 
 
 def _module(tool: str):

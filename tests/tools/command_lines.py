@@ -76,7 +76,7 @@ def check(words: list[str]) -> None:
             topologies.get(name)
     if "experiment" in values and _is_of_package(values.experiment or ""):
         settings = values.gin_param if "gin_param" in values else ()
-        settings = tuple(each for each in settings if "= @" not in each)
+        settings = tuple(each for each in settings if "= @my_" not in each)
         if "gin_file" not in values or not values.gin_file:
             gshard.experiment(values.experiment, settings)
 
