@@ -8,6 +8,9 @@ from benchmarks.parity.case import Case
 from benchmarks.parity.translation_cases import TRANSLATION_CASES
 
 _LONG = {"max_position_embeddings": 128}
+# Padding of these classes has an id beyond the small vocabulary, or of a token in the texts, which
+# would have no gradient.
+_PADDED = {"pad_token_id": 0}
 
 
 def _rope(kind: str, **parameters: float) -> dict[str, Any]:
@@ -25,6 +28,7 @@ _LATENT = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
 }
+_WARM = {"factor": 4.0, "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.3}
 
 
 LANGUAGE_MODEL_CASES = (
@@ -54,6 +58,21 @@ LANGUAGE_MODEL_CASES = (
     Case("biases", "llama", {"attention_bias": True, "mlp_bias": True}),
     Case("no window", "mistral", {"sliding_window": None}),
     Case("sliding window", "mistral", {"sliding_window": 6}),
+    Case(
+        "YaRN, queries that grow with positions",
+        "ministral3",
+        {
+            **_PADDED,
+            **_rope("yarn", **_WARM, mscale=1.0, mscale_all_dim=1.0, beta_fast=4.0),
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case(
+        "YaRN with the paper's magnitude, sliding window",
+        "ministral3",
+        {**_PADDED, **_rope("yarn", **_WARM), "head_dim": 16, "sliding_window": 6},
+    ),
     Case("biases of queries, keys and values", "qwen2"),
     Case("norms of queries and keys", "qwen3", {"head_dim": 16}),
     Case(
@@ -237,10 +256,6 @@ _GRANITE = {
 }
 _WINDOWS = {"sliding_window": 6, "num_hidden_layers": 4}
 _SHORT, _LONG_FACTORS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [2.0, 3.0, 5.0, 8.0, 12.0, 16.0]
-
-
-# Padding of these classes has an id beyond the small vocabulary.
-_PADDED = {"pad_token_id": 0}
 
 
 def _longrope(original: int, **parameters: float) -> dict[str, Any]:

@@ -217,9 +217,10 @@ class Models:
         return dict(sorted(plain.items()))
 
     def _usual_rotations(self) -> dict[str, Any]:
-        """Returns what a config without rotary keys has for them, but for their base."""
+        """Returns what a config without rotary keys has for them, but for the class's base."""
         found = dict(self._cls().rope_parameters or {})
-        found.pop("rope_theta", None)
+        if found.get("rope_theta") == self._cls.default_theta:
+            del found["rope_theta"]
         share = found.pop("partial_rotary_factor", None)
         usual = {} if share is None else {"partial_rotary_factor": share}
         is_scaled = found.get("rope_type", "default") != "default"
