@@ -3,10 +3,11 @@
     PYTHONPATH=. PYTHON -m docs.class_keys
 
 writes lingvo_gshard/wings/open_models/families/class_keys.json. PYTHON has PyTorch and
-transformers. Names of classes, such as `llama mixtral`, replace only their entries. A key has an effect if one of its values changes the names or shapes of the weights,
-the logits, or the loss of a training step, in one of the small models of `benchmarks.parity.cases`.
-All keys are tried that the class names in its source, has as an attribute, or asks a config for
-while a model is made and run.
+transformers. With names of classes, such as `llama mixtral`, only their entries change. A key has
+an effect if one of its values changes the names or shapes of the weights, the logits, or the loss
+of a training step, in one of the small models of `benchmarks.parity.cases`. All keys are tried that
+the class names in its source, has as an attribute, or asks a config for while a model is made and
+run.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def main() -> None:
         models = Models(name, [case for case in CASES if case.model_type == name][:_CASES])
         effects = models.effects() | UNSEEN.get(name, set())
         found[name] = models.defaults(effects)
+        record = {"transformers": transformers.__version__, "keys": dict(sorted(found.items()))}
+        FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         rest = sorted(models.universe - effects)
         print(
             f"{name}: effect {sorted(effects)}\n   no effect: {rest}", file=sys.stderr, flush=True
         )
-    record = {"transformers": transformers.__version__, "keys": dict(sorted(found.items()))}
-    FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     OUTPUT_POSITION,
     decoder,
 )
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -40,6 +41,15 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 _PARTS = (SILU, BIASES, OUTPUT_POSITION, NORMS_OF_HEADS)
 OLMO2 = decoder("olmo2", (*_PARTS, ROPE))
+# Experts of several owners (arXiv 2507.07024).
+FLEX_OLMO = decoder(
+    "flex_olmo",
+    (
+        *_PARTS,
+        ROPE,
+        experts(hidden="intermediate_size", normalize="norm_topk_prob", coefficient=0.01),
+    ),
+)
 OLMO3 = decoder(
     "olmo3",
     (
