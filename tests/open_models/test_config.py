@@ -66,7 +66,10 @@ def test_every_weight_has_a_tensor(case):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "lama"}, "the architecture 'lama' is unknown. The families are afmoe, cohere,"),
+        (
+            {"model_type": "lama"},
+            "the architecture 'lama' is unknown. The families are afmoe,",
+        ),
         # A near name would be that of another kind of model.
         (
             {"model_type": "minimax_m9", "attn_type_list": [1], "ssm_state_size": 16},

@@ -33,11 +33,12 @@ def read_latent(config: PublishedConfig, task: Params, rope: dict[str, Any] | No
     """Sets latent attention.
 
     Args:
-      rope: the rotary parameters, if some of the config's are no rotary parameters.
+      rope: the rotary parameters; None for those of the config, and a `head_dim` that all rotates.
     """
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
-    # The class rotates this many dimensions.
-    config.expect("head_dim", rotated)
+    if rope is None:
+        # The class rotates this many dimensions.
+        config.expect("head_dim", rotated)
     has_bias = config.get("attention_bias", False)
     attention = LatentAttention.params().set(
         query_rank=config.get("q_lora_rank", 0),

@@ -89,12 +89,16 @@ def _read_latent(config: PublishedConfig, task: Params) -> None:
             f"{config.where}: {_SHARE} is {share}; {rotated / (plain + rotated)} was expected, as "
             f"qk_rope_head_dim={rotated} and qk_nope_head_dim={plain} say"
         )
+    # The class rotates the share of this many dimensions.
+    config.expect("head_dim", plain + rotated)
     read_latent(config, task, rope)
     task.decoder.layer.self_attention.set(**growth)
 
 
 def _latent_config(task: Params) -> dict[str, Any]:
-    return _growth_config(task.decoder.layer.self_attention, latent_config(task))
+    attention = task.decoder.layer.self_attention
+    heads = {"head_dim": attention.plain_dim + attention.rotary_dim}
+    return _growth_config(attention, latent_config(task) | heads)
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
