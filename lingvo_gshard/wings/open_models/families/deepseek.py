@@ -33,7 +33,7 @@ def read_latent(config: PublishedConfig, task: Params, rope: dict[str, Any] | No
     """Sets latent attention.
 
     Args:
-      rope: the rotary parameters; None for those of the config, and a `head_dim` that all rotates.
+      rope: the rotary parameters. None takes the config's, whose `head_dim` rotates as a whole.
     """
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
     if rope is None:

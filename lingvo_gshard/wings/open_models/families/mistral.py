@@ -36,7 +36,7 @@ def _take_growth(config: PublishedConfig, rope: dict[str, Any]) -> dict[str, Any
     Raises:
       UserError: a parameter of the growth is missing or has a wrong value.
     """
-    # The class writes it beside its default parameters and does not read it.
+    # The class writes this key and never reads it.
     rope.pop("max_position_embeddings", None)
     has_length = rope.get("rope_type") in WITH_LENGTH
     length = original_length(config, rope) if has_length else rope.get(_LENGTH)
