@@ -219,10 +219,7 @@ def scaled_experts(
     def values(task: Params) -> dict[str, Any]:
         names = dict(n_routed_experts=count, n_shared_experts=shared, routed_scaling_factor=scale)
         found = {names.get(key, key): value for key, value in scaled_config(task).items()}
-        if dense is not dense_layers:
-            del found["first_k_dense_replace"]
-            found |= types_config(task)
-        return found
+        return found if dense is dense_layers else found | types_config(task)
 
     return Part(read, values)
 
