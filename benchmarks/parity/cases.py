@@ -5,27 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.parity.case import Case
+from benchmarks.parity.recent_cases import RECENT_CASES
 from benchmarks.parity.translation_cases import TRANSLATION_CASES
-
-_LONG = {"max_position_embeddings": 128}
-
-
-def _rope(kind: str, **parameters: float) -> dict[str, Any]:
-    return {**_LONG, "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
-
-
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 12,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-}
-
+from benchmarks.parity.values import INDEXED, LATENT, LONG, PADDED, WINDOWS, rope
 
 LANGUAGE_MODEL_CASES = (
     Case("grouped queries", "llama"),
@@ -35,14 +17,14 @@ LANGUAGE_MODEL_CASES = (
         {"tie_word_embeddings": True, "num_key_value_heads": 1},
     ),
     Case("heads of another size", "llama", {"head_dim": 8}),
-    Case("linear RoPE", "llama", _rope("linear", factor=4.0)),
+    Case("linear RoPE", "llama", rope("linear", factor=4.0)),
     Case(
-        "dynamic NTK RoPE", "llama", {**_rope("dynamic", factor=4.0), "max_position_embeddings": 16}
+        "dynamic NTK RoPE", "llama", {**rope("dynamic", factor=4.0), "max_position_embeddings": 16}
     ),
     Case(
         "Llama 3 RoPE",
         "llama",
-        _rope(
+        rope(
             "llama3",
             factor=8.0,
             low_freq_factor=1.0,
@@ -50,7 +32,7 @@ LANGUAGE_MODEL_CASES = (
             original_max_position_embeddings=16,
         ),
     ),
-    Case("YaRN", "llama", _rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    Case("YaRN", "llama", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
     Case("biases", "llama", {"attention_bias": True, "mlp_bias": True}),
     Case("no window", "mistral", {"sliding_window": None}),
     Case("sliding window", "mistral", {"sliding_window": 6}),
@@ -172,7 +154,7 @@ LANGUAGE_MODEL_CASES = (
         "latent attention, shared experts",
         "deepseek_v2",
         {
-            **_LATENT,
+            **LATENT,
             "num_experts_per_tok": 3,
             "topk_method": "greedy",
             "routed_scaling_factor": 2.0,
@@ -183,7 +165,7 @@ LANGUAGE_MODEL_CASES = (
         "queries without a rank, groups of experts",
         "deepseek_v2",
         {
-            **_LATENT,
+            **LATENT,
             "q_lora_rank": None,
             "num_experts_per_tok": 3,
             "topk_method": "group_limited_greedy",
@@ -195,7 +177,7 @@ LANGUAGE_MODEL_CASES = (
         "latent attention, groups, selection bias, YaRN",
         "deepseek_v3",
         {
-            **_LATENT,
+            **LATENT,
             "num_experts_per_tok": 3,
             "n_group": 4,
             "topk_group": 2,
@@ -218,7 +200,7 @@ LANGUAGE_MODEL_CASES = (
         "pairs of halves, biases",
         "deepseek_v3",
         {
-            **_LATENT,
+            **LATENT,
             "num_experts_per_tok": 3,
             "n_group": 1,
             "topk_group": 1,
@@ -235,12 +217,7 @@ _GRANITE = {
     "logits_scaling": 4.0,
     "residual_multiplier": 0.5,
 }
-_WINDOWS = {"sliding_window": 6, "num_hidden_layers": 4}
 _SHORT, _LONG_FACTORS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [2.0, 3.0, 5.0, 8.0, 12.0, 16.0]
-
-
-# Padding of these classes has an id beyond the small vocabulary.
-_PADDED = {"pad_token_id": 0}
 
 
 def _longrope(original: int, **parameters: float) -> dict[str, Any]:
@@ -252,10 +229,9 @@ def _longrope(original: int, **parameters: float) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         **parameters,
     }
-    return {**_LONG, **_PADDED, "rope_parameters": rope}
+    return {**LONG, **PADDED, "rope_parameters": rope}
 
 
-_INDEXED = {"index_topk": 48, "index_head_dim": 8, "index_n_heads": 2}
 # Families that were made of the parts of those above.
 COMPOSED_CASES = (
     Case("zero-centered norms, GELU", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
@@ -265,26 +241,26 @@ COMPOSED_CASES = (
         "windows, two rotations",
         "olmo3",
         {
-            **_WINDOWS,
+            **WINDOWS,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
             },
         },
     ),
-    Case("rotations in windows only", "exaone4", _WINDOWS),
+    Case("rotations in windows only", "exaone4", WINDOWS),
     Case(
         "no window",
         "exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
-    Case("layers without rotations", "smollm3", {**_PADDED, "num_hidden_layers": 4}),
+    Case("layers without rotations", "smollm3", {**PADDED, "num_hidden_layers": 4}),
     Case(
         "windows in layers without rotations, biases",
         "smollm3",
         {
-            **_PADDED,
-            **_WINDOWS,
+            **PADDED,
+            **WINDOWS,
             "no_rope_layers": [1, 0, 1, 0],
             "use_sliding_window": True,
             "attention_bias": True,
@@ -295,7 +271,7 @@ COMPOSED_CASES = (
     Case("biases but at the output", "seed_oss", {"head_dim": 16}),
     Case("biases everywhere", "seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     Case(
-        "joined tensors, half of a head rotates", "phi3", {**_PADDED, "partial_rotary_factor": 0.5}
+        "joined tensors, half of a head rotates", "phi3", {**PADDED, "partial_rotary_factor": 0.5}
     ),
     Case("LongRoPE, short texts", "phi3", _longrope(64)),
     Case("LongRoPE, long texts, window", "phi3", {**_longrope(8), "sliding_window": 6}),
@@ -353,7 +329,7 @@ COMPOSED_CASES = (
         "windows, shared experts, selection bias",
         "dots1",
         {
-            **_WINDOWS,
+            **WINDOWS,
             "moe_intermediate_size": 24,
             "n_routed_experts": 8,
             "n_shared_experts": 2,
@@ -385,7 +361,7 @@ COMPOSED_CASES = (
         "experts in all layers, Llama 3 RoPE",
         "llama4_text",
         {
-            **_rope(
+            **rope(
                 "llama3",
                 factor=8.0,
                 low_freq_factor=1.0,
@@ -433,8 +409,8 @@ COMPOSED_CASES = (
         "fewer tokens than a text has, chosen by the indexer",
         "deepseek_v32",
         {
-            **_LATENT,
-            **_INDEXED,
+            **LATENT,
+            **INDEXED,
             "index_n_heads": 16,
             "index_topk": 9,
             "num_experts_per_tok": 3,
@@ -448,8 +424,8 @@ COMPOSED_CASES = (
         "as many tokens as the indexer chooses",
         "deepseek_v32",
         {
-            **_LATENT,
-            **_INDEXED,
+            **LATENT,
+            **INDEXED,
             "num_experts_per_tok": 3,
             "n_group": 4,
             "topk_group": 2,
@@ -470,7 +446,7 @@ COMPOSED_CASES = (
     Case(
         "sublayers side by side, rotations in windows only",
         "cohere2",
-        {**_WINDOWS, "logit_scale": 0.3, "attention_bias": True},
+        {**WINDOWS, "logit_scale": 0.3, "attention_bias": True},
     ),
 )
 _NET = {
@@ -514,4 +490,10 @@ RECURRENT_CASES = (
         {**_NET, **_NET_EXPERTS},
     ),
 )
-CASES = (*LANGUAGE_MODEL_CASES, *COMPOSED_CASES, *RECURRENT_CASES, *TRANSLATION_CASES)
+CASES = (
+    *LANGUAGE_MODEL_CASES,
+    *COMPOSED_CASES,
+    *RECENT_CASES,
+    *RECURRENT_CASES,
+    *TRANSLATION_CASES,
+)

@@ -46,7 +46,7 @@ def make_model(case):
         _run_all_experts()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 weight.normal_(0, 0.1)
                 continue
             if not weight.requires_grad:
@@ -96,7 +96,7 @@ def is_zero_centered(name, case):
     kind = case["model_type"]
     if kind.startswith(("qwen3_next", "qwen3_5")):
         return "linear_attn" not in name
-    return kind.startswith("gemma")
+    return kind.startswith(("gemma", "vaultgemma"))
 
 
 def _auto(case):
@@ -104,7 +104,17 @@ def _auto(case):
 
     if case["start"]:
         return transformers.AutoModelForSeq2SeqLM
-    return transformers.AutoModelForCausalLM
+    return language_model()
+
+
+def language_model():
+    """Returns the class that makes language models, with those that transformers does not list."""
+    import transformers
+    from transformers.models.mistral4 import Mistral4ForCausalLM
+
+    auto = transformers.AutoModelForCausalLM
+    auto.register(transformers.Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+    return auto
 
 
 def write_tokenizer(case, directory):

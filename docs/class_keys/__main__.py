@@ -3,10 +3,11 @@
     PYTHONPATH=. PYTHON -m docs.class_keys
 
 writes lingvo_gshard/wings/open_models/families/class_keys.json. PYTHON has PyTorch and
-transformers. A key has an effect if one of its values changes the names or shapes of the weights,
-the logits, or the loss of a training step, in one of the small models of `benchmarks.parity.cases`.
-All keys are tried that the class names in its source, has as an attribute, or asks a config for
-while a model is made and run.
+transformers. With names of classes, such as `llama mixtral`, only their entries change. A key has
+an effect if one of its values changes the names or shapes of the weights, the logits, or the loss
+of a training step, in one of the small models of `benchmarks.parity.cases`. All keys are tried that
+the class names in its source, has as an attribute, or asks a config for while a model is made and
+run.
 """
 
 from __future__ import annotations
@@ -52,18 +53,20 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     wanted = sys.argv[1:]
     found: dict[str, dict[str, Any]] = {}
+    if wanted:
+        found = json.loads(FILE.read_text(encoding="utf-8"))["keys"]
     for name in sorted({case.model_type for case in CASES}):
         if wanted and name not in wanted:
             continue
         models = Models(name, [case for case in CASES if case.model_type == name][:_CASES])
         effects = models.effects() | UNSEEN.get(name, set())
         found[name] = models.defaults(effects)
+        record = {"transformers": transformers.__version__, "keys": dict(sorted(found.items()))}
+        FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         rest = sorted(models.universe - effects)
         print(
             f"{name}: effect {sorted(effects)}\n   no effect: {rest}", file=sys.stderr, flush=True
         )
-    record = {"transformers": transformers.__version__, "keys": found}
-    FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

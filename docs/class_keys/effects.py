@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from benchmarks.parity.case import Case
+from benchmarks.parity.peer_process import language_model
 
 # Adds the router's loss to the loss of training. Here it is always added.
 _WITH_ROUTER_LOSS = "output_router_logits"
@@ -70,6 +71,11 @@ _NEAR = {
 }
 # Keys of all classes with rotary positions, and where scalings find lengths.
 _ROTARY = ("original_max_position_embeddings", "rope_parameters")
+_TYPES = {
+    "mlp_layer_types": ("dense", "sparse"),
+    # The first layer has no earlier one.
+    "indexer_types": ("full", "shared"),
+}
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
@@ -128,9 +134,7 @@ def set_weights(model: Any) -> None:
 def compute(config: Any, is_translation: bool) -> Outcome:
     """Makes a model of a config, and runs it."""
     torch.set_num_threads(1)
-    auto = transformers.AutoModelForCausalLM
-    if is_translation:
-        auto = transformers.AutoModelForSeq2SeqLM
+    auto = transformers.AutoModelForSeq2SeqLM if is_translation else language_model()
     model = auto.from_config(config, attn_implementation="eager")
     set_weights(model)
     ids = torch.randint(3, 300, (_ROWS, _LENGTH), generator=torch.Generator().manual_seed(1))
@@ -217,9 +221,10 @@ class Models:
         return dict(sorted(plain.items()))
 
     def _usual_rotations(self) -> dict[str, Any]:
-        """Returns what a config without rotary keys has for them, but for their base."""
+        """Returns what a config without rotary keys has for them, but for the class's base."""
         found = dict(self._cls().rope_parameters or {})
-        found.pop("rope_theta", None)
+        if found.get("rope_theta") == self._cls.default_theta:
+            del found["rope_theta"]
         share = found.pop("partial_rotary_factor", None)
         usual = {} if share is None else {"partial_rotary_factor": share}
         is_scaled = found.get("rope_type", "default") != "default"
@@ -271,6 +276,11 @@ class Models:
         candidates = [value for value in _VALUES if value != plain or value is True]
         if name == "layer_types":
             candidates = [[kind] * layers for kind in _KINDS]
+        elif name in _TYPES:
+            first, other = _TYPES[name]
+            candidates = [[first] + [other] * (layers - 1), [first] * layers, [other] * layers]
+        elif name == "index_topk_pattern":
+            candidates = ["F" + "S" * (layers - 1)]
         elif name == "rope_scaling":
             candidates = [{"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}]
         if isinstance(plain, (int, float)) and not isinstance(plain, bool):
@@ -293,8 +303,10 @@ class Models:
     def _named(self) -> set[str]:
         """Returns the keys that the source of the class names."""
         found = set()
-        config = self._cls.__module__
-        for module in (config, config.replace("configuration_", "modeling_")):
+        auto = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        auto = auto if self._cls in auto else transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        # Some classes of configs belong to the model of another one.
+        for module in (self._cls.__module__, auto[self._cls].__module__):
             source = inspect.getsource(importlib.import_module(module))
             for node in ast.walk(ast.parse(source)):
                 found |= set(_key(node))

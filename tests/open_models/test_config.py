@@ -66,11 +66,14 @@ def test_every_weight_has_a_tensor(case):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "lama"}, "the architecture 'lama' is unknown. The families are cohere,"),
+        (
+            {"model_type": "lama"},
+            "the architecture 'lama' is unknown. The families are afmoe,",
+        ),
         # A near name would be that of another kind of model.
         (
             {"model_type": "minimax_m9", "attn_type_list": [1], "ssm_state_size": 16},
-            "umt5. No family reads its attn_type_list, ssm_state_size.",
+            "youtu. No family reads its attn_type_list, ssm_state_size.",
         ),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; 'silu' or 'swish'"),
         ({"hidden_size": None}, "config.json lacks hidden_size, which this family needs"),
@@ -143,6 +146,38 @@ def test_every_weight_has_a_tensor(case):
             )
             for name in ("deepseek_v2", "deepseek_v3", "glm4_moe")
         ),
+        *(
+            (
+                {"model_type": "glm_moe_dsa", "num_experts_per_tok": 2, **values},
+                f"{next(iter(values))} is {next(iter(values.values()))!r}, which is not supported",
+            )
+            for values in (
+                {"indexer_types": ["full", "shared"], "mlp_layer_types": ["dense", "sparse"]},
+                {"index_topk_freq": 4, "mlp_layer_types": ["dense", "sparse"]},
+                {"index_topk_pattern": "FS", "mlp_layer_types": ["dense", "sparse"]},
+                {"mlp_layer_types": ["sparse", "dense"]},
+            )
+        ),
+        (
+            {"model_type": "ministral3", "rope_parameters": YARN},
+            "llama_4_scaling_beta of the rotary parameters is None and original_max_position",
+        ),
+        (
+            {
+                "model_type": "ministral3",
+                "rope_parameters": {"rope_theta": 100.0, "llama_4_scaling_beta": 0.1},
+            },
+            "original_max_position_embeddings is None; a number, 0 or more, and a number of",
+        ),
+        (
+            {
+                "model_type": "mistral4",
+                **{"qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "num_experts_per_tok": 2},
+                "rope_parameters": YARN
+                | {"partial_rotary_factor": 0.5, "llama_4_scaling_beta": 0.0},
+            },
+            "partial_rotary_factor is 0.5; 0.25 was expected, as qk_rope_head_dim=2 and qk_nope",
+        ),
         (
             {"model_type": "t5", "num_hidden_layers": 2},
             "has num_hidden_layers without num_layers",
@@ -192,9 +227,10 @@ def test_what_the_class_ignores_is_ignored(model_type, given):
 
 
 # Their classes rotate whole heads, whatever the key says.
-WHOLE = """cohere cohere2 dots1 ernie4_5 ernie4_5_moe exaone4 gemma2 granite granitemoe
-    granitemoeshared hunyuan_v1_dense llama llama4_text mistral mixtral olmo2 olmoe phimoe qwen2
-    qwen3 qwen3_moe seed_oss smollm3""".split()
+WHOLE = """afmoe cohere cohere2 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma2
+    granite granitemoe granitemoeshared helium hunyuan_v1_dense hy_v3 internlm3 iquestcoder llama
+    llama4_text ministral mistral mixtral olmo2 olmoe phimoe qwen2 qwen2_moe qwen3 qwen3_moe
+    seed_oss smollm3 vaultgemma""".split()
 
 
 @pytest.mark.parametrize("model_type", WHOLE)
@@ -261,6 +297,23 @@ def test_mimo_is_a_qwen2():
     mimo, qwen2 = config(model_type="mimo", **values), config(model_type="qwen2")
     assert experiment_of(mimo).task == experiment_of(qwen2).task
     assert FAMILIES["mimo"].left_out(mimo) == ("model.mtp_layers.",)
+
+
+def test_ministral_3_without_growth_is_a_mistral():
+    """Devstral 2 has the parameter and no growth."""
+    rope = YARN | {"llama_4_scaling_beta": 0.0, "original_max_position_embeddings": 16}
+    found = experiment_of(config(model_type="ministral3", rope_parameters=dict(rope)))
+    del rope["llama_4_scaling_beta"]
+    plain = {"sliding_window": None, "rope_parameters": rope}
+    assert found.task == experiment_of(config(model_type="mistral", **plain)).task
+
+
+def test_glm_5_takes_the_types_of_its_layers_before_their_number():
+    values = {"model_type": "glm_moe_dsa", "num_experts_per_tok": 2, "first_k_dense_replace": 2}
+    found = experiment_of(config(mlp_layer_types=["dense", "sparse"], **values)).task
+    assert found.decoder.dense_first == 1
+    with pytest.raises(ValueError, match="first_k_dense_replace is 2 of num_hidden_layers=2"):
+        experiment_of(config(**values))
 
 
 def test_llama_4_has_chunks_where_it_rotates():

@@ -22,6 +22,7 @@ from tests.open_models.translation import models
 
 BLOCK = (4, 3)
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}
+ONE_SCALE = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
 TYPES = {"float32": "F32", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "uint8": "U8"}
 # Written out from arXiv 2310.10537, section 5.1: sign, two bits of exponent, one of mantissa.
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -86,6 +87,22 @@ def write_fp8(directory, **config):
     return meaning
 
 
+def write_fp8_with_one_scale(directory, shape=()):
+    """Writes a Llama in FP8 whose matrices have one scale each, and one for their input."""
+    tensors = published.write(directory, quantization_config=ONE_SCALE)
+    written, meaning = {}, {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        written[name] = tensor.astype(ml_dtypes.bfloat16)
+        meaning[name] = written[name].astype(np.float32)
+        if "_proj" in name:
+            values, scales, meaning[name] = pack_by_loops(tensor, tensor.shape)
+            written |= {name: values, f"{name}_scale_inv": scales.reshape(shape)}
+            place = name.removesuffix("weight") + "activation_scale"
+            written[place] = np.full(shape, number + 0.5, np.float32)
+    write_tensors(directory, written)
+    return meaning
+
+
 def digests(directory):
     """Returns name -> (type, digest) of a model's tensors, packed ones as they are packed."""
     return {
@@ -110,6 +127,31 @@ def test_a_model_in_fp8_is_imported_and_exported_in_every_bit(precision, tmp_pat
     assert digests(out) == digests(source)
     assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
     gshard.import_model(out, tmp_path / "again")
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_scale_of_a_matrix_and_one_of_its_input_come_back(shape, tmp_path):
+    source, out = tmp_path / "model", tmp_path / "out"
+    meaning = write_fp8_with_one_scale(source, shape)
+    params = gshard.open_model(source / "config.json", length=16)
+    tensors = PublishedModel.open(source, params).tensors
+    assert tensors.keys() == meaning.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor.read().astype(np.float32), meaning[name])
+    gshard.import_model(source, tmp_path / "run")
+    gshard.load(tmp_path / "run").export(out, "huggingface")
+    assert digests(out) == digests(source)
+    assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_one_scale_makes_the_largest_value_of_a_changed_matrix_the_largest_of_fp8():
+    values, scales, meaning = pack_by_loops(np.eye(6, 8, dtype=np.float32), (6, 8))
+    same, kept = packed.pack_fp8(meaning, scales.reshape(()), (0, 0))
+    np.testing.assert_array_equal(same, values)
+    assert kept.shape == () and kept == scales[0, 0]
+    found, fresh = packed.pack_fp8(3 * meaning, scales.reshape(()), (0, 0))
+    np.testing.assert_allclose(fresh, 3 * scales[0, 0], rtol=1e-6)
+    np.testing.assert_array_equal(found, values)
 
 
 def test_only_blocks_that_changed_get_another_scale():
@@ -203,7 +245,11 @@ def test_parts_of_matrices_in_mxfp4_are_those_of_the_whole(tmp_path):
     ("change", "message"),
     [
         ({"quant_method": "awq"}, "packed by quant_method='awq' of the quantization_config; 'fp8'"),
-        ({"weight_block_size": None}, "weight_block_size of the quantization_config is None; two"),
+        ({"weight_block_size": [4]}, r"weight_block_size of the quantization_config is \[4\]; two"),
+        (
+            {"weight_block_size": None},
+            r"have the shape \(2, 4\); the shape \(\) was expected",
+        ),
         ({"fmt": "e5m2"}, "fmt of the quantization_config is 'e5m2', which is not supported"),
         (
             {"weight_block_size": [2, 2]},

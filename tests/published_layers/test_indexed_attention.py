@@ -19,7 +19,7 @@ from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.stepwise import run_stepwise
 
 B, L, M, N, TOPK = 2, 9, 8, 2, 3
-HEADS, DIM, ROTARY = 8, 4, 2
+HEADS, DIM = 8, 4
 SEGMENTS = np.array([[1] * 6 + [2] * 2 + [0], [1] * 9], np.int32)
 X = np.random.default_rng(1).normal(size=(B, L, M)).astype(np.float32)
 
@@ -38,7 +38,7 @@ def make(p) -> tuple:
 
 def turned(p, vector, position):
     rotated = vector[None].copy()
-    attention_reference.rotate(rotated, position, ROTARY / DIM, p.rotary_base, "halves")
+    attention_reference.rotate(rotated, position, p.rotary_dim / DIM, p.rotary_base, p.index_pairs)
     return rotated[0]
 
 
@@ -64,7 +64,7 @@ def chosen_keys(p, theta, text) -> list[set[int]]:
 
 def masked(p, theta, text) -> np.ndarray:
     """Returns the output [L,M] of latent attention, one query after the other."""
-    dense, _ = make(attention_options.latent())
+    dense, _ = make(attention_options.latent(rotary_dim=p.rotary_dim))
     y = []
     for query, keys in enumerate(chosen_keys(p, theta, text)):
         bias = np.full((1, 1, len(text), len(text)), MASKED, np.float32)
@@ -75,8 +75,9 @@ def masked(p, theta, text) -> np.ndarray:
     return np.array(y)
 
 
-def test_a_token_attends_to_the_chosen_keys():
-    p = params()
+@pytest.mark.parametrize("pairs", ["halves", "neighbors"])
+def test_a_token_attends_to_the_chosen_keys(pairs):
+    p = params(index_pairs=pairs, rotary_dim=DIM)
     layer, theta = make(p)
     y = layer.fprop(theta, tf.constant(X), layer.mask(tf.constant(SEGMENTS))).numpy()
     for row, segment in ((0, 1), (0, 2), (1, 1)):

@@ -59,6 +59,8 @@ def reference(p, theta, x) -> np.ndarray:
             turned = q[None, PLAIN:].copy()
             attention_reference.rotate(turned, k, 1.0, p.rotary_base, p.rotary_pairs)
             q = np.concatenate([q[:PLAIN], turned[0]])
+            if p.temperature_floor:
+                q *= attention_reference.growth(p, k)
             scores = np.array([q @ key[n] for key in keys]) / np.sqrt(PLAIN + ROTARY)
             shares = np.exp(scores - scores.max())
             mixed = shares / shares.sum() @ np.array([value[n] for value in values])
@@ -71,6 +73,8 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
         ("latent_queries", {}),
         ("plain_queries", {"query_rank": 0, "use_bias": True}),
         ("halves", {"rotary_pairs": "halves", "rotary_base": 20.0}),
+        ("warm", {"temperature_floor": 2, "temperature_scale": 0.5}),
+        ("warm_from_0", {"temperature_floor": 2, "temperature_offset": 0}),
     )
     def test_matches_the_formulas(self, values):
         layer, theta = make(**values)
@@ -97,7 +101,7 @@ class LatentAttentionTest(testing.TestCase, parameterized.TestCase):
 
     def test_the_cache_holds_the_latent_vector_and_one_rotated_key(self):
         """Extends the cache by 3 tokens of a prompt, from slot 2 on, and then token by token."""
-        layer, theta = make(use_bias=True)
+        layer, theta = make(use_bias=True, temperature_floor=2)
         x = tf.constant(X)
         expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
         weights = decoding_weights(layer, theta)

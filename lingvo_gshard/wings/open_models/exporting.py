@@ -29,7 +29,7 @@ from lingvo_gshard.wings.fine_tuning.preferences import without_reference
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PACKING, PublishedConfig
 from lingvo_gshard.wings.open_models.families import FAMILIES, Family
 from lingvo_gshard.wings.open_models.importing import PublishedRecord, read_record, write_config
-from lingvo_gshard.wings.open_models.packed import SCALE_SUFFIX, pack_fp8
+from lingvo_gshard.wings.open_models.packed import SCALE_SUFFIX, input_scale, pack_fp8
 from lingvo_gshard.wings.open_models.shards import (
     FILE_BYTES,
     Published,
@@ -269,7 +269,10 @@ class ExportSource:
 
     @functools.cached_property
     def scales(self) -> Mapping[str, Published]:
-        """Name of each tensor in FP8 -> the scales that it was published with."""
+        """Name of each tensor in FP8 -> the scales that it was published with.
+
+        Scales of inputs have their own names.
+        """
         if not self.record.block:
             return {}
         found = tensors_in(self.checkpoint.extras / SCALES_FILE)
@@ -285,8 +288,7 @@ class ExportSource:
         tensors: list[Tensor] = []
         for name, pieces in items:
             tensors.append(Tensor(name, pieces[0].published_shape, self._dtype(name, pieces[0])))
-            if name in self.scales:
-                scales = self.scales[name]
+            for scales in filter(None, map(self.scales.get, (name, input_scale(name)))):
                 tensors.append(Tensor(scales.name, scales.shape, scales.dtype))
         return tensors
 
@@ -323,6 +325,8 @@ class _Values:
         name = tensor.name.removesuffix(SCALE_SUFFIX)
         if name not in self._scales:
             return self._unpacked(tensor.name).astype(dtype_of(tensor.dtype), copy=False)
+        if name == self._scales[name].name:
+            return self._scales[name].read()
         assert self._block is not None
         packed, scales = pack_fp8(self._unpacked(name), self._scales[name].read(), self._block)
         return packed if tensor.name == name else scales

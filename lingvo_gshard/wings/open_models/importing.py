@@ -32,7 +32,7 @@ from lingvo_gshard.wings.fine_tuning.preferences import without_reference
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.wings.open_models.families import Family, family_of
 from lingvo_gshard.wings.open_models.fused import split_experts
-from lingvo_gshard.wings.open_models.packed import SCALE_SUFFIX, BlockScaled, unpack
+from lingvo_gshard.wings.open_models.packed import BlockScaled, unpack
 from lingvo_gshard.wings.open_models.shards import (
     Published,
     Source,
@@ -197,22 +197,17 @@ class PublishedModel:
         if self.config.is_part:
             write_config(self.config.values, directory)
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(self.record()))
-        scales = [tensor.scales for tensor in self._scaled()]
+        of_each = ((tensor.scales, tensor.input_scale) for tensor in self._scaled())
+        scales = {s.name: s for both in of_each for s in both if s is not None}
         if scales:
-            file = directory / SCALES_FILE
-            written = [Published(s.name, s.shape, s.dtype, file) for s in by_alignment(scales)]
-            write_file(written, (self._scales(tensor.name) for tensor in written))
+            file, ordered = directory / SCALES_FILE, by_alignment(list(scales.values()))
+            written = [Published(s.name, s.shape, s.dtype, file) for s in ordered]
+            write_file(written, (scales[tensor.name].read() for tensor in written))
 
     def _scaled(self) -> list[BlockScaled]:
         """Returns the tensors that are published in FP8, without those that are left out."""
         found = (self.tensors.get(name) for name in self.mapping.pieces)
         return [tensor for tensor in found if isinstance(tensor, BlockScaled)]
-
-    def _scales(self, name: str) -> np.ndarray:
-        """Returns the scales of a tensor in FP8, by the name of the scales."""
-        tensor = self.tensors[name.removesuffix(SCALE_SUFFIX)]
-        assert isinstance(tensor, BlockScaled)
-        return tensor.scales.read()
 
 
 def _text_tensors(

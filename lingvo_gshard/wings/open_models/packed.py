@@ -1,7 +1,8 @@
 """Packed tensors: weights that are published in 8 or 4 bits, with scales.
 
 FP8: a matrix of float8_e4m3fn whose blocks, such as 128 x 128, have a scale each (DeepSeek-V3,
-arXiv 2412.19437, section 3.3.2). The scales are a tensor of their own, `NAME_scale_inv`.
+arXiv 2412.19437, section 3.3.2). The scales are a tensor of their own, `NAME_scale_inv`. A matrix
+may also have one scale, and one for the input of its product, `activation_scale` (Devstral 2).
 
 MXFP4: 32 neighbors of 4 bits share a scale, which is a power of 2 (Rouhani et al. 2023,
 arXiv 2310.10537). The tensors `NAME_blocks` and `NAME_scales` hold the transposed weight.
@@ -21,6 +22,9 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.shards import Box, Published, Source
 
 FP8, SCALE_SUFFIX = "F8_E4M3", "_scale_inv"
+_INPUT_SCALE, _WEIGHT = ".activation_scale", ".weight"
+# The block of a matrix that has one scale.
+_WHOLE = (0, 0)
 _BLOCKS, _SCALES = "_blocks", "_scales"
 # Values in MXFP4 that share a scale, and bytes that hold them.
 _GROUP, _GROUP_BYTES = 32, 16
@@ -50,24 +54,29 @@ class BlockScaled(_ReadAsFloat32):
     Attributes:
       values: the matrix [R,C] without scales.
       scales: the scale of each block.
-      block: rows and columns of a block. Those at the end may be smaller.
+      block: rows and columns of a block. Those at the end may be smaller. (0, 0) is the matrix.
+      input_scale: the scale of the product's input, which an export writes as it was.
     """
 
     values: Published
     scales: Published
     block: tuple[int, int]
+    input_scale: Published | None = None
 
     def read_box(self, box: Box) -> tuple[np.ndarray, int]:
         """Returns a part of the matrix in float32, and the number of bytes that were read."""
         values, value_bytes = self.values.read_box(box)
+        block = _sizes(self.block, self.shape)
         inner = [
             (start // size, -(-stop // size))
-            for (start, stop), size in zip(box, self.block, strict=True)
+            for (start, stop), size in zip(box, block, strict=True)
         ]
-        scales, scale_bytes = self.scales.read_box(inner)
+        # One scale has no dimensions, or one.
+        scales, scale_bytes = self.scales.read_box(inner[: len(self.scales.shape)])
+        scales = scales.reshape([stop - start for start, stop in inner])
         found, (first, _) = _FP8_VALUES[values.view(np.uint8)], box[0]
-        by_column = _columns(scales.astype(np.float32), self.block[1], box[1])
-        for row, (start, stop) in enumerate(_spans(box[0], self.block[0])):
+        by_column = _columns(scales.astype(np.float32), block[1], box[1])
+        for row, (start, stop) in enumerate(_spans(box[0], block[0])):
             found[start - first : stop - first] *= by_column[row]
         return found, value_bytes + scale_bytes
 
@@ -129,6 +138,8 @@ def unpack(
 def _block_of(packing: Mapping[str, Any], where: str) -> tuple[int, int]:
     """Returns rows and columns of a block in FP8."""
     block, form = packing.get("weight_block_size"), packing.get("fmt")
+    if form in _FORMATS and "weight_block_size" in packing and block is None:
+        return _WHOLE
     sizes = [s for s in block if isinstance(s, int) and s > 0] if isinstance(block, list) else []
     if len(sizes) != 2 or sizes != block:
         raise UserError(
@@ -150,17 +161,22 @@ def _unpack_fp8(
     for name, tensor in tensors.items():
         if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in tensors:
             continue
+        if name.endswith(_INPUT_SCALE) and name.removesuffix(_INPUT_SCALE) + _WEIGHT in tensors:
+            continue
         if tensor.dtype != FP8:
             found[name] = tensor
             continue
         scales = tensors.get(f"{name}{SCALE_SUFFIX}")
-        if scales is None or scales.shape != scales_shape(tensor.shape, block):
+        shape = scales_shape(tensor.shape, block)
+        is_one = block == _WHOLE and scales is not None and scales.shape in ((), (1,))
+        if scales is None or not (is_one or scales.shape == shape):
             seen = "are missing" if scales is None else f"have the shape {scales.shape}"
             raise UserError(
                 f"{where}: the scales of {name}, {name}{SCALE_SUFFIX}, {seen}; the shape "
-                f"{scales_shape(tensor.shape, block)} was expected"
+                f"{() if block == _WHOLE else shape} was expected"
             )
-        found[name] = BlockScaled(name, tensor.shape, FP8, tensor, scales, block)
+        own = tensors.get(input_scale(name))
+        found[name] = BlockScaled(name, tensor.shape, FP8, tensor, scales, block, own)
     return found
 
 
@@ -186,9 +202,19 @@ def _unpack_mxfp4(tensors: Mapping[str, Published], where: str) -> dict[str, Sou
     return found
 
 
+def input_scale(name: str) -> str:
+    """Returns the name of the scale of the input that a matrix is multiplied with."""
+    return name.removesuffix(_WEIGHT) + _INPUT_SCALE
+
+
 def scales_shape(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, ...]:
     """Returns the shape of the scales of a matrix in FP8."""
-    return tuple(-(-size // part) for size, part in zip(shape, block, strict=False))
+    return tuple(-(-size // part) for size, part in zip(shape, _sizes(block, shape), strict=False))
+
+
+def _sizes(block: tuple[int, int], shape: Sequence[int]) -> tuple[int, int]:
+    """Returns rows and columns of the blocks of a matrix."""
+    return (shape[0], shape[1]) if block == _WHOLE else block
 
 
 def pack_fp8(
@@ -206,6 +232,8 @@ def pack_fp8(
     """
     rows, columns = matrix.shape
     packed = np.empty(matrix.shape, ml_dtypes.float8_e4m3fn)
+    shape, block = scales.shape, _sizes(block, matrix.shape)
+    scales = scales.reshape(scales_shape(matrix.shape, block))
     kept = scales.copy()
     starts = np.arange(0, columns, block[1])
     for index, (start, stop) in enumerate(_spans((0, rows), block[0])):
@@ -220,7 +248,7 @@ def pack_fp8(
             kept[index] = np.where(is_changed, fresh, scales[index])
             quantized, _ = _quantize(values, kept[index], block[1])
         packed[start:stop] = quantized
-    return packed, kept
+    return packed, kept.reshape(shape)
 
 
 def _quantize(values: np.ndarray, scales: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

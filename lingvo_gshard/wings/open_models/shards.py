@@ -386,7 +386,7 @@ def write_file(tensors: Sequence[Published], values: Iterator[np.ndarray]) -> No
     with open(tensors[0].file, "xb") as file:
         _write_header(file, tensors)
         for tensor, value in zip(tensors, values, strict=True):
-            array = np.ascontiguousarray(value, dtype_of(tensor.dtype))
+            array = np.asarray(value, dtype_of(tensor.dtype), order="C")
             assert array.shape == tensor.shape, (tensor, array.shape)
             file.write(array.reshape(-1).view(np.uint8).data)
 

@@ -30,6 +30,7 @@ from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes
 from lingvo_gshard.wings.inference.layers.cached import Visible
+from lingvo_gshard.wings.published_layers import rotary_pairs
 from lingvo_gshard.wings.published_layers.latent_attention import (
     LatentAttention,
     latent_attention_flops,
@@ -58,6 +59,12 @@ class IndexedAttention(LatentAttention):
         p.define("index_heads", 0, "Heads of the indexer.", minimum=1)
         p.define("index_dim", 0, "Size of D of the indexer's queries and keys.", minimum=1)
         p.define("index_topk", 2048, "Keys that a query attends to.", minimum=1)
+        p.define(
+            "index_pairs",
+            rotary_pairs.HALVES,
+            "The rotary_pairs of the indexer's queries and keys.",
+            choices=(rotary_pairs.HALVES, rotary_pairs.NEIGHBORS),
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -71,6 +78,7 @@ class IndexedAttention(LatentAttention):
                 "expected"
             )
         kernel = p.kernel.copy().set(use_fused=False)
+        self._index_rotation = p.copy().set(rotary_pairs=p.index_pairs)
         self._masking_kernel: AttentionKernel = kernel.instantiate(path=f"{path}.kernel")
         sizes = {"M": p.model_dim, "N": p.index_heads, "D": p.index_dim, "q": p.query_rank}
         from_rank, from_input = map(initializers.fan_in, (p.query_rank, p.model_dim))
@@ -135,9 +143,8 @@ class IndexedAttention(LatentAttention):
 
     def _turned(self, x_BLND: tf.Tensor, positions: rotary.TextPositions) -> tf.Tensor:
         """Returns queries or keys of the indexer with as many rotated dimensions as others have."""
-        p = self.p
-        share = p.rotary_dim / p.index_dim
-        return rotary.rotate(x_BLND, positions, share, p.rotary_base, self.scaling)
+        share = self.p.rotary_dim / self.p.index_dim
+        return rotary_pairs.rotate(x_BLND, positions, share, self._index_rotation, self.scaling)
 
 
 @flops.register(IndexedAttention)

@@ -32,7 +32,7 @@ from lingvo_gshard.wings.inference.layers import cache_shapes, cached, decoding_
 from lingvo_gshard.wings.inference.layers.attention import mix_slots
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.wings.inference.stored_weights import store
-from lingvo_gshard.wings.published_layers import rotary_pairs
+from lingvo_gshard.wings.published_layers import rotary_pairs, warm_queries
 
 LOCAL_LETTERS = {
     "q": "rank of queries",
@@ -76,6 +76,7 @@ class LatentAttention(Attention):
         p.define("latent_norm", RMSNorm.params(), "Params of the norms of latent vectors.")
         rotary.define_rotation(p)
         rotary_pairs.define(p)
+        warm_queries.define(p)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -192,7 +193,8 @@ class LatentAttention(Attention):
             query_BLND = product(self, theta, "w_query", "BLM,MND->BLND", x_BLM)
         plain_BLND, rotated_BLND = self.split_query(query_BLND)
         rotated_BLND = self._rotate(rotated_BLND, positions)
-        query_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
+        query_BLND = tf.concat([plain_BLND, rotated_BLND], -1)
+        query_BLND = annotate(warm_queries.warm(query_BLND, positions, p), "BLND")
         rotated_BLD = annotate(self._rotate(key_BLD[:, :, None], positions)[:, :, 0], "BLD")
         latent_BLr = self.latent_norm.fprop(theta.latent_norm, latent_BLr)
         return query_BLND, latent_BLr, rotated_BLD, low_BLq

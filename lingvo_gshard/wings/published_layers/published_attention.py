@@ -17,7 +17,7 @@ from lingvo_gshard.core import (
 from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of
-from lingvo_gshard.wings.published_layers import rotary_pairs
+from lingvo_gshard.wings.published_layers import rotary_pairs, warm_queries
 
 
 class PublishedAttention(SelfAttention):
@@ -38,14 +38,7 @@ class PublishedAttention(SelfAttention):
             "no chunks. With is_causal.",
             minimum=0,
         )
-        p.define(
-            "temperature_floor",
-            0,
-            "Positions n after which queries grow: times 1 + temperature_scale * "
-            "log(1 + floor((position + 1) / n)) (arXiv 2501.19399); 0: never.",
-            minimum=0,
-        )
-        p.define("temperature_scale", 0.1, "See temperature_floor.", minimum=0)
+        warm_queries.define(p)
         p.define(
             "normalizes_rotated",
             False,
@@ -120,18 +113,7 @@ class PublishedAttention(SelfAttention):
         query_BLND, key_BLND, value_BLND, gate_BLND = super().project_row(theta, x_BLM, positions)
         if self.p.value_scale != 1.0:
             value_BLND *= tf.constant(self.p.value_scale, value_BLND.dtype)
-        return self._warmed(query_BLND, positions), key_BLND, value_BLND, gate_BLND
-
-    def _warmed(self, query_BLND: tf.Tensor, positions: rotary.TextPositions | None) -> tf.Tensor:
-        """Returns the queries, larger at later positions if Params say so."""
-        p = self.p
-        if not p.temperature_floor:
-            return query_BLND
-        assert positions is not None
-        count_BL = (positions.index_BL + 1) // p.temperature_floor
-        factor_BL = 1.0 + p.temperature_scale * tf.math.log1p(tf.cast(count_BL, tf.float32))
-        warmed_BLND = tf.cast(query_BLND, tf.float32) * factor_BL[:, :, None, None]
-        return tf.cast(warmed_BLND, query_BLND.dtype)
+        return warm_queries.warm(query_BLND, positions, self.p), key_BLND, value_BLND, gate_BLND
 
     def _placed(
         self, name: str, theta: NestedMap, x_BLND: tf.Tensor, positions: rotary.TextPositions | None

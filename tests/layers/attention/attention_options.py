@@ -44,6 +44,7 @@ EACH: dict[str, dict] = {
         "value_dim": 5,
         "value_scale": 0.7,
     },
+    "warm_from_0": {"temperature_floor": 3, "temperature_offset": 0, "temperature_scale": 0.5},
     "together": {
         "num_key_value_heads": 2,
         "qk_norm": True,

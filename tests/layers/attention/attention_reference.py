@@ -46,8 +46,7 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
                     x, position, p.rotary_fraction, p.rotary_base, p.rotary_pairs, p.rotary_scaling
                 )
             if p.temperature_floor:
-                grown = math.log(1 + (position + 1) // p.temperature_floor)
-                query[i] *= 1 + p.temperature_scale * grown
+                query[i] *= growth(p, position)
         for q in range(len(row)):
             seen = [
                 k
@@ -102,6 +101,12 @@ def bucket(p, distance: int) -> int:
     ratio = p.relative_max_distance / exact
     begins = [exact * ratio ** (i / (side - exact)) for i in range(side - exact)]
     return begin + exact - 1 + sum(far >= start - 1e-9 for start in begins)
+
+
+def growth(p, position) -> float:
+    """Returns the factor of a query, by arXiv 2501.19399."""
+    steps = (position + p.temperature_offset) // p.temperature_floor
+    return 1 + p.temperature_scale * math.log(1 + steps)
 
 
 def rotate(x_ND, position, fraction, base, pairs="halves", scaling=None) -> None:

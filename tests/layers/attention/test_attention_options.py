@@ -1,7 +1,7 @@
 # tests: layers/attention/relative_bias.py, layers/attention/rotary.py
 # tests: layers/attention/self_attention.py, wings/inference/layers/transformer.py
 # tests: wings/published_layers/published_attention.py, wings/published_layers/rotary_pairs.py
-# tests: wings/published_layers/heads_norms.py
+# tests: wings/published_layers/heads_norms.py, wings/published_layers/warm_queries.py
 """Tests options of attention against loops in float64, in stacks and in decoding."""
 
 import numpy as np

@@ -123,6 +123,7 @@ def test_text_without_ids_is_refused(tmp_path):
         (example(targets="a"), r"found targets \(str\)"),
         (b"\xff no record", "found none"),
     ],
+    ids=["bytes", "ids", "no input", "no record"],
 )
 def test_a_record_without_texts_is_refused_by_number_or_counted(tmp_path, bad, found):
     records = records_of(ROWS)

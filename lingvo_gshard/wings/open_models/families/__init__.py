@@ -5,13 +5,14 @@ from __future__ import annotations
 from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families import (
+    afmoe,
     cohere,
     deepseek,
     dots1,
     ernie,
     exaone4,
     gemma,
-    glm4_moe,
+    glm,
     gpt_oss,
     granite,
     hunyuan,
@@ -21,13 +22,12 @@ from lingvo_gshard.wings.open_models.families import (
     minimax_m2,
     mistral,
     olmo,
-    olmoe,
     phi,
     seed_oss,
     smollm3,
 )
 from lingvo_gshard.wings.open_models.families.family import Family
-from lingvo_gshard.wings.open_models.families.qwen import qwen3, qwen3_next
+from lingvo_gshard.wings.open_models.families.qwen import mellum, qwen3, qwen3_next
 from lingvo_gshard.wings.open_models.families.translation import (
     m2m_100,
     marian,
@@ -38,8 +38,9 @@ from lingvo_gshard.wings.open_models.families.translation import (
 )
 
 _MODULES = (
-    *(cohere, deepseek, dots1, ernie, exaone4, gemma, glm4_moe, gpt_oss, granite, hunyuan, llama),
-    *(llama4, mimo_v2, minimax_m2, mistral, olmo, olmoe, phi, qwen3, qwen3_next, seed_oss, smollm3),
+    *(afmoe, cohere, deepseek, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
+    *(hunyuan, llama, llama4, mimo_v2, minimax_m2, mistral, olmo, phi),
+    *(mellum, qwen3, qwen3_next, seed_oss, smollm3),
     *(m2m_100, marian, mbart, nllb_moe, switch, t5),
 )
 # In the order of the modules, and of the families in a module.

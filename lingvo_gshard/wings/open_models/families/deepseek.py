@@ -1,4 +1,7 @@
-"""DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, experts in groups."""
+"""DeepSeek-V2 (arXiv 2405.04434), V3 (arXiv 2412.19437) and models made of their parts.
+
+They have latent attention, and experts in groups.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from lingvo_gshard.layers import TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
-    SIGMOID_EXPERTS,
+    dense_by_type,
     dense_layers,
     dropless_experts,
-    sigmoid_config,
+    scaled_config,
+    scaled_experts,
 )
-from lingvo_gshard.wings.open_models.families.family import SILU, Part, extra_layers
+from lingvo_gshard.wings.open_models.families.family import SILU, Part, always, extra_layers
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
@@ -25,10 +29,16 @@ from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
 
-def _read_attention(config: PublishedConfig, task: Params) -> None:
+def read_latent(config: PublishedConfig, task: Params, rope: dict[str, Any] | None = None) -> None:
+    """Sets latent attention.
+
+    Args:
+      rope: the rotary parameters. None takes the config's, whose `head_dim` rotates as a whole.
+    """
     plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
-    # The class rotates this many dimensions.
-    config.expect("head_dim", rotated)
+    if rope is None:
+        # The class rotates this many dimensions.
+        config.expect("head_dim", rotated)
     has_bias = config.get("attention_bias", False)
     attention = LatentAttention.params().set(
         query_rank=config.get("q_lora_rank", 0),
@@ -40,7 +50,7 @@ def _read_attention(config: PublishedConfig, task: Params) -> None:
         use_output_bias=has_bias,
         rotary_pairs=NEIGHBORS,
     )
-    rope = config.rope()
+    rope = config.rope() if rope is None else rope
     set_rope(config, attention, rope)
     if rope.get("mscale_all_dim") and rope["rope_type"] != "default":
         steeper = mscale(attention.rotary_scaling.factor, rope["mscale_all_dim"])
@@ -48,7 +58,8 @@ def _read_attention(config: PublishedConfig, task: Params) -> None:
     task.decoder.layer.self_attention = attention
 
 
-def _attention_config(task: Params) -> dict[str, Any]:
+def latent_config(task: Params) -> dict[str, Any]:
+    """Returns what `read_latent` reads, from the Params of a task."""
     attention = task.decoder.layer.self_attention
     return {
         "num_key_value_heads": task.decoder.num_heads,
@@ -97,16 +108,24 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
 def _softmax_experts_config(task: Params) -> dict[str, Any]:
     router = task.decoder.moe.router
     return {
-        **sigmoid_config(task),
+        **scaled_config(task),
         "topk_method": _LIMITED if router.cls is GroupLimitedRouter else _GREEDY,
         "aux_loss_alpha": router.auxiliary_loss_weight,
     }
 
 
-_LATENT = (SILU, Part(_read_attention, _attention_config))
-_V3 = (*_LATENT, SIGMOID_EXPERTS)
+_LATENT = (SILU, Part(read_latent, latent_config))
+PAIRS = Part(_read_pairs, _pairs_config)
 V2 = decoder("deepseek_v2", (*_LATENT, Part(_read_softmax_experts, _softmax_experts_config)))
-V3 = decoder("deepseek_v3", (*_V3, Part(_read_pairs, _pairs_config)), read_left_out=extra_layers)
+V3 = decoder("deepseek_v3", (*_LATENT, scaled_experts(), PAIRS), read_left_out=extra_layers)
+# GLM-4.7-Flash.
+GLM_LITE = decoder(
+    "glm4_moe_lite",
+    (*_LATENT, scaled_experts(dense=dense_by_type(lambda config: 1)), PAIRS),
+    read_left_out=extra_layers,
+)
+# Youtu-LLM (arXiv 2512.24618).
+YOUTU = decoder("youtu", (*_LATENT, PAIRS))
 
 
 def _read_indexer(config: PublishedConfig, task: Params) -> None:
@@ -118,9 +137,11 @@ def _read_indexer(config: PublishedConfig, task: Params) -> None:
         index_dim=config.get("index_head_dim"),
         index_topk=config.get("index_topk"),
     )
-    dense, layers = decoder.dense_first, decoder.num_layers
-    config.expect("mlp_layer_types", ["dense"] * dense + ["sparse"] * (layers - dense))
-    config.expect("layer_types", ["indexed_attention"] * layers)
+    config.expect("layer_types", ["indexed_attention"] * decoder.num_layers)
+    # Layers could take the choice of an earlier layer instead.
+    config.expect("indexer_types", ["full"] * decoder.num_layers)
+    config.expect("index_topk_freq", 1, 0, False)
+    config.expect("index_topk_pattern", None)
 
 
 def _indexer_config(task: Params) -> dict[str, Any]:
@@ -133,12 +154,15 @@ def _indexer_config(task: Params) -> dict[str, Any]:
 
 
 # Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
-V32 = decoder(
-    "deepseek_v32",
-    (
-        *_V3,
-        Part(_read_indexer, _indexer_config),
-    ),
+_INDEXED = (
+    *_LATENT,
+    scaled_experts(dense=dense_by_type(dense_layers)),
+    Part(_read_indexer, _indexer_config),
+)
+V32 = decoder("deepseek_v32", _INDEXED, read_left_out=extra_layers)
+GLM5 = decoder(
+    "glm_moe_dsa",
+    (*_INDEXED, always({"attention.index_pairs": NEIGHBORS})),
     read_left_out=extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.

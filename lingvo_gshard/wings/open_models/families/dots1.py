@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
-from lingvo_gshard.wings.open_models.families.experts import SIGMOID_EXPERTS
+from lingvo_gshard.wings.open_models.families.experts import scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
+    IN_PERIODS,
     SLIDING,
-    Part,
     layered,
-    run_in_periods,
     types_of_layers,
 )
 
@@ -32,7 +31,7 @@ FAMILY = decoder(
         BIASES,
         NORMS_BY_HEAD,
         layered(_kinds),
-        SIGMOID_EXPERTS,
-        Part(lambda config, task: run_in_periods(task.decoder)),
+        scaled_experts(),
+        IN_PERIODS,
     ),
 )

@@ -1,4 +1,7 @@
-"""EXAONE 4.0: norms at the outputs of sublayers; only windows rotate (arXiv 2507.11407)."""
+"""EXAONE 4.0: norms at the outputs of sublayers; only windows rotate (arXiv 2507.11407).
+
+K-EXAONE (arXiv 2601.01739) has norms at their inputs, and experts.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,14 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     USUAL,
     decoder,
 )
+from lingvo_gshard.wings.open_models.families.experts import (
+    dense_by_type,
+    dense_layers,
+    scaled_experts,
+)
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
+    IN_PERIODS,
     SLIDING,
     attentions_by_type,
     layer_types,
@@ -40,12 +49,17 @@ def _period(config: PublishedConfig) -> int:
     return period if sliding_window(config) else 1
 
 
-FAMILY = decoder(
-    "exaone4",
+_PARTS = (
+    *USUAL,
+    NORMS_BY_HEAD,
+    layered(lambda config: layer_types(config, _period(config)), _attentions),
+)
+DENSE = decoder("exaone4", (OUTPUT_POSITION, *_PARTS))
+EXPERTS = decoder(
+    "exaone_moe",
     (
-        *USUAL,
-        OUTPUT_POSITION,
-        NORMS_BY_HEAD,
-        layered(lambda config: layer_types(config, _period(config)), _attentions),
+        *_PARTS,
+        scaled_experts("num_experts", "num_shared_experts", dense=dense_by_type(dense_layers)),
+        IN_PERIODS,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
@@ -113,50 +114,118 @@ def experts(
     return Part(read, values)
 
 
+def _read_gated_shared(config: PublishedConfig, task: Params) -> None:
+    size = config.get("shared_expert_intermediate_size")
+    task.decoder.moe.set(shared_hidden_dim=size, shared_combination="gated")
+
+
+# A shared expert whose output has a gate.
+GATED_SHARED = Part(
+    _read_gated_shared,
+    lambda task: {"shared_expert_intermediate_size": task.decoder.moe.shared_hidden_dim},
+)
 # Mixtral's keys.
 LOCAL_EXPERTS = experts("num_local_experts", hidden="intermediate_size")
 
 
-def sigmoid_experts(config: PublishedConfig) -> Params:
-    """Returns DeepSeek-V3's experts: sigmoids, a selection bias, groups, and a shared expert.
-
-    Training changes the selection bias as arXiv 2408.15664 does, which balances loads.
-    """
-    groups, chosen = config.get("n_group"), config.get("topk_group")
-    router = SigmoidRouter.params().set(
-        k=config.get("num_experts_per_tok"),
-        normalize=config.get("norm_topk_prob", False),
-        scale=config.get("routed_scaling_factor", 1.0, float),
-    )
-    if groups > 1:
-        router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
-    hidden_dim = config.get("moe_intermediate_size")
-    moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
-    return moe.set(shared_hidden_dim=hidden_dim * config.get("n_shared_experts", 0))
-
-
-def dense_layers(config: PublishedConfig) -> int:
+def dense_layers(config: PublishedConfig, key: str = "first_k_dense_replace") -> int:
     """Returns the number of layers before the first one with experts.
+
+    Args:
+      key: the key that has it.
 
     Raises:
       UserError: no layer would have experts.
     """
-    first = config.get("first_k_dense_replace", kind=int, least=0)
+    first = config.get(key, kind=int, least=0)
     layers = config.get("num_hidden_layers")
     if first >= layers:
         raise UserError(
-            f"{config.where}: first_k_dense_replace is {first} of num_hidden_layers={layers}, so "
+            f"{config.where}: {key} is {first} of num_hidden_layers={layers}, so "
             "that no layer has experts; a smaller number was expected"
         )
     return first
 
 
-def _read_sigmoid_experts(config: PublishedConfig, task: Params) -> None:
-    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
+_DENSE, _SPARSE = "dense", "sparse"
 
 
-def sigmoid_config(task: Params) -> dict[str, Any]:
-    """Returns what `SIGMOID_EXPERTS` reads, from the Params of a task."""
+def dense_by_type(usual: Callable[[PublishedConfig], int]) -> Callable[[PublishedConfig], int]:
+    """Returns a `dense` of `scaled_experts` for families that list the types of their layers.
+
+    Args:
+      usual: returns the number of layers before the first one with experts if there is no list.
+    """
+
+    def dense(config: PublishedConfig) -> int:
+        found, layers = config.get("mlp_layer_types", None, list), config.get("num_hidden_layers")
+        if found is None:
+            return usual(config)
+        first = found.index(_SPARSE) if _SPARSE in found else 0
+        config.expect("mlp_layer_types", _types(first, layers))
+        return first
+
+    return dense
+
+
+def _types(dense: int, layers: int) -> list[str]:
+    return [_DENSE] * dense + [_SPARSE] * (layers - dense)
+
+
+def types_config(task: Params) -> dict[str, Any]:
+    """Returns what a `dense_by_type` reads, from the Params of a task."""
+    decoder = task.decoder
+    return {"mlp_layer_types": _types(decoder.dense_first, decoder.num_layers)}
+
+
+def scaled_experts(
+    count: str = "n_routed_experts",
+    shared: str = "n_shared_experts",
+    scale: str = "routed_scaling_factor",
+    normalize: str = "norm_topk_prob",
+    dense: Callable[[PublishedConfig], int] = dense_layers,
+    router: type[Router] = SigmoidRouter,
+) -> Part:
+    """Returns the part of DeepSeek-V3's experts: groups, a scale of gates, and shared experts.
+
+    With its sigmoids, training changes the selection bias as arXiv 2408.15664 does, which balances
+    loads.
+
+    Args:
+      count: the key with the number of experts.
+      shared: the key with the number of shared experts.
+      scale: the key with the factor of the gates.
+      normalize: the key that says whether the gates of a token are divided by their sum. Empty if
+        a family has no choice.
+      dense: returns the number of layers before the first one with experts.
+      router: class of the router.
+    """
+
+    def read(config: PublishedConfig, task: Params) -> None:
+        own = router.params().set(
+            k=config.get("num_experts_per_tok"),
+            normalize=config.get(normalize, False) if normalize else True,
+            scale=config.get(scale, 1.0, float),
+            auxiliary_loss_weight=0.0,
+        )
+        groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
+        if groups > 1:
+            own.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
+        hidden_dim = config.get("moe_intermediate_size")
+        moe = dropless_experts(own, config.get(count), hidden_dim)
+        moe.shared_hidden_dim = hidden_dim * config.get(shared, 0)
+        task.decoder.set(dense_first=dense(config), moe_every=1, moe=moe)
+
+    def values(task: Params) -> dict[str, Any]:
+        names = dict(n_routed_experts=count, n_shared_experts=shared, routed_scaling_factor=scale)
+        found = {names.get(key, key): value for key, value in scaled_config(task).items()}
+        return found if dense is dense_layers else found | types_config(task)
+
+    return Part(read, values)
+
+
+def scaled_config(task: Params) -> dict[str, Any]:
+    """Returns what `scaled_experts()` reads, from the Params of a task."""
     decoder, moe, router = task.decoder, task.decoder.moe, task.decoder.moe.router
     groups, chosen = (
         router.get(name) if name in router else 0 for name in ("expert_groups", "groups_per_token")
@@ -172,7 +241,3 @@ def sigmoid_config(task: Params) -> dict[str, Any]:
         "n_routed_experts": moe.num_experts,
         "n_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
     }
-
-
-# DeepSeek-V3's experts in all layers except the first `dense_layers`.
-SIGMOID_EXPERTS = Part(_read_sigmoid_experts, sigmoid_config)

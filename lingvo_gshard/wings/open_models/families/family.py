@@ -438,12 +438,15 @@ def _read_window(config: PublishedConfig, task: Params) -> None:
 
 # Keys of many families.
 BIASES = setting("attention_bias", "attention.use_bias", "attention.use_output_bias", null=False)
+INPUT_BIASES = setting("attention_bias", "attention.use_bias", null=False)
 FEED_FORWARD_BIAS = setting("mlp_bias", "decoder.layer.feed_forward.use_bias", null=False)
 JITTER = setting("router_jitter_noise", "decoder.moe.router.jitter", null=0.0)
 SILU = Part(
     lambda config, task: config.expect("hidden_act", "silu", "swish"),
     lambda task: {"hidden_act": "silu"},
 )
+# Layers differ in their attentions or in their experts.
+IN_PERIODS = Part(lambda config, task: run_in_periods(task.decoder))
 # One sliding window in all layers.
 WINDOW = Part(
     _read_window,

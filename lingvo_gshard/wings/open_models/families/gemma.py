@@ -76,11 +76,12 @@ _COMMON = (
         }
     ),
 )
+_ATTENTION = Part(_read_attention, _attention_config)
 # Parts of Gemma 2 and 3.
 _LATER = (
     *_COMMON,
     always({"decoder.layer.norm_position": "both"}),
-    Part(_read_attention, _attention_config),
+    _ATTENTION,
 )
 GEMMA = decoder(
     "gemma",
@@ -94,7 +95,10 @@ GEMMA = decoder(
         ROPE,
     ),
 )
-GEMMA2 = decoder("gemma2", (*_LATER, ROPE, layered(lambda config: layer_types(config, period=2))))
+_ALTERNATING = (ROPE, layered(lambda config: layer_types(config, period=2)))
+GEMMA2 = decoder("gemma2", (*_LATER, *_ALTERNATING))
+# VaultGemma (arXiv 2510.15001) has no norms of outputs.
+VAULT_GEMMA = decoder("vaultgemma", (*_COMMON, _ATTENTION, *_ALTERNATING))
 GEMMA3 = decoder(
     "gemma3_text",
     (

@@ -1,4 +1,7 @@
-"""Hunyuan, dense and with experts (arXiv 2411.02265): norms of rotated queries and keys."""
+"""Hunyuan, dense and with experts (arXiv 2411.02265): norms of rotated queries and keys.
+
+Hy3 has norms before the rotation, and DeepSeek-V3's experts.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,20 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
-from lingvo_gshard.wings.open_models.families.experts import dropless_experts, top_k_router
-from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, Part, always
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
+from lingvo_gshard.wings.open_models.families.experts import (
+    dense_by_type,
+    dropless_experts,
+    scaled_experts,
+    top_k_router,
+)
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    SILU,
+    Part,
+    always,
+    extra_layers,
+)
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 
@@ -80,3 +94,19 @@ _PARTS = (
 )
 DENSE = decoder("hunyuan_v1_dense", _PARTS)
 EXPERTS = decoder("hunyuan_v1_moe", (*_PARTS, Part(_read_experts, _experts_config)))
+HY3 = decoder(
+    "hy_v3",
+    (
+        *USUAL,
+        BIASES,
+        NORMS_BY_HEAD,
+        scaled_experts(
+            "num_experts",
+            "num_shared_experts",
+            "router_scaling_factor",
+            normalize="",
+            dense=dense_by_type(lambda config: 1),
+        ),
+    ),
+    read_left_out=extra_layers,
+)

@@ -10,15 +10,14 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
-from lingvo_gshard.wings.open_models.families.experts import sigmoid_config, sigmoid_experts
+from lingvo_gshard.wings.open_models.families.experts import dense_by_type, scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
+    IN_PERIODS,
     SILU,
     SLIDING,
-    Part,
     layered,
     pattern_of,
-    run_in_periods,
     setting,
     sliding_window,
     types_of_layers,
@@ -28,7 +27,6 @@ from lingvo_gshard.wings.open_models.families.rope import ropes_by_type, ropes_c
 
 _BASES = {FULL: 5e6, SLIDING: 10000.0}
 _FRACTION = 0.334
-_DENSE, _SPARSE = "dense", "sparse"
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -63,15 +61,6 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
     return attentions
 
 
-def _dense_layers(config: PublishedConfig) -> int:
-    """Returns the number of layers before the first one with experts."""
-    layers = config.get("num_hidden_layers")
-    types = config.get("mlp_layer_types", [_DENSE] + [_SPARSE] * (layers - 1), list)
-    first = types.index(_SPARSE) if _SPARSE in types else 0
-    config.expect("mlp_layer_types", [_DENSE] * first + [_SPARSE] * (layers - first))
-    return first
-
-
 def _layers_config(task: Params) -> dict[str, Any]:
     pattern = pattern_of(task.decoder)
     windows = [each for each in pattern if each.window]
@@ -84,20 +73,6 @@ def _layers_config(task: Params) -> dict[str, Any]:
     }
 
 
-def _read_experts(config: PublishedConfig, task: Params) -> None:
-    decoder = task.decoder
-    decoder.set(dense_first=_dense_layers(config), moe_every=1, moe=sigmoid_experts(config))
-    run_in_periods(decoder)
-
-
-def _experts_config(task: Params) -> dict[str, Any]:
-    dense, values = task.decoder.dense_first, sigmoid_config(task)
-    for name in ("first_k_dense_replace", "n_shared_experts"):
-        del values[name]
-    types = [_DENSE] * dense + [_SPARSE] * (task.decoder.num_layers - dense)
-    return {**values, "mlp_layer_types": types}
-
-
 FAMILY = decoder(
     "mimo_v2_flash",
     (
@@ -106,7 +81,8 @@ FAMILY = decoder(
         setting("attention_value_scale", "attention.value_scale", null=1.0),
         setting("v_head_dim", "attention.value_dim"),
         layered(_kinds, _attentions, _layers_config),
-        Part(_read_experts, _experts_config),
+        scaled_experts(dense=dense_by_type(lambda config: 1)),
+        IN_PERIODS,
     ),
     read_positions=lambda config: (config.get("max_position_embeddings"), False),
 )

@@ -1,4 +1,7 @@
-"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms at the outputs of sublayers, and over all heads."""
+"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms at the outputs of sublayers, and over all heads.
+
+OLMoE (arXiv 2409.02060) has norms at the inputs, and experts in all layers.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import (
     NORMS_OF_HEADS,
     OUTPUT_POSITION,
+    USUAL,
     decoder,
 )
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -40,6 +45,10 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 _PARTS = (SILU, BIASES, OUTPUT_POSITION, NORMS_OF_HEADS)
 OLMO2 = decoder("olmo2", (*_PARTS, ROPE))
+_EXPERTS = experts(hidden="intermediate_size", normalize="norm_topk_prob", coefficient=0.01)
+OLMOE = decoder("olmoe", (*USUAL, NORMS_OF_HEADS, _EXPERTS))
+# Experts of several owners (arXiv 2507.07024).
+FLEX_OLMO = decoder("flex_olmo", (*_PARTS, ROPE, _EXPERTS))
 OLMO3 = decoder(
     "olmo3",
     (

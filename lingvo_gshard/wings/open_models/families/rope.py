@@ -36,7 +36,7 @@ _SCALINGS: dict[str, type[RotaryScaling]] = {
     "longrope": LongRopeScaling,
 }
 # Types whose parameters name the length of texts in training, as transformers has them.
-_WITH_LENGTH = ("llama3", "longrope", "yarn")
+WITH_LENGTH = ("llama3", "longrope", "yarn")
 # The parameters that a scaling must have.
 _REQUIRED = {
     "linear": ("factor",),
@@ -125,7 +125,7 @@ def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
     name, positions = "original_max_position_embeddings", config.get("max_position_embeddings")
     # Files may have it without a scaling that reads it.
     config.get(name, None)
-    if kind in _WITH_LENGTH:
+    if kind in WITH_LENGTH:
         left[name] = original_length(config, left)
     elif kind == "dynamic":
         # transformers reads no other length here, whatever the parameter says.

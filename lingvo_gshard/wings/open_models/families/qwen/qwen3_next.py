@@ -10,14 +10,14 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
-from lingvo_gshard.wings.open_models.families.experts import experts
+from lingvo_gshard.wings.open_models.families.experts import GATED_SHARED, experts
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
+    IN_PERIODS,
     Part,
     attention_of_layers,
     layered,
-    run_in_periods,
     types_of_layers,
 )
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
@@ -63,13 +63,6 @@ def _delta_net(config: PublishedConfig) -> Params:
     return net
 
 
-def _read_shared(config: PublishedConfig, task: Params) -> None:
-    """Adds a gated shared expert."""
-    size = config.get("shared_expert_intermediate_size")
-    task.decoder.moe.set(shared_hidden_dim=size, shared_combination="gated")
-    run_in_periods(task.decoder)
-
-
 def _read_sizes(config: PublishedConfig, task: Params) -> None:
     del task
     config.expect("linear_value_head_dim", config.get("linear_key_head_dim"))
@@ -99,10 +92,6 @@ _PARTS = (
         _layers_config,
     ),
 )
-_SHARED = Part(
-    _read_shared,
-    lambda task: {"shared_expert_intermediate_size": task.decoder.moe.shared_hidden_dim},
-)
 
 
 NEXT = decoder(
@@ -111,8 +100,13 @@ NEXT = decoder(
         Part(_read_sizes),
         *_PARTS,
         experts(normalize="norm_topk_prob"),
-        _SHARED,
+        GATED_SHARED,
+        IN_PERIODS,
     ),
 )
 DENSE = decoder("qwen3_5_text", _PARTS)
-EXPERTS = decoder("qwen3_5_moe_text", (*_PARTS, experts(), _SHARED), hidden="moe_intermediate_size")
+EXPERTS = decoder(
+    "qwen3_5_moe_text",
+    (*_PARTS, experts(), GATED_SHARED, IN_PERIODS),
+    hidden="moe_intermediate_size",
+)

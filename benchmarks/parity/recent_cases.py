@@ -1,0 +1,196 @@
+"""Cases of families of 2025 and 2026 that vary earlier ones."""
+
+from __future__ import annotations
+
+from benchmarks.parity.case import Case
+from benchmarks.parity.values import INDEXED, LATENT, PADDED, WINDOWS, rope
+
+_GROWING = {"factor": 4.0, "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.3}
+_GROUPS = {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+_EXPERTS = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
+_ROUTED = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3}
+_TWO_DENSE = {"mlp_layer_types": ["dense", "dense", "sparse"]}
+
+RECENT_CASES = (
+    Case(
+        "YaRN, queries that grow with positions",
+        "ministral3",
+        {
+            **PADDED,
+            **rope("yarn", **_GROWING, mscale=1.0, mscale_all_dim=1.0, beta_fast=4.0),
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case(
+        "YaRN with the paper's magnitude, sliding window",
+        "ministral3",
+        {**PADDED, **rope("yarn", **_GROWING), "head_dim": 16, "sliding_window": 6},
+    ),
+    Case(
+        "latent attention, queries that grow, groups of softmax scores",
+        "mistral4",
+        {
+            **PADDED,
+            **LATENT,
+            **_GROUPS,
+            **rope("yarn", **_GROWING, mscale=1.0, mscale_all_dim=1.0),
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    Case(
+        "pairs of halves, queries without a rank, gates as they are",
+        "mistral4",
+        {
+            **PADDED,
+            **LATENT,
+            **rope("yarn", **_GROWING),
+            "q_lora_rank": None,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "attention_bias": True,
+        },
+    ),
+    Case(
+        "windows in some layers",
+        "ministral",
+        {
+            **WINDOWS,
+            "head_dim": 16,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        },
+    ),
+    Case(
+        "fewer tokens than a text has, the indexer's pairs are neighbors",
+        "glm_moe_dsa",
+        {
+            **LATENT,
+            **INDEXED,
+            **_GROUPS,
+            "index_n_heads": 16,
+            "index_topk": 9,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    Case(
+        "as many tokens as the indexer chooses, types of layers",
+        "glm_moe_dsa",
+        {**LATENT, **INDEXED, **_TWO_DENSE, "num_experts_per_tok": 3, "routed_scaling_factor": 1.5},
+    ),
+    Case(
+        "latent attention, groups, selection bias",
+        "glm4_moe_lite",
+        {**LATENT, **_GROUPS, "n_shared_experts": 1},
+    ),
+    Case(
+        "pairs of halves, biases, types of layers",
+        "glm4_moe_lite",
+        {
+            **LATENT,
+            **_TWO_DENSE,
+            "q_lora_rank": None,
+            "num_experts_per_tok": 3,
+            "rope_interleave": False,
+            "attention_bias": True,
+        },
+    ),
+    Case("half of a head rotates, joined tensors", "glm", {**PADDED, "head_dim": 16}),
+    Case(
+        "norms on both sides, no biases",
+        "glm4",
+        {**PADDED, "head_dim": 16, "attention_bias": False},
+    ),
+    Case("latent attention without experts", "youtu", {**LATENT, "tie_word_embeddings": True}),
+    Case(
+        "experts in all layers, shared expert, selection bias",
+        "solar_open",
+        {**_ROUTED, "head_dim": 16, "n_shared_experts": 1},
+    ),
+    Case(
+        "groups of experts, biases",
+        "solar_open",
+        {**_ROUTED, **_GROUPS, "head_dim": 16, "n_shared_experts": 2, "attention_bias": True},
+    ),
+    Case(
+        "gated shared expert",
+        "qwen2_moe",
+        {**_EXPERTS, "shared_expert_intermediate_size": 40},
+    ),
+    Case(
+        "normalized gates, no biases",
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    Case(
+        "two rotations, windows, one dense layer",
+        "mellum",
+        {
+            **WINDOWS,
+            **_EXPERTS,
+            "head_dim": 16,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "mlp_layer_types": ["dense", *["sparse"] * 3],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    Case(
+        "norms of queries and keys, shared experts, selection bias",
+        "hy_v3",
+        {**_EXPERTS, "head_dim": 16, "num_shared_experts": 2, "attention_bias": True},
+    ),
+    Case(
+        "rotations in windows only, shared expert, groups",
+        "exaone_moe",
+        {**WINDOWS, **_EXPERTS, **_GROUPS, "head_dim": 16, "num_shared_experts": 1},
+    ),
+    Case(
+        "norms at outputs and over all heads, experts",
+        "flex_olmo",
+        {**PADDED, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    Case(
+        "gated attention, rotations in windows only, norms on both sides, shared experts",
+        "afmoe",
+        {
+            **WINDOWS,
+            **_EXPERTS,
+            "head_dim": 16,
+            "num_shared_experts": 2,
+            "num_dense_layers": 2,
+            "route_scale": 2.5,
+            "global_attn_every_n_layers": 2,
+            "mup_enabled": True,
+        },
+    ),
+    Case(
+        "soft caps, windows, no norms of outputs",
+        "vaultgemma",
+        {
+            **WINDOWS,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    Case("pairs of neighbors", "helium", {**PADDED, "head_dim": 12}),
+    Case("biases everywhere", "internlm3", {**PADDED, "attention_bias": True, "mlp_bias": True}),
+    Case("heads of another size", "iquestcoder", {**PADDED, "head_dim": 16}),
+)

@@ -1,0 +1,56 @@
+"""Mellum 2: Qwen3's experts, and windows whose rotations have a base of their own.
+
+https://huggingface.co/JetBrains/Mellum2-12B-A2.5B-Base
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core import Params
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
+from lingvo_gshard.wings.open_models.families.experts import dense_by_type, experts, types_config
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    FULL,
+    IN_PERIODS,
+    SILU,
+    SLIDING,
+    Part,
+    layered,
+    pattern_of,
+    types_of_layers,
+    windows_config,
+)
+from lingvo_gshard.wings.open_models.families.rope import ropes_config, rotated_by_type
+
+_BASES = {FULL: 5e5, SLIDING: 1e4}
+_dense = dense_by_type(lambda config: 0)
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
+    return types_of_layers(config, [FULL] * config.get("num_hidden_layers"))
+
+
+def _layers_config(task: Params) -> dict[str, Any]:
+    return {**ropes_config(pattern_of(task.decoder), _BASES), **windows_config(task.decoder)}
+
+
+FAMILY = decoder(
+    "mellum",
+    (
+        SILU,
+        BIASES,
+        NORMS_BY_HEAD,
+        layered(
+            _kinds,
+            lambda config, attention: rotated_by_type(config, attention, _BASES),
+            _layers_config,
+        ),
+        Part(lambda config, task: task.decoder.set(dense_first=_dense(config)), types_config),
+        experts(normalize="norm_topk_prob"),
+        IN_PERIODS,
+    ),
+)
