@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from lingvo_gshard.tools.flags.run import (
 )
 from lingvo_gshard.training import Logdir
 from lingvo_gshard.training.run.loop import Outcome
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.planning.planned_training import PlannedTraining
@@ -204,6 +206,8 @@ def _print_outcome(
     elif outcome.finished:
         output.say(console, f"Trained {step} steps; the run is in {logdir.place}")
         output.say(console, "To train longer, give a larger --steps.")
+    elif outcome.metrics and REPORT_FILE in os.environ:
+        output.say(console, f"{outcome.signal}: saved at step {step}; the agents decide what follows")
     elif outcome.metrics:
         output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:
