@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import random
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,7 +20,7 @@ from benchmarks.agents.place import Place, SwapFile
 from lingvo_gshard.core import EXIT_CODES, atomic
 from lingvo_gshard.wings.agents import agent as agents
 from lingvo_gshard.wings.agents import meeting as meetings
-from lingvo_gshard.wings.agents.agent import Agent, Assignment, Host
+from lingvo_gshard.wings.agents.agent import Agent, Host
 from lingvo_gshard.wings.agents.leader import Leader
 from lingvo_gshard.wings.agents.meeting import Meeting
 from lingvo_gshard.wings.agents.options import AgentOptions
@@ -140,7 +140,14 @@ class SimulatedWorker:
 
     module = None
 
-    def __init__(self, command: Sequence[Any], environment: Mapping[str, str], number: int, wake, _):
+    def __init__(
+        self,
+        command: Sequence[Any],
+        environment: Mapping[str, str],
+        number: int,
+        wake: Callable[[], None],
+        _: object,
+    ):
         """Meets the other workers of its round."""
         self.host, assignment = command
         self.round, self.index = number, assignment.index

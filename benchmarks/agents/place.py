@@ -74,6 +74,7 @@ class Place:
         self._clock, self._kind, self._troubles = clock, kind, troubles
         self._random = random.Random(seed)
         self._interval = interval
+        self._reads: collections.Counter[str] = collections.Counter()
         # Path -> times from which on it has some content, and the contents; None: removed.
         self._files: dict[str, tuple[list[float], list[bytes | None]]] = {}
         # Folder -> time of its last change, and the names in it since.
@@ -86,6 +87,10 @@ class Place:
         self.counts: dict[int, collections.Counter[str]] = collections.defaultdict(
             collections.Counter
         )
+
+    def reads_of(self, user: str) -> int:
+        """Returns how many reads and lists a host has asked for."""
+        return self._reads[user]
 
     def names(self, folder: str) -> list[str]:
         """Returns the names in a folder, sorted."""
@@ -155,6 +160,7 @@ class Place:
             second += 1
         self._taken[what, second] += 1
         begin = max(now, second)
+        self._reads[self.user] += is_read
         self._count(what, 1)
         self._count(f"{what}_bytes", size)
         self._clock.spend(begin - now + latency * self._share)
@@ -173,7 +179,8 @@ class Place:
         at = self._clock.time() + delay
         # What is written later replaces what comes late.
         while times and times[-1] > at and delay == 0.0:
-            times.pop(), contents.pop()
+            times.pop()
+            contents.pop()
         if times and times[-1] > at:
             return
         del times[:-8], contents[:-8]

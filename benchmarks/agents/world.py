@@ -141,6 +141,8 @@ class World:
 
     def _plan_failure(self) -> None:
         rate = self.setting.failures * len(self.job.hosts) / DAY
+        if not rate:
+            return
         time = max(self.clock.now, 600.0) + self.random.expovariate(rate)
         self.clock.at(time, self._fail, is_fixed=True)
 
@@ -253,7 +255,7 @@ class World:
     def _row(self) -> WorldRow:
         records, job, setting = self._records(), self.job, self.setting
         self._check_blame(records)
-        for number, round_ in job.rounds.items():
+        for round_ in job.rounds.values():
             if round_.ended is None and round_.began is not None:
                 job.useful = max(job.useful, round_.base + round_.steps(self.clock.now))
         counts = [self.place.counts[key] for key in sorted(self.place.counts)][2:-1]
@@ -281,4 +283,3 @@ class World:
             lead_seconds=statistics.median(job.lead_seconds or [0.0]),
             problems=job.problems,
         )
-

@@ -207,7 +207,7 @@ def _print_outcome(
         output.say(console, f"Trained {step} steps; the run is in {logdir.place}")
         output.say(console, "To train longer, give a larger --steps.")
     elif outcome.metrics and REPORT_FILE in os.environ:
-        output.say(console, f"{outcome.signal}: saved at step {step}; the agents decide what follows")
+        output.say(console, f"{outcome.signal}: saved at step {step}; the agents go on from there")
     elif outcome.metrics:
         output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:

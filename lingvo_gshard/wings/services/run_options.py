@@ -89,6 +89,12 @@ class Watches(ServiceOptions):
             "Steps between snapshots in the memory of the hosts, under gshard-launch; 0: none.",
             minimum=0,
         )
+        p.define(
+            "keep_programs",
+            False,
+            "Whether lowered steps are kept in the folder `programs` of the log directory, so that a "
+            "run that resumes traces none again.",
+        )
         p.define("routers", Routers.params(), "How the routers of experts are watched.")
         p.define(
             "hang_factor",

@@ -157,9 +157,9 @@ def test_a_worker_of_an_agent_asks_nobody_to_continue(tmp_path, monkeypatch):
     outcome = Outcome(7, False, "SIGTERM", {"loss": 1.0})
     console, logdir = rich.console.Console(file=io.StringIO(), width=200), Logdir(tmp_path)
     monkeypatch.setenv(REPORT_FILE, str(tmp_path / "report"))
-    train._print_outcome(console, outcome, tiny_train.params(), logdir, "gshard-train ...")
+    train._print_outcome(console, outcome, tiny_train.tiny_experiment(), logdir, "gshard-train ...")
     said = console.file.getvalue()
-    assert said == "SIGTERM: saved at step 7; the agents decide what follows\n"
+    assert said == "SIGTERM: saved at step 7; the agents go on from there\n"
 
 
 # test_signal_watch.py and test_loop.py send the other signals.
