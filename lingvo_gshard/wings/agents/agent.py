@@ -280,7 +280,6 @@ class Agent:
         self._count += 1
         self._sightings.wrote(self._count)
         report = self._worker.report if self._worker else None
-        group = self._newest.group_of(self._host.name, self._life) if self._newest else ()
         self._meeting.write_beat(
             Beat(
                 self._host.name,
@@ -299,11 +298,21 @@ class Agent:
                 self._health.keeps_out,
                 self._sightings.heard(),
                 self._host.rack,
-                tuple(self._meeting.beats(group).values()),
+                self._told(),
             )
         )
         if self._host.alive_file is not None:
             pathlib.Path(self._host.alive_file).touch()
+
+    def _told(self) -> tuple[Beat, ...]:
+        """Returns the signs that this host reads for the agent that leads; none if it cannot."""
+        group = self._newest.group_of(self._host.name, self._life) if self._newest else ()
+        try:
+            signs = self._meeting.beats(group).values()
+        except OSError:
+            # Its own sign must not depend on others' files.
+            return ()
+        return tuple(msgspec.structs.replace(sign, told=()) for sign in signs)
 
     def _leading_sign(self) -> Beat | None:
         """Returns the sign of the agent that leads; None if this one does.

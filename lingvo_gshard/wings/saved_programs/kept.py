@@ -8,6 +8,7 @@ were loaded when it was traced.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -26,7 +27,7 @@ from lingvo_gshard.runtime import Program, SpmdOptions, SpmdRuntime, StepCompile
 from lingvo_gshard.sharding import Partitioning
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[2]
-_SUFFIX = ".program"
+_SUFFIX, _VERSION = ".program", "*.dist-info"
 # Variables with these beginnings may change what TensorFlow, jax and XLA lower or compile.
 _VARIABLES = ("JAX_", "LIBTPU_", "TF_", "TPU_", "XLA_")
 # These differ from process to process, and change no program.
@@ -100,11 +101,9 @@ class ProgramKeeper:
         """Writes a file. A run whose folder cannot be written goes on without it."""
         content = msgspec.msgpack.encode(kept)
         seal = _digest(digest.encode() + content)
-        try:
+        with contextlib.suppress(OSError):
             objects.make_folder(self._folder)
             objects.write_bytes(path, seal.encode() + b"\n" + content)
-        except OSError:
-            return
 
 
 class KeepingCompiler(StepCompiler):
@@ -149,10 +148,8 @@ class KeepingRuntime(SpmdRuntime):
         """
         super().__init__(trainer, partitioning, devices, options)
         (folder, params_text), first = kept, self._devices[0]
-        specs = [
-            (path, spec.shape, str(spec.dtype), spec.layout)
-            for path, spec in trainer.state_specs().flatten_items()
-        ]
+        items = trainer.state_specs().flatten_items()
+        specs = [(path, spec.shape, spec.dtype, spec.layout) for path, spec in items]
         facts = {
             "params": params_text,
             "state": repr(specs),
@@ -178,7 +175,7 @@ def _facts_of_process() -> dict[str, str]:
         if path.is_file() and "__pycache__" not in path.parts:
             own.update(f"{path.relative_to(_PACKAGE)} {_digest_of_file(str(path))}\n".encode())
     # Names of these folders have the versions of packages.
-    installed = [name for folder in sys.path for name in _names(folder) if ".dist-info" in name]
+    installed = [path.name for folder in sys.path for path in pathlib.Path(folder).glob(_VERSION)]
     return {
         "python": platform.python_version(),
         "packages": " ".join(sorted(installed)),
@@ -211,13 +208,6 @@ def _text_of(value: Any) -> str | None:
         text = _text_of(tuple(each for each in fields if type(each).__name__ != "Trainer"))
         return text and f"{type(value).__module__}.{type(value).__qualname__}{text}"
     return None
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder or ".")
-    except OSError:
-        return []
 
 
 def _digest(content: bytes) -> str:

@@ -92,8 +92,8 @@ class Watches(ServiceOptions):
         p.define(
             "keep_programs",
             False,
-            "Whether lowered steps are kept in the folder `programs` of the log directory, so that a "
-            "run that resumes traces none again.",
+            "Whether the folder `programs` of the log directory keeps lowered steps, which a run "
+            "that resumes does not trace again.",
         )
         p.define("routers", Routers.params(), "How the routers of experts are watched.")
         p.define(
