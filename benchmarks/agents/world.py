@@ -265,7 +265,7 @@ class World:
             return statistics.median(one[what] for one in counts) / width
 
         first = next((r.began for _, r in sorted(job.rounds.items()) if r.began), float("nan"))
-        recoveries = job.recoveries[1:] if job.recoveries else []
+        recoveries = job.recoveries
         return WorldRow(
             name=f"{setting.hosts} hosts, {setting.place}",
             seed=self.seed,
