@@ -16,8 +16,9 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.agents.clock import Clock
+from benchmarks.agents.messages import Messages
 from benchmarks.agents.place import Place, SwapFile
-from lingvo_gshard.core import EXIT_CODES, atomic
+from lingvo_gshard.core import EXIT_CODES
 from lingvo_gshard.wings.agents import agent as agents
 from lingvo_gshard.wings.agents import meeting as meetings
 from lingvo_gshard.wings.agents.agent import Agent, Host
@@ -26,7 +27,6 @@ from lingvo_gshard.wings.agents.meeting import Meeting
 from lingvo_gshard.wings.agents.options import AgentOptions
 from lingvo_gshard.wings.agents.records import Outcome
 from lingvo_gshard.wings.agents.sightings import Sightings
-from lingvo_gshard.wings.cluster.envelope import unpack
 from lingvo_gshard.wings.cluster.worker_report import WorkerReport
 from lingvo_gshard.wings.services.snapshot_parts import RESTORED, Part
 
@@ -453,33 +453,6 @@ class SimulatedHost:
             self.agent._reach.close()
         self.agent = None
         self._next_turn += 1
-
-
-class Messages:
-    """Messages that were decoded once for all agents, which saves time of this process."""
-
-    def __init__(self):
-        """Knows none."""
-        self._unpacked: dict[tuple[str, str, bytes], bytes] = {}
-        self._decoded: dict[bytes, object] = {}
-
-    def unpack(self, secret: str, kind: str, name: str, packed: bytes) -> bytes:
-        """Returns what `envelope.unpack` does."""
-        if (kind, name, packed) not in self._unpacked:
-            self._forget(self._unpacked)
-            self._unpacked[kind, name, packed] = unpack(secret, kind, name, packed)
-        return self._unpacked[kind, name, packed]
-
-    def decode(self, content: bytes, type_: type[Any]) -> object:
-        """Returns what `atomic.decode` does."""
-        if content not in self._decoded:
-            self._forget(self._decoded)
-            self._decoded[content] = atomic.decode(content, type_)
-        return self._decoded[content]
-
-    def _forget(self, known: dict) -> None:
-        if len(known) > 20_000:
-            known.clear()
 
 
 class Job:

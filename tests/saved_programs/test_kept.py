@@ -1,4 +1,3 @@
-# tests: wings/saved_programs/kept.py
 """Checks that a resumed run takes the step that it kept, and never one that may be another."""
 
 import dataclasses

@@ -24,6 +24,7 @@ from lingvo_gshard.runtime import (
     Program,
     SpmdOptions,
     SpmdRuntime,
+    StepCompiler,
     batch_specs,
     lower,
     platform_of,
@@ -32,7 +33,7 @@ from lingvo_gshard.runtime import (
     traits_of,
 )
 from lingvo_gshard.runtime.compilations import Inputs, inputs_of
-from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key
+from lingvo_gshard.runtime.step_compiler import CompiledStep, batch_key
 from lingvo_gshard.sharding import Partitioning, annotate_weights
 from lingvo_gshard.training import ReadMeasured, Trainer
 from lingvo_gshard.training.step.metric_vectors import Measurement, WeightedMetrics

@@ -216,6 +216,6 @@ def _digest(content: bytes) -> str:
 
 def _digest_of_file(path: str) -> str:
     try:
-        return _digest(pathlib.Path(path).read_bytes())
+        return _digest(objects.read_bytes(path))
     except OSError:
         return ""
