@@ -7,6 +7,7 @@
     python -m benchmarks decode --peers_python=peers/bin/python --json=decode.json
     python -m benchmarks input --rows=20000000 --workers=2 --json=input.json
     python -m benchmarks parity --peers_python=peers/bin/python --families=llama,mixtral
+    python -m benchmarks agents --hosts=256 --days=30
     python -m benchmarks train --peers_python=peers/bin/python --minutes=10 --logdir=runs/quickstart
 
 gshard-bench has the measurements of your own machine. The programs here belong to the source tree
@@ -32,6 +33,7 @@ SUBCOMMANDS = {
     "decode": "benchmarks.decode.command",
     "input": "benchmarks.input.command",
     "parity": "benchmarks.parity.command",
+    "agents": "benchmarks.agents.command",
     "train": "benchmarks.train.command",
 }
 

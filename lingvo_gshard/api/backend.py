@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
@@ -99,11 +100,22 @@ class Backend:
         """The jax devices that decode: the devices of the mesh, or jax's first device."""
         return self._devices if self.kind == "spmd" else jax.devices()[:1]
 
-    def make_runtime(self, trainer: Trainer) -> DeviceRuntime:
+    def make_runtime(
+        self, trainer: Trainer, kept: tuple[os.PathLike, str] | None = None
+    ) -> DeviceRuntime:
         """Returns a trainer's runtime on these devices.
 
-        Raises ValueError if `sharding.overrides` names no layer or weight of the task.
+        Args:
+          kept: the folder of kept programs, and the Params that they depend on.
+
+        Raises:
+          UserError: `sharding.overrides` names no layer or weight of the task, or the runtime does
+            not keep programs.
         """
+        has_workers = trainer.p.local_updates.every and AXIS in self._axes
+        if kept and (self.kind != "spmd" or has_workers):
+            given = "`step.local_updates`" if has_workers else f"`runtime={self.kind}`"
+            raise UserError(f"run.keep_programs=True needs `runtime=spmd`, not {given}")
         if self.partitioning is None:
             return SingleDeviceRuntime(trainer)
         experiments.check_overrides(self.partitioning, trainer)
@@ -115,14 +127,21 @@ class Backend:
         from lingvo_gshard.runtime import SpmdOptions, SpmdRuntime
         from lingvo_gshard.wings.local_updates.runtime import LocalUpdatesRuntime
 
-        has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
         make = LocalUpdatesRuntime if has_workers else SpmdRuntime
         options = SpmdOptions(self._partitioner, limit, self._compile_options)
+        if kept:
+            from lingvo_gshard.wings.saved_programs.kept import KeepingRuntime
+
+            make = functools.partial(KeepingRuntime, kept=kept)
         return make(trainer, self.partitioning, self._devices, options)
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        return self.partitioning.mesh.names if self.partitioning else ()
 
     def check_workers(self, params: Params) -> None:
         """Raises ValueError if step.local_updates, the mesh and the batch do not fit."""
-        has_workers = self.partitioning is not None and AXIS in self.partitioning.mesh.names
+        has_workers = AXIS in self._axes
         if not has_workers and not params.step.local_updates.every:
             return
         from lingvo_gshard.wings.local_updates import workers

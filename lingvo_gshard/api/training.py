@@ -225,7 +225,8 @@ def _train(
         task = experiments.with_vocabulary_sizes(params.task, input_)
         progress.begin("Building the model")
         trainer = make_trainer(params, task)
-        runtime = checked(backend.make_runtime(trainer), params.run.check_determinism_every)
+        kept = (logdir.path / "programs", params.to_text()) if params.run.keep_programs else None
+        runtime = checked(backend.make_runtime(trainer, kept), params.run.check_determinism_every)
         if backend.cluster.size > 1:
             input_.own_rows = runtime.own_rows
         checkpoint = snapshots.restore(snapshot_run(logdir), newest, runtime.abstract_state())

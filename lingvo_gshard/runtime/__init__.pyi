@@ -37,6 +37,7 @@ from .program.step_programs import train_program as train_program
 from .single_device import SingleDeviceRuntime as SingleDeviceRuntime
 from .spmd import SpmdOptions as SpmdOptions
 from .spmd import SpmdRuntime as SpmdRuntime
+from .step_compiler import StepCompiler as StepCompiler
 from .step_compiler import batch_specs as batch_specs
 from .step_compiler import traits_of as traits_of
 from .tpu_strategy import TpuStrategyRuntime as TpuStrategyRuntime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from lingvo_gshard.tools.flags import run
 from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.training import Logdir, Outcome
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.planning.planned_training import PlannedTraining
@@ -191,6 +193,8 @@ def _print_outcome(
     elif outcome.finished:
         console.say(f"Trained {step} steps; the run is in {logdir.place}")
         console.say("To train longer, give a larger --steps.")
+    elif outcome.metrics and REPORT_FILE in os.environ:
+        console.say(f"{outcome.signal}: saved at step {step}; the agents go on from there")
     elif outcome.metrics:
         console.say(f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:

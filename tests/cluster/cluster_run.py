@@ -9,6 +9,7 @@ process 1 before its 7th step, `1:0:SIGTERM` asks it to stop before the first.
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -76,6 +77,10 @@ def make_step():
 def do(what: str) -> None:
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what in ("full", "room"):
+        # The system then refuses this process files of more than some bytes.
+        most = 2000 if what == "full" else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     elif what == "fail":
         raise ValueError("the data of this process cannot be read")
     else:

@@ -139,6 +139,18 @@ def test_checkpoints_move_between_numbers_of_processes(tmp_path):
     assert_saved(tmp_path, 10)
 
 
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_one_process_fails_the_save_of_all_at_once(tmp_path):
+    """Without being told, the other process would wait for half an hour."""
+    both = run(2, tmp_path, 12, plan="1:4:full,1:8:room")
+    assert_good(*both)
+    assert both[0].out.count("could not be saved") == 1 and both[1].out.count("saved") == 0
+    assert "Warning: the checkpoint of step 5 could not be saved (process 1: OSError" in both[0].out
+    assert "there is none" in both[0].out
+    assert_saved(tmp_path, 12)
+    assert CheckpointStore(tmp_path / "checkpoints", writable=False).steps == [10, 12]
+
+
 def test_death_of_a_process_ends_the_other_with_a_message(tmp_path):
     survivor, dead = run(2, tmp_path, 200, plan="1:9:kill")
     assert dead.code == -9

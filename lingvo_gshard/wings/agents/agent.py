@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import random
@@ -16,7 +17,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -268,9 +269,8 @@ class Agent:
         """Gives a sign of life, follows the newest record, and leads if no other agent does."""
         self._beat()
         leader = self._leading_sign()
-        records = [self._newest, self._meeting.newest(), leader.newest if leader else None]
-        newest = max(filter(None, records), key=lambda record: record.number, default=None)
-        self._follow(newest)
+        known = self._newest.number if self._newest else 0
+        self._follow(self._meeting.newest(known, leader.newest if leader else 0))
         self._keep_parts()
         self._leads = leader is None and self._leaving is None
         if self._leads and self._code is None:
@@ -289,7 +289,7 @@ class Agent:
                 _free_port(),
                 self._leaving is not None,
                 self._outcome,
-                self._newest if self._leads else None,
+                self._newest.number if self._newest and self._leads else 0,
                 report.step if report else None,
                 report.input_seconds if report else None,
                 report.probe_seconds if report else None,
@@ -298,10 +298,21 @@ class Agent:
                 self._health.keeps_out,
                 self._sightings.heard(),
                 self._host.rack,
+                self._told(),
             )
         )
         if self._host.alive_file is not None:
             pathlib.Path(self._host.alive_file).touch()
+
+    def _told(self) -> tuple[Beat, ...]:
+        """Returns the signs that this host reads for the agent that leads; none if it cannot."""
+        group = self._newest.group_of(self._host.name, self._life) if self._newest else ()
+        try:
+            signs = self._meeting.beats(group).values()
+        except OSError:
+            # Its own sign must not depend on others' files.
+            return ()
+        return tuple(msgspec.structs.replace(sign, told=()) for sign in signs)
 
     def _leading_sign(self) -> Beat | None:
         """Returns the sign of the agent that leads; None if this one does.
@@ -311,7 +322,7 @@ class Agent:
         """
         members = [member.host for member in self._newest.members] if self._newest else []
         leader = None
-        for host in (*members, *(h for h in self._meeting.hosts() if h not in members)):
+        for host in itertools.chain(members, self._others(members)):
             if host == self._host.name:
                 break
             beat = self._sightings.look(host, is_glance=leader is not None)
@@ -320,6 +331,11 @@ class Agent:
             if beat is not None and not beat.is_leaving and not self._sightings.is_lost(host):
                 leader = beat
         return leader
+
+    def _others(self, members: Sequence[str]) -> Iterator[str]:
+        """Yields the other hosts. They are listed only if no host of the round leads."""
+        known = set(members)
+        yield from (host for host in self._meeting.hosts() if host not in known)
 
     def _follow(self, record: Record | None) -> None:
         """Does what a new record says about this host."""
@@ -349,10 +365,15 @@ class Agent:
         snapshot, holders = record.snapshot, {}
         if snapshot is not None:
             is_alike = snapshot.count == len(record.members)
-            beats = list(map(self._meeting.beat, self._meeting.hosts()))
-            for part in [snapshot.of(index)] if is_alike else snapshot.all:
-                having = [b for b in beats if b and part in b.parts]
-                holders[part] = [(b.address, b.keeper_port) for b in having]
+            parts = [snapshot.of(index)] if is_alike else snapshot.all
+            holders = {part: [] for part in parts}
+            if not set(parts).issubset(self._keeper.parts()):
+                for beat in self._meeting.beats(self._meeting.hosts()).values():
+                    for part in set(parts).intersection(beat.parts):
+                        holders[part].append((beat.address, beat.keeper_port))
+            else:
+                own = self._host.address, self._keeper.port
+                holders = {part: [own] for part in parts}
         return Preparation(self._keeper, holders, self._wake.set)
 
     def _keep_parts(self) -> None:
@@ -378,11 +399,10 @@ class Agent:
                 self._keeper.replicate(parts, beat.address, beat.keeper_port)
 
     def _lead(self) -> None:
-        beats = {
-            host: beat
-            for host in self._meeting.hosts()
-            if (beat := self._sightings.look(host)) is not None
-        }
+        hosts = self._meeting.hosts()
+        signs = self._signs(hosts)
+        seen = {host: self._sightings.look(host, beat=signs.get(host)) for host in hosts}
+        beats = {host: beat for host, beat in seen.items() if beat is not None}
         if self._newest is not None:
             for line in self._stragglers.found(self._newest, beats):
                 self._say(line)
@@ -397,6 +417,14 @@ class Agent:
             # All workers save together when one is asked to.
             if self._worker.stop():
                 self._say("More hosts are there: the workers save and start again")
+
+    def _signs(self, hosts: Sequence[str]) -> dict[str, Beat]:
+        """Returns host -> sign. In a large round, most are told in the signs of a few."""
+        told_hosts = self._newest.told_hosts if self._newest else set()
+        signs = self._meeting.beats(host for host in hosts if host not in told_hosts)
+        told = {beat.host: beat for sign in signs.values() for beat in sign.told}
+        stale = [h for h in told_hosts if h not in told or self._sightings.is_stale(h)]
+        return {**told, **signs, **self._meeting.beats(stale)}
 
     def _announce(self, record: Record) -> None:
         if record.code is not None:

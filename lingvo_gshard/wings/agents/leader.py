@@ -53,7 +53,6 @@ class Leader:
         self._clock = clock
         # When this agent first saw something, such as ("round", 3), by its own clock.
         self._first_seen: dict[tuple[str, int], float] = {}
-        self._grows = 0
 
     def notice(self, record: Record) -> None:
         """Notes when a record was first seen. Every agent does, since any may have to lead."""
@@ -90,10 +89,7 @@ class Leader:
         if self._age("round", record.number) < self._options.grow_seconds:
             return False
         hosts = self._available(record, self._past(record), beats)
-        grows = (self._count(len(hosts)) or 0) > len(record.members)
-        if grows:
-            self._grows = record.number
-        return grows
+        return (self._count(len(hosts)) or 0) > len(record.members)
 
     def failures_of(self, host: str, record: Record) -> int:
         """Returns how often a host failed within the last hour, as a record knows it."""
@@ -128,7 +124,8 @@ class Leader:
         count = self._count(len(hosts))
         if count is None:
             return self._too_few(number, hosts, failure, beats) if waited > self._limit else None
-        first, members = beats[hosts[0]], hosts[:count]
+        members = _in_place(current, hosts[:count])
+        first = beats[members[0]]
         return Record(
             number,
             tuple(Member(host, beats[host].life) for host in members),
@@ -216,7 +213,10 @@ class Leader:
         self, current: Record, outcomes: Mapping[str, Outcome], beats: Mapping[str, Beat]
     ) -> Failure | None:
         """Returns why a round ended: the likeliest cause among all that happened."""
-        if self._grows == current.number and all(o.code in STOP_CODES for o in outcomes.values()):
+        stopped = [host for host, outcome in outcomes.items() if outcome.code in STOP_CODES]
+        leaving = [host for host in stopped if beats[host].is_leaving]
+        if len(stopped) == len(current.members) and not leaving:
+            # They saved so that more hosts can take part.
             return None
         for member in current.members:
             if member.host not in outcomes and not self._is_there(member, beats):
@@ -230,10 +230,8 @@ class Leader:
             outcome = outcomes[host]
             if outcome.is_failure:
                 return Failure(FAILED, host, outcome.step, words_of(outcome))
-        for host in ranked:
-            outcome = outcomes[host]
-            if outcome.code in STOP_CODES:
-                return Failure(STOPPED, host, outcome.step, "was asked to stop")
+        for host in (*leaving, *stopped):
+            return Failure(STOPPED, host, outcomes[host].step, "was asked to stop")
         for host in ranked:
             if outcomes[host].code:
                 return Failure(UNMET, host, outcomes[host].step, words_of(outcomes[host]))
@@ -262,6 +260,19 @@ class Leader:
         """Returns for how long this agent has seen something; 0 at the first call."""
         now = self._clock()
         return now - self._first_seen.setdefault((what, number), now)
+
+
+def _in_place(current: Record | None, hosts: Sequence[str]) -> list[str]:
+    """Returns hosts in an order in which newcomers have the places of those that are gone.
+
+    The others keep theirs, and thus their parts of snapshots.
+    """
+    before = [member.host for member in current.members] if current else []
+    if len(before) != len(hosts):
+        return list(hosts)
+    there, known = set(hosts), set(before)
+    newcomers = iter([host for host in hosts if host not in known])
+    return [host if host in there else next(newcomers) for host in before]
 
 
 def _host_and_port(host: str, port: int) -> str:

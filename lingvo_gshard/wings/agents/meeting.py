@@ -21,7 +21,8 @@ import pathlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from typing import TypeVar
 
 import msgspec
@@ -37,6 +38,8 @@ _HOSTS, _ROUNDS, _SECRET, _JSON = "hosts", "rounds", "secret", ".json"
 _TICK_SECONDS = 0.5
 # A sign of the agent that leads names every host, in some 50 bytes each.
 _LONGEST_MESSAGE = 2**22
+# Signs that are read at once: a request to a bucket takes tens of milliseconds.
+_AT_ONCE = 32
 _LONGEST_SECRET = 4096
 _LONGEST_HOST = 200
 # Errors of a file that a stranger has put there. Any other error is about the whole place.
@@ -107,6 +110,7 @@ class Meeting:
         self.is_in_bucket, self.is_disturbed = is_bucket(place), False
         # The file of this host's sign; 0 before the first.
         self._own_file = 0
+        self._pool = futures.ThreadPoolExecutor(_AT_ONCE)
         try:
             for folder in (_HOSTS, _ROUNDS):
                 objects.make_folder(f"{place}/{folder}")
@@ -154,11 +158,22 @@ class Meeting:
         """Removes the sign of this host."""
         objects.remove(f"{self._place}/{_HOSTS}/{host}{_JSON}")
 
-    def newest(self) -> Record | None:
-        """Returns the record with the highest number; None if there is none."""
+    def beats(self, hosts: Iterable[str]) -> dict[str, Beat]:
+        """Returns host -> its sign, for those that have one. Reads some at once."""
+        named = list(hosts)
+        found = zip(named, self._pool.map(self.beat, named), strict=True)
+        return {host: beat for host, beat in found if beat is not None}
+
+    def newest(self, known: int = 0, told: int = 0) -> Record | None:
+        """Returns the record with the highest number; None if none is new.
+
+        Args:
+          known: records up to this number are not new, and none of them is read.
+          told: a number that another agent knows, although the folder may not show it yet.
+        """
         names = objects.names(f"{self._place}/{_ROUNDS}")
-        numbers = [whole_number(name.removesuffix(_JSON)) for name in names]
-        for number in sorted((one for one in numbers if one is not None), reverse=True):
+        numbers = {told, *(whole_number(name.removesuffix(_JSON)) or 0 for name in names)}
+        for number in sorted((one for one in numbers if one > known), reverse=True):
             record = self._record(number)
             if record is not None:
                 return record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from lingvo_gshard.core import EXIT_CODES
@@ -47,8 +49,8 @@ class Beat(msgspec.Struct, frozen=True):
       port: a port that is free on this host.
       is_leaving: whether the host was asked to stop, and will not take part again.
       outcome: how the last worker ended; None if none has ended.
-      newest: the newest record that this agent knows, if it leads. A directory on a network may
-        show a new file late, but an open of a known file shows its content.
+      newest: number of the newest record that this agent knows, if it leads. A directory on a
+        network may show a new file late, but an open of a named file finds it.
       step: the last step that the worker finished.
       input_seconds: median wait of the worker for a batch.
       probe_seconds: time of a fixed computation on the slowest device of the host.
@@ -58,6 +60,7 @@ class Beat(msgspec.Struct, frozen=True):
       heard: life of other agents -> count of their newest sign that this agent has read, which
         proves to them that this sign is newer than theirs.
       rack: what fails together with the host; "" if it is not known.
+      told: signs of other hosts that this one has read for the agent that leads.
     """
 
     host: str
@@ -67,7 +70,7 @@ class Beat(msgspec.Struct, frozen=True):
     port: int
     is_leaving: bool = False
     outcome: Outcome | None = None
-    newest: Record | None = None
+    newest: int = 0
     step: int | None = None
     input_seconds: float | None = None
     probe_seconds: float | None = None
@@ -76,6 +79,7 @@ class Beat(msgspec.Struct, frozen=True):
     is_unfit: bool = False
     heard: dict[str, int] = {}
     rack: str = ""
+    told: tuple[Beat, ...] = ()
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -121,6 +125,8 @@ class Failure(msgspec.Struct, frozen=True):
         return is_known and (self.step, self.words) == (other.step, other.words)
 
 
+# Fewer signs are read at once anyway.
+_LARGE = 64
 # Begins the words on a worker that a signal ended.
 KILLED = "was killed by"
 
@@ -171,6 +177,29 @@ class Record(msgspec.Struct, frozen=True):
         """Returns the number of a host's worker; None if it has none in this round."""
         member = Member(host, life)
         return self.members.index(member) if member in self.members else None
+
+    def group_of(self, host: str, life: str) -> tuple[str, ...]:
+        """Returns the hosts whose signs a host reads for the agent that leads; () for most.
+
+        In a large round, the first of every so many hosts does, so that the agent that leads reads
+        few files.
+        """
+        index = self.index_of(host, life)
+        size = self._group_size
+        if index is None or size == 1 or index % size:
+            return ()
+        return tuple(member.host for member in self.members[index + 1 : index + size])
+
+    @property
+    def told_hosts(self) -> set[str]:
+        """The hosts whose signs others read for the agent that leads."""
+        size = self._group_size
+        return {member.host for k, member in enumerate(self.members) if k % size}
+
+    @property
+    def _group_size(self) -> int:
+        count = len(self.members)
+        return math.isqrt(count) if count >= _LARGE else 1
 
     def has_lost(self, host: str, life: str) -> bool:
         """Returns whether an earlier agent of a host is in this round, which it did not end."""

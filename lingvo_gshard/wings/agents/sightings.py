@@ -78,7 +78,9 @@ class Sightings:
             if now - max(one.looked, one.changed) <= self._lost_seconds
         }
 
-    def look(self, host: str, life: str | None = None, is_glance: bool = False) -> Beat | None:
+    def look(
+        self, host: str, life: str | None = None, is_glance: bool = False, beat: Beat | None = None
+    ) -> Beat | None:
         """Reads the sign of a host. Returns its newest one; None if there is none.
 
         Args:
@@ -87,8 +89,10 @@ class Sightings:
             of the host proves that it lives. None believes none.
           is_glance: whether the sign is only read, so that its host can prove later that it lives.
             Nothing is expected of the host yet.
+          beat: the sign, if it was read before.
         """
-        beat, known, now = self._meeting.beat(host), self._seen.get(host), self._clock()
+        beat = beat or self._meeting.beat(host)
+        known, now = self._seen.get(host), self._clock()
         if known is None:
             if beat is None:
                 return None
@@ -114,6 +118,11 @@ class Sightings:
     def lives(self, host: str) -> bool:
         """Returns whether a host proves that it lives."""
         return not self.is_lost(host) and self._seen[host].is_proven
+
+    def is_stale(self, host: str) -> bool:
+        """Returns whether no new sign of a host was seen for half of the time until it is lost."""
+        known = self._seen.get(host)
+        return known is None or self._clock() - known.changed > self._lost_seconds / 2
 
     def misses_some(self) -> bool:
         """Returns whether a host that has lived until now is about to be lost."""

@@ -23,6 +23,7 @@ from lingvo_gshard.runtime import (
     Program,
     SpmdOptions,
     SpmdRuntime,
+    StepCompiler,
     batch_specs,
     lower,
     platform_of,
@@ -31,7 +32,7 @@ from lingvo_gshard.runtime import (
     traits_of,
 )
 from lingvo_gshard.runtime.compilations import Inputs, inputs_of
-from lingvo_gshard.runtime.step_compiler import CompiledStep, StepCompiler, batch_key
+from lingvo_gshard.runtime.step_compiler import CompiledStep, batch_key
 from lingvo_gshard.sharding import Partitioning, annotate_weights
 from lingvo_gshard.training import Measurement, ReadMeasured, Trainer, WeightedMetrics
 from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked

@@ -89,6 +89,12 @@ class Watches(ServiceOptions):
             "Steps between snapshots in the memory of the hosts, under gshard-launch; 0: none.",
             minimum=0,
         )
+        p.define(
+            "keep_programs",
+            False,
+            "Whether the folder `programs` of the log directory keeps lowered steps, which a run "
+            "that resumes does not trace again.",
+        )
         p.define("routers", Routers.params(), "How the routers of experts are watched.")
         p.define(
             "hang_factor",

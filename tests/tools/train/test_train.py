@@ -1,5 +1,6 @@
 """Tests gshard-train through its command line: output, user errors, signals and crashes."""
 
+import io
 import json
 import os
 import pathlib
@@ -10,10 +11,14 @@ import time
 
 import numpy as np
 import pytest
+import rich.console
 
 from lingvo_gshard.tools import train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.run.logdir import Logdir
+from lingvo_gshard.training.run.loop import Outcome
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE
 from tests.tools.train import tiny_train  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -146,6 +151,15 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
     assert step == steps
     for path in theirs:
         np.testing.assert_array_equal(mine[path], theirs[path])
+
+
+def test_a_worker_of_an_agent_asks_nobody_to_continue(tmp_path, monkeypatch):
+    outcome = Outcome(7, False, "SIGTERM", {"loss": 1.0})
+    console, logdir = rich.console.Console(file=io.StringIO(), width=200), Logdir(tmp_path)
+    monkeypatch.setenv(REPORT_FILE, str(tmp_path / "report"))
+    train._print_outcome(console, outcome, tiny_train.tiny_experiment(), logdir, "gshard-train ...")
+    said = console.file.getvalue()
+    assert said == "SIGTERM: saved at step 7; the agents go on from there\n"
 
 
 # test_signal_watch.py and test_loop.py send the other signals.

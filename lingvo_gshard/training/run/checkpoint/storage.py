@@ -46,8 +46,8 @@ class NewestAndBest:
 
 # Ends the name of a checkpoint that is being deleted.
 _DELETED = ".deleted"
-# A folder that exists for a moment, to learn whether one can be created.
-_TRIAL = f"trial{_DELETED}"
+# More than a file system keeps without a block of the disk.
+_TRIAL_BYTES = 4096
 # More files and folders than a checkpoint has: a dozen for each part of the state.
 _MOST_FILES = 100
 
@@ -89,10 +89,10 @@ class DiskStorage:
     def check_writable(self, needed: int) -> None:
         """Raises OSError if a checkpoint of `needed` bytes cannot be written.
 
-        The main process creates a folder and a file on trial. If Orbax found out while several
-        processes save, the others would wait for the main one until a time limit.
+        Each process creates a folder and writes a file on trial. If Orbax found out while several
+        processes save, the others would wait for the one that fails until a time limit.
         """
-        processes.together(lambda: self._try(needed) if processes.is_main() else None)
+        processes.together(lambda: self._try(needed))
 
     def _try(self, needed: int) -> None:
         free = shutil.disk_usage(self._directory).free
@@ -108,10 +108,10 @@ class DiskStorage:
                 errno.ENOSPC,
                 f"no inodes left: a checkpoint may need {_MOST_FILES}, {found.f_favail} are free",
             )
-        trial = self._directory / _TRIAL
+        trial = self._directory / f"trial-{processes.index()}{_DELETED}"
         trial.mkdir(exist_ok=True)
         try:
-            (trial / "file").touch()
+            (trial / "file").write_bytes(bytes(_TRIAL_BYTES))
         finally:
             shutil.rmtree(trial)
 

@@ -1,0 +1,1 @@
+"""Agents of many hosts under simulated clocks, at a simulated meeting place."""

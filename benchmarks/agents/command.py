@@ -1,0 +1,95 @@
+"""Simulates agents of many hosts that fail at published rates, at a simulated meeting place.
+
+    python -m benchmarks agents --hosts=256 --days=30 --place=gcs
+    python -m benchmarks agents --hosts=4 --days=0.1 --failures=12 --rare --seeds=1,2,3
+
+The agents are the library's own: how they meet, who leads, what the leader decides, and whom it
+blames. Time, the meeting place, workers and snapshots are simulated. By default hosts fail as often
+as those of Llama 3 (arXiv 2407.21783, section 3.3.4). With --rare, agents are killed, hosts are
+asked to stop or cut off, and the meeting place delays, loses and refuses messages, too.
+
+A row with problems breaks what agents promise: two rounds compute at once, a saved step is lost, or
+a host is blamed for another one's failure. The exit code is then 1. A day of 2,048 hosts takes ten
+minutes of a core.
+"""
+
+from __future__ import annotations
+
+import rich.console
+from absl import flags
+
+from benchmarks import common
+from benchmarks.agents.place import KINDS
+from benchmarks.agents.world import FAILURES_PER_HOST_DAY, Setting, World, WorldRow
+from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.console.stages import transient_stages
+from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define, string, switch
+
+# Seconds between signs, and until a host is lost, as docs/clusters.md advises.
+_BEATS = {"nfs": (1.0, 20.0), "gcs": (5.0, 30.0)}
+_COLUMNS = {
+    "failures": "{0.failures}",
+    "rounds": "{0.rounds}",
+    "recovery": "{0.recovery_seconds:.0f}",
+    "slowest": "{0.slowest_seconds:.0f}",
+    "goodput": "{0.goodput:.1%}",
+    "reads/s": "{0.reads:,.0f}",
+    "peak": "{0.peak_reads:,.0f}",
+    "writes/s": "{0.writes:,.0f}",
+    "MB/s": "{0.read_megabytes:,.1f}",
+    "leader": "{0.lead_seconds:.2f}",
+}
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = common.define_flags(experiment=False)
+    common.define_integer(values, "hosts", 256, "Hosts that train.")
+    define(
+        values,
+        standby=decimal("Further hosts, as a share of those that train.", 1 / 128, 0),
+        days=decimal("Simulated days.", 30.0, 0.01),
+        failures=decimal("Failures of a host in a day.", FAILURES_PER_HOST_DAY, 0),
+        place=string(f"The meeting place: {', '.join(KINDS)}.", "gcs"),
+        start_seconds=decimal("Time of workers until their first step.", 120.0, 0),
+        rare=switch("Whether rare failures happen, too, and hosts are repaired within minutes."),
+        seeds=comma_list("Seeds, a world for each.", ["1"]),
+    )
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+    """Simulates, prints the table, writes the rows, and returns the exit code.
+
+    Raises:
+      UserError: the place is unknown, or a seed is no number.
+    """
+    names.check(values.place, KINDS, f"--place={values.place} is unknown")
+    beat_seconds, lost_seconds = _BEATS[values.place]
+    setting = Setting(
+        values.hosts,
+        max(1, round(values.standby * values.hosts)),
+        max(1, values.hosts // 2) if values.rare else values.hosts,
+        values.days,
+        values.failures,
+        values.place,
+        beat_seconds,
+        lost_seconds,
+        values.start_seconds,
+        values.rare,
+    )
+    rows: list[WorldRow] = []
+    with transient_stages(console, "starting") as progress:
+        for seed in common.numbers("seeds", values.seeds):
+            progress.begin(f"simulating {setting.hosts:,} hosts, seed {seed}")
+            rows.append(World(setting, seed).run())
+            for problem in rows[-1].problems:
+                console.print(f"seed {seed}: {problem}")
+    caption = "seconds from a failure to the next step: median and longest; leader: of one turn"
+    table = make_table("world", right=tuple(_COLUMNS), caption=caption)
+    for row in rows:
+        cells = [text.format(row) for text in _COLUMNS.values()]
+        table.add_row(f"{row.name}, seed {row.seed}", *cells)
+    print_table(console, table)
+    return common.write(values, rows, "simulated") or int(any(row.problems for row in rows))
