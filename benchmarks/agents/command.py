@@ -15,15 +15,13 @@ minutes of a core.
 
 from __future__ import annotations
 
-import rich.console
 from absl import flags
 
 from benchmarks import common
 from benchmarks.agents.place import KINDS
 from benchmarks.agents.world import FAILURES_PER_HOST_DAY, Setting, World, WorldRow
-from lingvo_gshard.core.config import names
-from lingvo_gshard.tools.console.stages import transient_stages
-from lingvo_gshard.tools.console.tables import make_table, print_table
+from lingvo_gshard.core import names
+from lingvo_gshard.tools.console import Console, make_table, transient_stages
 from lingvo_gshard.tools.flags.definitions import comma_list, decimal, define, string, switch
 
 # Seconds between signs, and until a host is lost, as docs/clusters.md advises.
@@ -59,7 +57,7 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
-def run(values: flags.FlagValues, console: rich.console.Console) -> int:
+def run(values: flags.FlagValues, console: Console) -> int:
     """Simulates, prints the table, writes the rows, and returns the exit code.
 
     Raises:
@@ -91,5 +89,5 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> int:
     for row in rows:
         cells = [text.format(row) for text in _COLUMNS.values()]
         table.add_row(f"{row.name}, seed {row.seed}", *cells)
-    print_table(console, table)
+    console.print_table(table)
     return common.write(values, rows, "simulated") or int(any(row.problems for row in rows))
