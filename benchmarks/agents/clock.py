@@ -13,7 +13,7 @@ class Clock:
     Attributes:
       now: seconds since the start, when the running function was called.
       spent: seconds that the running function has spent.
-      skipped: seconds in which nothing was simulated.
+      skipped: seconds that were not simulated.
     """
 
     def __init__(self):

@@ -4,9 +4,9 @@
     python -m benchmarks agents --hosts=4 --days=0.1 --failures=12 --rare --seeds=1,2,3
 
 The agents are the library's own: how they meet, who leads, what the leader decides, and whom it
-blames. Time, the meeting place, workers and snapshots are simulated. By default hosts fail as often
-as those of Llama 3 (arXiv 2407.21783, section 3.3.4). With --rare, agents are killed, hosts are
-asked to stop or cut off, and the meeting place delays, loses and refuses messages, too.
+blames. Time, the meeting place, workers and snapshots are simulated. By default hosts fail at the
+rate of Llama 3's training (arXiv 2407.21783, section 3.3.4). With --rare, agents are killed, hosts
+are asked to stop or cut off, and the meeting place delays, loses and refuses messages, too.
 
 A row with problems breaks what agents promise: two rounds compute at once, a saved step is lost, or
 a host is blamed for another one's failure. The exit code is then 1. A day of 2,048 hosts takes ten

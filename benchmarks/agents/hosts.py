@@ -42,7 +42,7 @@ _STOPPED = EXIT_CODES["SIGTERM"]
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What workers do.
+    """The training that workers simulate.
 
     Attributes:
       step_seconds: time of a step.
@@ -193,7 +193,7 @@ class SimulatedWorker:
             self._wake()
 
     def vanish(self) -> None:
-        """Ends it with its host: the others hear nothing."""
+        """Ends the worker with its host, so that the others hear nothing."""
         if self._code is None:
             self._code = -9
             self.of.fall(self, is_silent=True)
@@ -272,7 +272,7 @@ class SimulatedKeeper:
 
 
 class SimulatedPreparation:
-    """What a worker restores: the paths if all parts are there."""
+    """Restores the paths of a snapshot if all parts are there."""
 
     def __init__(self, keeper: SimulatedKeeper, holders: Mapping[Part, Sequence], on_end):
         """Fetches at once. `SimulatedWorker` begins later."""
@@ -332,7 +332,7 @@ class TurnOverError(BaseException):
 
 
 class Wake:
-    """What an agent waits for; as `threading.Event`."""
+    """Wakes an agent that waits; as `threading.Event`."""
 
     def __init__(self, host: SimulatedHost):
         """Is not set."""
@@ -388,7 +388,7 @@ class SimulatedHost:
         try:
             newest = meeting.newest()
         except OSError:
-            # What started the agent starts it again.
+            # The agent is started again by its host.
             self.job.clock.at(self.job.clock.time() + 5.0, self.start)
             return
         self.agent = Agent(
@@ -549,7 +549,7 @@ class Job:
 
 @contextlib.contextmanager
 def replaced(job: Job) -> Iterator[None]:
-    """Has all agents use the clock and the place of a job instead of those of this machine."""
+    """Gives all agents the clock and the place of a job instead of this machine's."""
     clock, place = job.clock, job.place
 
     class Health:

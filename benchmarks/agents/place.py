@@ -19,7 +19,7 @@ _PAGE = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How fast a place is.
+    """A kind of place, and its speed.
 
     Attributes:
       read_seconds: median latency of a read or a list.
@@ -47,7 +47,7 @@ KINDS = {
 
 
 class Troubles:
-    """What goes wrong at the place. Probabilities are those of one operation.
+    """Faults of the place, each with its probability in one operation.
 
     Attributes:
       fails: of an error, before a write is done.
@@ -75,11 +75,11 @@ class Place:
         self._random = random.Random(seed)
         self._interval = interval
         self._reads: collections.Counter[str] = collections.Counter()
-        # Path -> times from which on it has some content, and the contents; None: removed.
+        # Path -> times of changes, and the new contents; None: removed.
         self._files: dict[str, tuple[list[float], list[bytes | None]]] = {}
         # Folder -> time of its last change, and the names in it since.
         self._lists: dict[str, tuple[float, list[str]]] = {}
-        # What was done in a second.
+        # Operations in each second.
         self._taken: collections.Counter[tuple[str, int]] = collections.Counter()
         self._share = 1.0
         self.cut: set[str] = set()
@@ -177,7 +177,7 @@ class Place:
     def _put(self, path: str, content: bytes | None, delay: float = 0.0) -> None:
         times, contents = self._files.setdefault(path, ([], []))
         at = self._clock.time() + delay
-        # What is written later replaces what comes late.
+        # A later write replaces one that comes late.
         while times and times[-1] > at and delay == 0.0:
             times.pop()
             contents.pop()

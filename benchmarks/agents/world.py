@@ -30,7 +30,7 @@ _CUT_SECONDS = 90.0
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a world is made of.
+    """The settings of a world.
 
     Attributes:
       hosts: hosts that train.
@@ -59,7 +59,7 @@ class Setting:
 
 @dataclasses.dataclass
 class WorldRow:
-    """What a world did.
+    """The results of a world.
 
     Attributes:
       name: the setting in words.
@@ -70,7 +70,7 @@ class WorldRow:
       recovery_seconds: median time from a failure to the next step.
       slowest_seconds: the longest one.
       repeated_steps: mean of the steps that were computed again after a failure.
-      goodput: share of the time in which new steps were computed.
+      goodput: share of the time that went into new steps.
       reads: reads and lists a second while nothing fails.
       writes: writes a second while nothing fails.
       read_megabytes: 10**6 bytes read a second while nothing fails.
@@ -204,7 +204,7 @@ class World:
         return max(filter(None, known), key=lambda record: record.number, default=None)
 
     def _watch(self) -> None:
-        """Skips the time in which nothing happens."""
+        """Skips time while nothing happens."""
         setting = self.setting
         if self._is_quiet():
             self.clock.skip(3 * setting.beat_seconds + 5)

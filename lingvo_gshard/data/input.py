@@ -30,8 +30,8 @@ def check_sizes(specs: Mapping[str, tf.TensorSpec]) -> None:
         count = math.prod(size or 1 for size in spec.shape.as_list()) if spec.shape.rank else 1
         if count > _MOST_NUMBERS:
             raise UserError(
-                f"a batch has {name} of {spec.shape.as_list()}, {count:,} numbers; a step takes at "
-                f"most {_MOST_NUMBERS:,}. Lower input.batch_rows, or the length of rows "
+                f"input: a batch has {name} of {spec.shape.as_list()}, {count:,} numbers; a step "
+                f"takes at most {_MOST_NUMBERS:,}. Lower input.batch_rows, or the length of rows "
                 "(input.length, input.source_length, input.target_length)"
             )
 

@@ -31,6 +31,7 @@ class Checkpoints:
     Attributes:
       directory: the folder of the checkpoints, created if it is new.
       every_steps: steps between checkpoints within an epoch; 0: only at the end of epochs.
+      keep: number of the newest checkpoints that stay.
     """
 
     directory: str | os.PathLike

@@ -66,7 +66,7 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the subcommand is missing. Valid: choices, decode, depth, input, parity, partition"),
+        ([], "the subcommand is missing. Valid: agents, choices, decode, depth, input"),
         (["dept"], "'dept' is unknown. Did you mean 'depth'?"),
         (["decode", "--depths=2"], "--depths=2 applies to `depth`, not to `decode`"),
         (["depth", "--depths=0,6"], "--depths=0,6: expected positive integers"),

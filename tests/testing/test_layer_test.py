@@ -162,7 +162,8 @@ def test_one_mistake_is_one_failure_that_says_the_cause(layer, first, cause):
     ((test, text),) = result.errors + result.failures
     assert test.id().endswith(first) and cause in text
     assert "with training=True" in text
-    assert len(result.skipped) == result.testsRun - 1 > 8
+    passed = int(first != "test_a_pass_runs")
+    assert len(result.skipped) == result.testsRun - 1 - passed > 8
 
 
 def test_the_first_failure_names_the_strategy():

@@ -263,7 +263,7 @@ class Leader:
 
 
 def _in_place(current: Record | None, hosts: Sequence[str]) -> list[str]:
-    """Returns hosts in an order in which newcomers have the places of those that are gone.
+    """Returns hosts in order: newcomers take the places of hosts that are gone.
 
     The others keep theirs, and thus their parts of snapshots.
     """

@@ -295,6 +295,6 @@ CASES = (
         "a criterion of pruning that is not there",
         "gshard-experts prune --logdir=run --output=new --by=size",
         given=(trained("run", "translation"),),
-        error="--by=size: Valid: gate, load.",
+        error="--by=size is unknown. Valid: gate, load.",
     ),
 )

@@ -224,7 +224,7 @@ def test_keeping_all_experts_changes_nothing(trained_logdir, tmp_path, capsys):
         (["report", "--outptu=x"], "Unknown command line flag 'outptu'"),
         (["prune"], "--output is missing"),
         (["prune", "--output=new", "--keep=0"], "--keep=0; more than 0"),
-        (["prune", "--output=new", "--by=laod"], "--by=laod: Did you mean 'load'?"),
+        (["prune", "--output=new", "--by=laod"], "--by=laod is unknown. Did you mean 'load'?"),
         (["upcycle", "--output=.", "--experts=2"], "--output=. exists already"),
         (["upcycle", "--output=new"], "--experts is missing"),
         (["upcycle", "--output=new", "--experts=1"], "--experts=1; 2 or more"),

@@ -11,10 +11,9 @@ import time
 
 import numpy as np
 import pytest
-import rich.console
 
 from lingvo_gshard.tools import train
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console import Console, startup
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.training.run.loop import Outcome
@@ -155,7 +154,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
 
 def test_a_worker_of_an_agent_asks_nobody_to_continue(tmp_path, monkeypatch):
     outcome = Outcome(7, False, "SIGTERM", {"loss": 1.0})
-    console, logdir = rich.console.Console(file=io.StringIO(), width=200), Logdir(tmp_path)
+    console, logdir = Console(file=io.StringIO(), width=200), Logdir(tmp_path)
     monkeypatch.setenv(REPORT_FILE, str(tmp_path / "report"))
     train._print_outcome(console, outcome, tiny_train.tiny_experiment(), logdir, "gshard-train ...")
     said = console.file.getvalue()
