@@ -42,9 +42,10 @@ window.write = (content, reason) => window.send(JSON.stringify(
 def chatting(tmp_path_factory):
     """Returns a served model with a chat template, and a card with messages to try."""
     folder = tmp_path_factory.mktemp("chatting")
-    chat_models.write(folder / "model")
+    # Answers that are drawn have no end in sight: a conversation must have room for long ones.
+    chat_models.write(folder / "model", max_position_embeddings=512)
     (folder / "model" / "README.md").write_text(CARD, encoding="utf-8")
-    gshard.import_model(folder / "model", folder / "run", length=32)
+    gshard.import_model(folder / "model", folder / "run", length=512)
     return ServedModel.of_run(gshard.load(folder / "run"))
 
 
