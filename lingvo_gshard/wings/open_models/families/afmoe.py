@@ -10,23 +10,15 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import dense_layers, scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
-    FULL,
     IN_PERIODS,
     Part,
     always,
-    attentions_by_type,
     layer_types,
     layered,
+    rotated_in_windows,
 )
 
 _DENSE = "num_dense_layers"
-
-
-def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
-    """Returns type -> Params of the self-attention."""
-    attentions = attentions_by_type(config, attention)
-    attentions[FULL].rotary_fraction = 0.0
-    return attentions
 
 
 def _read_scale(config: PublishedConfig, task: Params) -> None:
@@ -43,7 +35,7 @@ FAMILY = decoder(
         Part(_read_scale, lambda task: {"mup_enabled": task.embedding_scale == 0.0}),
         layered(
             lambda config: layer_types(config, config.get("global_attn_every_n_layers", 4)),
-            _attentions,
+            rotated_in_windows,
         ),
         scaled_experts(
             "num_experts",

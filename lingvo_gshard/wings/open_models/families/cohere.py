@@ -8,11 +8,10 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
-    FULL,
     Part,
-    attentions_by_type,
     layer_types,
     layered,
+    rotated_in_windows,
     setting,
 )
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsLayerNorm
@@ -34,13 +33,6 @@ def _read_norms(config: PublishedConfig, task: Params) -> None:
         layer = task.decoder.layer
         norm = HeadsLayerNorm.params().set(epsilon=layer.norm.epsilon)
         layer.self_attention.set(qk_norm=True, query_key_norm=norm)
-
-
-def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
-    """Returns type -> Params. Layers with full attention do not rotate."""
-    attentions = attentions_by_type(config, attention)
-    attentions[FULL].rotary_fraction = 0.0
-    return attentions
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -65,4 +57,4 @@ COHERE = decoder(
     ),
     epsilon=_EPSILON,
 )
-COHERE2 = decoder("cohere2", (*_PARTS, layered(_kinds, _attentions)), epsilon=_EPSILON)
+COHERE2 = decoder("cohere2", (*_PARTS, layered(_kinds, rotated_in_windows)), epsilon=_EPSILON)

@@ -298,6 +298,13 @@ def attentions_by_type(config: PublishedConfig, attention: Params) -> dict[str, 
     return attentions
 
 
+def rotated_in_windows(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention, which rotates with a window alone."""
+    attentions = attentions_by_type(config, attention)
+    attentions[FULL].rotary_fraction = 0.0
+    return attentions
+
+
 def set_pattern(
     config: PublishedConfig, decoder: Params, kinds: Sequence[str], attentions: Mapping[str, Params]
 ) -> None:
