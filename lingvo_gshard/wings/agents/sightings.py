@@ -85,8 +85,8 @@ class Sightings:
 
         Args:
           host: its name.
-          life: the agent that the newest record names for the host. It is believed while no agent
-            of the host proves that it lives. None believes none.
+          life: the agent that the newest record names for the host: believed to live until an agent
+            of the host proves that it lives. None: no agent is believed.
           is_glance: whether the sign is only read, so that its host can prove later that it lives.
             Nothing is expected of the host yet.
           beat: the sign, if it was read before.
