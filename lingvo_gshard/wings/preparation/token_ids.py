@@ -16,7 +16,8 @@ UNKNOWN = "an id is not in the vocabulary"
 
 def to_text(ids: object) -> str | None:
     """Returns the text of a row of ids; None of what is no list of integers."""
-    if isinstance(ids, list) and all(isinstance(each, int) for each in ids):
+    # A bool is an int of Python, and no id.
+    if isinstance(ids, list) and all(type(each) is int for each in ids):
         return " ".join(map(str, ids))
     return None
 

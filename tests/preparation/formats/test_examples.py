@@ -1,4 +1,5 @@
 # tests: wings/preparation/part_readers.py, wings/preparation/sources.py
+# tests: wings/preparation/token_ids.py
 """Tests records of tf.train.Example, which TensorFlow writes, in TFRecord and ArrayRecord files."""
 
 import json
@@ -14,6 +15,7 @@ from array_record.python import array_record_module
 from lingvo_gshard.core import UserError
 from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.tools import prepare as prepare_tool
+from lingvo_gshard.wings.preparation import token_ids
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from lingvo_gshard.wings.preparation.prepared import manifest
 from lingvo_gshard.wings.preparation.prepared.table import PreparedTable
@@ -104,6 +106,12 @@ def test_pairs_of_ids_are_those_of_their_texts(tmp_path, end, name):
     prepare(tmp_path / "out", [source], PrepareOptions(params, 1))
     assert ids_of(tmp_path / "out") == ids_of(tmp_path / "texts")
     assert raw.texts(tmp_path / "out") == EXPECTED
+
+
+def test_rows_of_ids_are_lists_of_integers_alone():
+    assert token_ids.to_text([3, 1]) == "3 1" and token_ids.to_text([]) == ""
+    for wrong in ([True, 2], [1.0], ["1"], "1 2", 3, None):
+        assert token_ids.to_text(wrong) is None
 
 
 def test_text_without_ids_is_refused(tmp_path):
