@@ -66,15 +66,12 @@ def run_agent(
     job: str,
     variables: Mapping[str, str],
 ) -> int:
-    """Runs the agent of a host until its part of the job ends. Returns the exit code.
+    """Runs the agent of a host until its part of a job ends. Returns the exit code.
 
     Args:
       meshes: number of hosts -> mesh, for each number that can train.
-      job: as `job_of` has it.
-      variables: variables of workers, with the job's secret.
-
-    Raises:
-      UserError: snapshots of the host have no place.
+      job: as `job_of` names it.
+      variables: of workers, with the job's secret.
     """
     told = functools.partial(say, host.name)
     folder = leftovers.folder_of(options.snapshot_folder, job, host.name)

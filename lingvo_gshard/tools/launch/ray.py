@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import secrets
 import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from absl import flags
 
@@ -78,6 +79,10 @@ class RayOptions(PodOptions):
         return {name: amount for name, amount in found.items() if amount}
 
 
+# The arguments of `run_agent` that all hosts share.
+_Job: TypeAlias = tuple[
+    WorkerCommand, AgentOptions, Mapping[int, str | None], str, Mapping[str, str]
+]
 _AGENT = [name for name in declared(AgentOptions) if name != "meeting_place"]
 define_flags = maker(
     **option_flags(RayOptions()),
@@ -171,12 +176,10 @@ def _train(
         ]
         host = ray.remote(HostActor).options(max_restarts=-1, **reserved)
         actors = [host.options(scheduling_strategy=place).remote() for place in places]
-        job = (
-            command,
-            dataclasses.replace(options, max_hosts=count, min_hosts=min(options.fewest, count)),
-            {n: mesh for n, mesh in meshes.items() if n <= count},
-            {SECRET: secrets.token_hex(16), JOB: secrets.token_hex(8)},
-        )
+        fewer = dataclasses.replace(options, max_hosts=count, min_hosts=min(options.fewest, count))
+        fitting = {n: mesh for n, mesh in meshes.items() if n <= count}
+        variables = {SECRET: secrets.token_hex(16), JOB: secrets.token_hex(8)}
+        job = command, fewer, fitting, job_of(str(options.meeting_place)), variables
         return _follow(actors, messages, job, stop)
 
 
@@ -198,7 +201,7 @@ def _connect(address: str | None) -> None:
                 "expected, as `ray start --head` prints it"
             ) from None
     try:
-        ray.init(address=given, logging_level="WARNING")
+        ray.init(address=given, logging_level=logging.WARNING)
     except ConnectionError:
         raise UserError(
             "no Ray cluster is there: give `address=HOST:PORT` of its head, or start one on this "
@@ -222,22 +225,19 @@ def _place(
     began, wanted, told = time.monotonic(), options.max_hosts, ""
     group = placement_group([hosts.bundle] * wanted, hosts.placement)
     while not group.wait(_POLL_SECONDS):
-        alive, there = _room(hosts)
-        share = ", ".join(f"{name}={amount:g}" for name, amount in hosts.bundle.items())
-        found = f"Ray has {alive} living nodes, with room for {there} of them ({share} each)"
+        if stop.requested:
+            return None
+        found, there = _room(hosts)
         if found != told:
             warn(f"Waiting for {wanted} hosts: {found}")
             told = found
         waited = time.monotonic() - began
-        fewer = max((n for n in meshes if n <= there), default=wanted)
-        if stop.requested or waited > options.join_seconds:
-            remove_placement_group(group)
-            if stop.requested:
-                return None
+        if waited > options.join_seconds:
             raise UserError(
                 f"`max_hosts={options.max_hosts}`: for {options.join_seconds:g} s, {wanted} hosts "
                 f"were waited for. {found}. `ray start --address=HOST:PORT` adds a node"
             )
+        fewer = max((n for n in meshes if n <= there), default=wanted)
         if waited > options.gather_seconds and fewer != wanted:
             remove_placement_group(group)
             wanted, told = fewer, ""
@@ -245,14 +245,16 @@ def _place(
     return group
 
 
-def _room(hosts: RayOptions) -> tuple[int, int]:
-    """Returns the number of living nodes, and of hosts for which they are large enough."""
+def _room(hosts: RayOptions) -> tuple[str, int]:
+    """Returns what living nodes have room for, in words, and as a number of hosts."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     each = [min(int(node.get(k, 0) // v) for k, v in hosts.bundle.items()) for node in nodes]
     most = {"STRICT_SPREAD": sum(map(bool, each)), "STRICT_PACK": max(each, default=0)}
-    return len(nodes), most.get(hosts.placement, sum(each))
+    there = most.get(hosts.placement, sum(each))
+    share = ", ".join(f"{name}={amount:g}" for name, amount in hosts.bundle.items())
+    return f"Ray's living nodes, {len(nodes)}, have room for {there} hosts with {share}", there
 
 
 class HostActor:
@@ -261,15 +263,7 @@ class HostActor:
     def __init__(self):
         self._code: int | None = None
 
-    def run(
-        self,
-        place: int,
-        messages: Any,
-        command: WorkerCommand,
-        options: AgentOptions,
-        meshes: Mapping[int, str | None],
-        variables: Mapping[str, str],
-    ) -> int:
+    def run(self, place: int, messages: Any, job: _Job) -> int:
         """Runs the agent of a place and returns its exit code. Another call returns the same."""
         import ray
 
@@ -277,20 +271,18 @@ class HostActor:
             own = ray.get_runtime_context().get_node_id()
             (address,) = (n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == own)
             host, meeting = Host(f"{address}-{place}", address), RayMeeting(messages)
-            job = job_of(str(options.meeting_place))
-            self._code = run_agent(command, options, host, meeting, meshes, job, variables)
+            self._code = run_agent(*job[:2], host, meeting, *job[2:])
         return self._code
 
 
-def _follow(
-    actors: Sequence[Any], messages: Any, job: Sequence[Any], stop: signals.StopRequest
-) -> int:
+def _follow(actors: Sequence[Any], messages: Any, job: _Job, stop: signals.StopRequest) -> int:
     """Runs agents until the job ends, again when Ray has replaced theirs. Returns the exit code."""
     import ray
+    from ray import exceptions
 
     waiting, runs, codes = set(range(len(actors))), {}, set()
     while (waiting or runs) and not codes & {0, 1}:
-        runs.update({actors[k].run.remote(k, messages, *job): k for k in waiting})
+        runs.update({actors[k].run.remote(k, messages, job): k for k in waiting})
         waiting = set()
         if stop.requested:
             messages.stop.remote()
@@ -299,10 +291,10 @@ def _follow(
             place = runs.pop(ended)
             try:
                 codes.add(ray.get(ended))
-            except ray.exceptions.RayActorError:
+            except exceptions.RayActorError:
                 messages.forget.remote(place)
                 waiting |= set() if stop.requested else {place}
-            except ray.exceptions.RayTaskError as error:
+            except exceptions.RayTaskError as error:
                 raise error.cause from None
     if runs:
         ray.wait(list(runs), num_returns=len(runs), timeout=_END_SECONDS)

@@ -89,8 +89,9 @@ class RayMeeting:
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Returns what the actor answers. Raises OSError if it does not."""
         import ray
+        from ray import exceptions
 
         try:
             return ray.get(getattr(self._messages, name).remote(*arguments), timeout=_SECONDS)
-        except ray.exceptions.RayError as error:
+        except exceptions.RayError as error:
             raise OSError(f"Ray's actor does not answer: {type(error).__name__}") from None
