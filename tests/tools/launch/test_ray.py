@@ -10,6 +10,7 @@ further containers, affinities, and most fields of a cluster.
 import json
 import lzma
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from lingvo_gshard.tools.launch.ray import RayOptions, ray_job
 from lingvo_gshard.wings.agents.options import AgentOptions
 from tests.tools.launch.test_kubernetes import problems
 
+_PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "clusters.md"
 _SCHEMA = pathlib.Path(__file__).parent / "rayjob_v1.json.xz"
 _WORDS = ["gshard-train", "--logdir=/runs/x", "--mesh=data=32", "--gin_param=a.b = 'c $d'"]
 
@@ -71,6 +73,15 @@ def test_a_dry_run_prints_the_command_that_submits(capsys):
     assert json.loads(found[3].partition("=")[2])["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
     own = ["--address=10.0.0.1:6379", "--resource=TPU=4", "--max_hosts=4"]
     assert found[4:] == ["--", "gshard-launch", "ray", *own, "--", *_WORDS]
+
+
+def test_the_page_shows_what_its_dry_run_prints(capsys):
+    section = _PAGE.read_text(encoding="utf-8").replace("\\\n", "").partition("## Ray\n")[2]
+    (given, shown) = re.search(
+        r"^```bash\n(.*?)^```\n\n```\n(.*?)^```", section, re.M | re.S
+    ).groups()
+    launch.main(shlex.split(given))
+    assert shlex.split(capsys.readouterr().out) == shlex.split(shown)
 
 
 @pytest.mark.parametrize(
