@@ -134,7 +134,8 @@ def ray_job(hosts: RayOptions, options: AgentOptions, words: Sequence[str]) -> d
 def _own(hosts: RayOptions, options: AgentOptions, words: Sequence[str]) -> list[str]:
     """Returns the command that runs within the cluster."""
     defaults = {name: each.default for name, each in declared(PodOptions).items()}
-    inside = dataclasses.replace(hosts, **defaults | {"gpus": hosts.gpus})
+    defaults |= {"gpus": hosts.gpus, "save_seconds": hosts.save_seconds}
+    inside = dataclasses.replace(hosts, **defaults)
     given = spell_options(dataclasses.replace(options, meeting_place=None))
     return ["gshard-launch", "ray", *spell_options(inside), *given, "--", *words]
 
@@ -155,8 +156,12 @@ def _train(
     import ray
     from ray.util import scheduling_strategies as strategies
 
-    if _IN_A_JOB in os.environ and _STOP_SECONDS not in os.environ:
-        warn(f"Warning: `ray job stop` lets no worker save: {_STOP_SECONDS} is not set for the job")
+    given = int(os.environ.get(_STOP_SECONDS, 3))
+    if _IN_A_JOB in os.environ and given < hosts.save_seconds:
+        warn(
+            f"Warning: `ray job stop` kills this job after {given} s, less than "
+            f"`save_seconds={hosts.save_seconds}`: set {_STOP_SECONDS} as `dry_run` does"
+        )
     with signals.StopRequest() as stop:
         stop.finishing = True
         group = _place(hosts, options, meshes, stop)

@@ -54,7 +54,8 @@ def test_manifests_fit_the_published_schema(given):
 def test_the_entry_point_of_a_manifest_is_the_same_command_within_the_cluster():
     spec = manifest(gpus=8, cpus=4, volume="runs", save_seconds=300, placement="SPREAD")["spec"]
     words = shlex.split(spec["entrypoint"])
-    own = ["--gpus=8", "--placement=SPREAD", "--cpus=4", "--max_hosts=4", "--min_hosts=2"]
+    own = ["--gpus=8", "--save_seconds=300", "--placement=SPREAD", "--cpus=4"]
+    own += ["--max_hosts=4", "--min_hosts=2"]
     assert words == ["gshard-launch", "ray", *own, "--", *_WORDS]
     environment = yaml.safe_load(spec["runtimeEnvYAML"])
     assert environment == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "300"}}
@@ -71,7 +72,7 @@ def test_a_dry_run_prints_the_command_that_submits(capsys):
     found = shlex.split(capsys.readouterr().out)
     assert found[:3] == ["ray", "job", "submit"]
     assert json.loads(found[3].partition("=")[2])["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
-    own = ["--address=10.0.0.1:6379", "--resource=TPU=4", "--max_hosts=4"]
+    own = ["--save_seconds=60", "--address=10.0.0.1:6379", "--resource=TPU=4", "--max_hosts=4"]
     assert found[4:] == ["--", "gshard-launch", "ray", *own, "--", *_WORDS]
 
 
