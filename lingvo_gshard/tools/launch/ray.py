@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -156,10 +157,10 @@ def _train(
     import ray
     from ray.util import scheduling_strategies as strategies
 
-    given = int(os.environ.get(_STOP_SECONDS, 3))
-    if _IN_A_JOB in os.environ and given < hosts.save_seconds:
+    seconds = int(os.environ.get(_STOP_SECONDS, 3))
+    if _IN_A_JOB in os.environ and seconds < hosts.save_seconds:
         warn(
-            f"Warning: `ray job stop` kills this job after {given} s, less than "
+            f"Warning: `ray job stop` kills this job after {seconds} s, less than "
             f"`save_seconds={hosts.save_seconds}`: set {_STOP_SECONDS} as `dry_run` does"
         )
     with signals.StopRequest() as stop:
@@ -175,12 +176,10 @@ def _train(
         actor = ray.remote(Messages).options(num_cpus=0, max_restarts=-1, scheduling_strategy=near)
         messages = actor.remote()
         others = {k: v for k, v in hosts.bundle.items() if k not in ("CPU", "GPU")}
-        reserved = {"num_cpus": hosts.cpus, "num_gpus": hosts.gpus, "resources": others}
-        places = [
-            strategies.PlacementGroupSchedulingStrategy(group, place) for place in range(count)
-        ]
-        host = ray.remote(HostActor).options(max_restarts=-1, **reserved)
-        actors = [host.options(scheduling_strategy=place).remote() for place in places]
+        given = {"num_cpus": hosts.cpus, "num_gpus": hosts.gpus, "resources": others}
+        places = [strategies.PlacementGroupSchedulingStrategy(group, k) for k in range(count)]
+        agent = functools.partial(ray.remote(HostActor).options, max_restarts=-1, **given)
+        actors = [agent(scheduling_strategy=place).remote() for place in places]
         fewer = dataclasses.replace(options, max_hosts=count, min_hosts=min(options.fewest, count))
         fitting = {n: mesh for n, mesh in meshes.items() if n <= count}
         variables = {SECRET: secrets.token_hex(16), JOB: secrets.token_hex(8)}
