@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from tests.agents import stand_in
@@ -119,7 +120,16 @@ class Training:
     def __init__(self, cluster, flags: list[str], logdir: pathlib.Path, cache: pathlib.Path):
         worker = ["gshard-train", *flags, f"--logdir={logdir}", f"--steps={_STEPS}"]
         worker += ["--mesh=data=2", "--strategy=expert", f"--compilation_cache={cache}"]
-        launch = [*_LAUNCH, *_OPTIONS, "--max_hosts=2", "--nospare", "--dry_run", "--", *worker]
+        launch = [
+            *_LAUNCH,
+            *_OPTIONS,
+            "--max_hosts=2",
+            "--nospare",
+            "--lost_seconds=60",
+            "--dry_run",
+            "--",
+            *worker,
+        ]
         self.cluster, self.logdir = cluster, logdir
         self.command = shlex.split(end(cluster.run(*launch)))
         assert self.command[:3] == ["ray", "job", "submit"]
@@ -127,14 +137,42 @@ class Training:
     def start(self) -> subprocess.Popen:
         return self.cluster.run(*self.command)
 
-    def stop(self, process: subprocess.Popen) -> str:
-        """Stops the job. Returns the job's log."""
+    def suspend(self, process: subprocess.Popen, step: int) -> list[psutil.Process]:
+        """Suspends the workers after a step, since their next ones take milliseconds."""
+        wait_for_steps(self.logdir, step, process)
+        found = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if f"--logdir={self.logdir}" in (words := one.info["cmdline"] or [])
+            and any(word.startswith("--process_id=") for word in words)
+        ]
+        assert len(found) == 2
+        for worker in found:
+            worker.suspend()
+        return found
+
+    def stop(self, process: subprocess.Popen, workers: list[psutil.Process]) -> str:
+        """Stops the job, whose workers are suspended. Returns the job's log."""
         said = ""
         while not (found := re.search(r"Job '(\w+)' submitted", said)):
             said += process.stdout.readline()
-        end(self.cluster.run("ray", "job", "stop", found[1]))
+        stopping = self.cluster.run("ray", "job", "stop", found[1])
+        deadline = time.monotonic() + _PATIENCE
+        while not all(map(is_asked_to_stop, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for worker in workers:
+            worker.resume()
+        end(stopping)
         process.communicate(timeout=_PATIENCE)
         return end(self.cluster.run("ray", "job", "logs", found[1]))
+
+
+def is_asked_to_stop(process: psutil.Process) -> bool:
+    """Returns whether SIGTERM waits for a suspended process, by proc_pid_status(5)."""
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    waiting = int(re.search(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)[1], 16)
+    return bool(waiting & 1 << (signal.SIGTERM - 1))
 
 
 @pytest.mark.slow
@@ -145,12 +183,13 @@ def test_a_lost_and_replaced_node_and_a_stopped_job_change_no_bit(cluster, tmp_p
     assert "Warning" not in said
     job = Training(cluster, flags, stormy, cache)
     process = job.start()
-    wait_for_steps(stormy, 3, process)
-    said = job.stop(process)
+    said = job.stop(process, job.suspend(process, 3))
     assert re.search(r"SIGTERM: saved at step \d+; the agents go on", said), said
     process = job.start()
-    wait_for_steps(stormy, 9, process)
+    workers = job.suspend(process, 9)
     cluster.kill(3)
+    for worker in filter(psutil.Process.is_running, workers):
+        worker.resume()
     cluster.start(4)
     said = end(process)
     assert "gives no sign of life" in said or "lost its agent" in said, said
