@@ -125,7 +125,8 @@ def ray_job(hosts: RayOptions, options: AgentOptions, words: Sequence[str]) -> d
     """Returns the manifest of a job for KubeRay. Raises UserError if its name is too long."""
     if len(hosts.job_name) > _LONGEST_NAME:
         raise UserError(f"`job_name={hosts.job_name}`: KubeRay accepts {_LONGEST_NAME} characters")
-    entrypoint = shlex.join(_own(hosts, options, words))
+    # KubeRay puts it into arguments of a pod, where Kubernetes replaces $(NAME), and $$ by $.
+    entrypoint = shlex.join(_own(hosts, options, words)).replace("$", "$$")
     environment = _environment(hosts)
     return fill_template(
         "ray_job.yaml", hosts, hosts=options.max_hosts, entrypoint=entrypoint, env=environment
