@@ -1,6 +1,7 @@
 # tests: tools/launch/ray.py, wings/agents/ray_meeting.py
 """Runs jobs on a real Ray cluster of a head and two nodes for hosts."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -175,23 +176,28 @@ def is_asked_to_stop(process: psutil.Process) -> bool:
     return bool(waiting & 1 << (signal.SIGTERM - 1))
 
 
+def checkpoints(logdir: pathlib.Path) -> list[int]:
+    return [int(path.name) for path in (logdir / "checkpoints").iterdir() if path.name.isdigit()]
+
+
 @pytest.mark.slow
 def test_a_lost_and_replaced_node_and_a_stopped_job_change_no_bit(cluster, tmp_path):
-    flags = tiny_translation.write(tmp_path, **_SETTINGS)
+    flags = tiny_translation.write(tmp_path, **{**_SETTINGS, "run__checkpoint_every_steps": 0})
     cache, calm, stormy = tmp_path / "cache", tmp_path / "calm", tmp_path / "stormy"
     said = end(Training(cluster, flags, calm, cache).start())
-    assert "Warning" not in said
+    assert "Round 1: " in said and "kills this job" not in said
     job = Training(cluster, flags, stormy, cache)
     process = job.start()
     said = job.stop(process, job.suspend(process, 3))
-    assert re.search(r"SIGTERM: saved at step \d+; the agents go on", said), said
+    (saved,) = checkpoints(stormy)
+    assert 3 <= saved < _STEPS, said
     process = job.start()
     workers = job.suspend(process, 9)
     cluster.kill(3)
-    for worker in filter(psutil.Process.is_running, workers):
-        worker.resume()
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.resume()
     cluster.start(4)
     said = end(process)
-    assert "gives no sign of life" in said or "lost its agent" in said, said
-    assert re.search(r"Round 2 after .*127.0.0.4-., mesh data=2", said), said
+    assert re.search(r"Round 2 after .*127\.0\.0\.4-\d.*, mesh data=2", said), said
     check_equal(stormy, calm)
