@@ -70,7 +70,7 @@ class RayOptions(PodOptions):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray reserves for each host, by resource. Raises UserError for a wrong one."""
+        """The resources of Ray for each host, by name. Raises UserError for a wrong one."""
         found = {"CPU": float(self.cpus), "GPU": float(self.gpus)}
         for given in self.resource:
             name, _, amount = given.partition("=")
@@ -190,7 +190,7 @@ def _train(
 
 def _connect(address: str | None) -> None:
     """Connects to a cluster. Raises UserError if none is there."""
-    # Ray would hide lines that differ only by numbers, such as those of rounds.
+    # Ray would hide lines that differ only by numbers, such as the lines of rounds.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 

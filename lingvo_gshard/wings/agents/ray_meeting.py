@@ -18,7 +18,7 @@ _SECONDS = 10.0
 
 
 class Messages:
-    """What the agents of a job have told each other, as `Meeting` has it. Ray's actor."""
+    """Holds the messages of a job, as `Meeting` does. Ray makes an actor of it."""
 
     def __init__(self):
         self._signs: dict[str, Beat] = {}
