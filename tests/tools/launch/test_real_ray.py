@@ -115,6 +115,38 @@ def test_a_lost_node_is_done_without_if_enough_are_left(cluster, tmp_path):
     assert "gives no sign of life" in said and "127.0.0.2-" in said and "mesh data=1" in said
 
 
+@pytest.mark.slow
+def test_a_submitted_job_goes_on_after_a_stop_and_on_another_node(cluster, tmp_path):
+    worker = [sys.executable, "-S", stand_in.__file__, str(tmp_path), "1500", ""]
+    worker += [f"--logdir={tmp_path}", "--mesh=data=2"]
+    launch = [*_LAUNCH, *_OPTIONS, "--max_hosts=2", "--dry_run", "--", *worker]
+    job = StandIns.__new__(StandIns)
+    job.folder, command = tmp_path, shlex.split(end(cluster.run(*launch)))
+    job.process = cluster.run(*command)
+    job.wait_for_step(20)
+    end(cluster.run("ray", "job", "stop", number_of(job.process)))
+    job.process.communicate(timeout=_PATIENCE)
+    step, number = job.saved
+    assert 20 <= step < 1500 and number == number_after(step)
+    job.process = cluster.run(*command)
+    job.wait_for_step(step + 20)
+    cluster.kill(3)
+    cluster.start(4)
+    said = end(job.process)
+    cluster.kill(4)
+    cluster.start(3)
+    assert job.saved == [1500, number_after(1500)]
+    assert re.search(r"Round 2 after .*127\.0\.0\.4-\d.*, mesh data=2", said), said
+
+
+def number_of(process: subprocess.Popen) -> str:
+    """Returns the submission's number, which a `ray job submit` prints."""
+    said = ""
+    while not (found := re.search(r"Job '(\w+)' submitted", said)):
+        said += process.stdout.readline()
+    return found[1]
+
+
 class Training:
     """A training of two hosts, submitted as --dry_run prints it."""
 
@@ -154,10 +186,8 @@ class Training:
 
     def stop(self, process: subprocess.Popen, workers: list[psutil.Process]) -> str:
         """Stops the job, whose workers are suspended. Returns the job's log."""
-        said = ""
-        while not (found := re.search(r"Job '(\w+)' submitted", said)):
-            said += process.stdout.readline()
-        stopping = self.cluster.run("ray", "job", "stop", found[1])
+        number = number_of(process)
+        stopping = self.cluster.run("ray", "job", "stop", number)
         deadline = time.monotonic() + _PATIENCE
         while not all(map(is_asked_to_stop, workers)):
             assert time.monotonic() < deadline
@@ -166,7 +196,7 @@ class Training:
             worker.resume()
         end(stopping)
         process.communicate(timeout=_PATIENCE)
-        return end(self.cluster.run("ray", "job", "logs", found[1]))
+        return end(self.cluster.run("ray", "job", "logs", number))
 
 
 def is_asked_to_stop(process: psutil.Process) -> bool:
