@@ -135,7 +135,7 @@ STRATEGIES = (
 
 # If one of them fails, nearly every test fails.
 _FIRST = ("test_a_pass_runs", "test_only_random_draws_depend_on_the_seed")
-# What a layer that reads padding fails as well: these tests change what is around a sentence.
+# A layer that reads padding fails them as well: they change what is around a sentence.
 _AFTER_PADDING = (
     "test_packing_does_not_change_a_sentence",
     "test_in_a_stack_it_decodes_what_the_whole_model_computes",
