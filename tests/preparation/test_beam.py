@@ -71,7 +71,7 @@ def test_an_unknown_runner_is_refused(tmp_path, beam):
     path = raw.write_tsv(tmp_path / "pairs.tsv", raw.rows(10))
     code, errors = beam(tmp_path, path, "--runner=FlinkRuner")
     assert code == 1
-    assert errors.splitlines()[-1].startswith("--beam: Unexpected pipeline runner: FlinkRuner")
+    assert errors.splitlines()[-1].startswith("`beam`: Unexpected pipeline runner: FlinkRuner")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypedDict
 
 from lingvo_gshard.core import Options, UserError, option
 from lingvo_gshard.wings.inference.decoding.state import SearchKind
@@ -26,19 +26,13 @@ class DecodingOptions(Options):
     """
 
     beam_size: int = option(
-        4,
-        "Hypotheses kept for each text; 1 is greedy decoding, several times as fast. Drawing needs "
-        "1.",
-        minimum=1,
+        4, "Hypotheses of a text; 1 is greedy, several times as fast. Drawing needs 1.", minimum=1
     )
     best: int = option(
-        1,
-        "Texts to return for each one: the best hypotheses of the beam, or independent draws.",
-        minimum=1,
+        1, "Texts to return for each one: the beam's best, or independent draws.", minimum=1
     )
     length_exponent: float = option(
-        1.0,
-        "How much beam search favors longer texts; 0 disables it, and less favors shorter ones.",
+        1.0, "How much beam search favors longer texts; 0 disables it, less favors shorter ones."
     )
     coverage_weight: float = option(
         0.0,
@@ -139,17 +133,10 @@ class DecodingOptions(Options):
 
     def row_values(self) -> dict[str, Any]:
         """Returns the values of the leaves of a decoding state that options alone decide."""
-        return {
-            "least_B": self.least_tokens,
-            "wanted_B": self.best,
-            "length_exponent_B": self.length_exponent,
-            "coverage_weight_B": self.coverage_weight,
-            "temperature_B": self.temperature,
-            "top_k_B": self.top_k,
-            "top_p_B": self.top_p,
-            "min_p_B": self.min_p,
-            "repetition_B": self.repetition_penalty,
-        }
+        same = ("length_exponent", "coverage_weight", "temperature", "top_k", "top_p", "min_p")
+        values = {f"{name}_B": getattr(self, name) for name in same}
+        values |= {"least_B": self.least_tokens, "wanted_B": self.best}
+        return values | {"repetition_B": self.repetition_penalty}
 
     @property
     def kind(self) -> SearchKind:
@@ -165,3 +152,23 @@ class DecodingOptions(Options):
 
 # Default options of a language model that continues texts.
 DRAWING = DecodingOptions(beam_size=1, temperature=1.0)
+
+
+class DecodingFields(TypedDict, total=False):
+    """The fields of `DecodingOptions`, for functions that take them as keyword arguments."""
+
+    beam_size: int
+    best: int
+    length_exponent: float
+    coverage_weight: float
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    most_tokens: int
+    least_tokens: int
+    allowed_tokens: tuple[int, ...]
+    forbidden_tokens: tuple[int, ...]
+    stop: tuple[str, ...]

@@ -76,7 +76,7 @@ class BeamPool(contextlib.AbstractContextManager["BeamPool"]):
         try:
             return beam.Pipeline(options=PipelineOptions(self._options))
         except ValueError as error:
-            raise UserError(f"--beam: {error}") from error
+            raise UserError(f"`beam`: {error}") from error
 
 
 def _perform(task: Task, job: Job) -> str:

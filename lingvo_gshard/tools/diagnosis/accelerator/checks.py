@@ -45,10 +45,6 @@ def _lacks_peers(machine: Machine) -> str:
     return "" if machine.count > 1 else "it needs two devices or more, and there is one"
 
 
-def _check_product(machine: Machine) -> Iterator[Check]:
-    yield speed.check_product(machine)
-
-
 def _check_small_collectives(machine: Machine) -> Iterator[Check]:
     for check in speed.check_collectives(machine, _FEW_NUMBERS):
         # Small collectives wait more than they send: their rate is no finding.
@@ -56,19 +52,17 @@ def _check_small_collectives(machine: Machine) -> Iterator[Check]:
         yield dataclasses.replace(check, name=f"{check.name}, 1 MiB", state=state, advice="")
 
 
-def _check_step(machine: Machine) -> Iterator[Check]:
-    yield speed.check_step(machine.devices)
-
-
 CHECKS: tuple[AcceleratorCheck, ...] = (
-    AcceleratorCheck("product", _check_product),
+    AcceleratorCheck("product", lambda machine: iter([speed.check_product(machine)])),
     *(
         AcceleratorCheck(name, functools.partial(kernels.check, name, make))
         for name, make in kernels.CASES.items()
     ),
     AcceleratorCheck(COLLECTIVES, speed.check_collectives, _lacks_peers),
     AcceleratorCheck(f"{COLLECTIVES}, 1 MiB", _check_small_collectives, _lacks_peers),
-    AcceleratorCheck("sharded step", _check_step, _lacks_peers),
+    AcceleratorCheck(
+        "sharded step", lambda machine: iter([speed.check_step(machine.devices)]), _lacks_peers
+    ),
     AcceleratorCheck(layers.DENSE, functools.partial(layers.check_layer, layers.DENSE)),
     *(
         AcceleratorCheck(name, functools.partial(exchanges.check_exchange, name), _lacks_peers)
