@@ -43,8 +43,9 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
       UserError: the rotated part of a head has an odd number of dimensions.
     """
     head_dim = config.get("head_dim")
-    # This key of published files does not count the position itself.
-    size = config.get("sliding_window_size", None, int) or sliding_window(config)
+    window = sliding_window(config)
+    # This key of published files, which comes first, does not count the position itself.
+    size = config.get("sliding_window_size", None, int) or window
     near = attention.copy().set(
         window=size, use_sinks=True, num_key_value_heads=2 * attention.num_key_value_heads
     )

@@ -53,4 +53,5 @@ FAMILY = decoder(
         experts(normalize="norm_topk_prob"),
         IN_PERIODS,
     ),
+    read_positions=lambda config: (config.get("max_position_embeddings"), False),
 )
