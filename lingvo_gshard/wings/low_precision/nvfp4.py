@@ -3,15 +3,14 @@
 NVIDIA 2025, arXiv 2509.25149. A factor has values of e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
 negatives), a scale of e4m3 for each 16 of them along the sum, and a float32 scale of the tensor:
 
-  weights      16 x 16 values share a scale, so that both passes read the same weight
-  gradients    are rounded up or down by chance, so that the mean is the number
-  both factors of a weight's gradient are transformed before they are rounded: 16 neighbors along
-               the sum are multiplied with a Hadamard matrix, whose rows have fixed random signs.
-               That spreads outliers, and changes no exact product.
+- In a weight, 16 x 16 values share a scale, so that both passes read the same weight.
+- Gradients are rounded up or down by chance, so that the mean is the number.
+- Both factors of a weight's gradient are transformed first: 16 neighbors along the sum are
+  multiplied with a Hadamard matrix, whose rows have fixed random signs. That spreads outliers, and
+  changes no exact product.
+- Products of some layers stay in bfloat16.
 
-Products of some layers stay in bfloat16. Numbers beyond 6 times their scale are clipped. An
-infinity or a NaN spreads to its whole tensor.
-
+Numbers beyond 6 times their scale are clipped. An infinity or a NaN spreads to its whole tensor.
 Values times scales of e4m3 are exact in bfloat16, and the scale of the tensor multiplies the
 result: a device without products in 4 bits computes the same sums as one with them.
 """
@@ -50,12 +49,9 @@ HADAMARD = (_SIGNS * functools.reduce(np.kron, [[[1, 1], [1, -1]]] * 4) / 4).ast
 def rounded(
     x: tf.Tensor, number: tuple[int, float, float], chance: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns float32 x rounded to a type of few bits, or the largest number that it has.
+    """Returns float32 x rounded to a type such as `_VALUE`, and clipped to its largest number.
 
-    Args:
-      number: the type, as `_VALUE`.
-      chance: uniform in (0, 1). A number is rounded up if it is farther from the one below, in
-        units of the distance of both neighbors. None rounds to the nearest, ties to even.
+    `chance`, uniform in (0, 1), rounds up or down; None rounds to the nearest, ties to even.
     """
     bits, smallest, largest = number
     x = tf.clip_by_value(x, -largest, largest)
@@ -75,7 +71,6 @@ def two_levels(
     Args:
       axes: the dimensions that blocks of 16 extend over.
       encode: 1 over the float32 scale of the tensor.
-      dtype: the type of the results.
       key: of the random numbers that round the values; None rounds to the nearest.
     """
     blocks, within, counts, whole = in_blocks(x, axes, BLOCK)
@@ -92,9 +87,10 @@ def two_levels(
 class WideLayers:
     """Knows the layers whose products stay in bfloat16: shares of the first and the last ones."""
 
-    def __init__(self, first: float, last: float):
+    _paths: tuple[str, ...] = ()
+
+    def __init__(self, first: float = 0.0, last: float = 0.0):
         self._first, self._last = first, last
-        self._paths: tuple[str, ...] = ()
 
     def choose(self, task: Task) -> None:
         """Chooses the layers of each stack of a task."""
@@ -130,7 +126,7 @@ class Nvfp4(EachProduct):
       rounds_weight_gradients: see `einsum.Rounding`.
     """
 
-    layers: WideLayers = dataclasses.field(default_factory=lambda: WideLayers(0.0, 0.0))
+    layers: WideLayers = dataclasses.field(default_factory=WideLayers)
     key: tf.Tensor | None = None
     weight_letters: str = ""
     is_wide: tf.Tensor | None = None

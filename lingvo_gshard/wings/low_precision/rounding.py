@@ -342,16 +342,11 @@ def _power_of_two(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
 def in_blocks(
     x: tf.Tensor, axes: Sequence[int], most: int
 ) -> tuple[tf.Tensor, list[int], list[int], Callable[[tf.Tensor], tf.Tensor]]:
-    """Cuts a tensor into blocks.
-
-    Args:
-      axes: the dimensions that blocks extend over. All others have a block for each index.
-      most: the size of a block along these dimensions, where they are as large.
+    """Cuts a tensor into blocks of up to `most` along some axes, and of 1 along others.
 
     Returns:
-      x in float32, where each dimension of `axes` has become two, blocks and numbers of a block;
-      the indices of the latter; the number of blocks along each dimension of x; and a function that
-      puts such a tensor together again.
+      x in float32, where each of the axes has become two, blocks and numbers of a block; the second
+      ones; the number of blocks along each axis of x; and a function that undoes the cutting.
     """
     sizes, counts, shape, block_axes, padding = known_sizes(x.shape), [], [], [], []
     for axis, size in enumerate(sizes):

@@ -111,10 +111,7 @@ class Mxfp4(_ReadAsFloat32):
         blocks, block_bytes = self.blocks.read_box([experts, rows, groups, (0, _GROUP_BYTES)])
         exponents, scale_bytes = self.scales.read_box([experts, rows, groups])
         scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)
-        values = _FP4_PAIRS[blocks].reshape(*exponents.shape, _GROUP)
-        values *= scales[..., None]
-        values = values.reshape(*exponents.shape[:-1], -1)
-        part = values[..., start - first * _GROUP : stop - first * _GROUP]
+        part = _of_groups(blocks, scales, _GROUP, (start, stop))
         return part.swapaxes(-1, -2), block_bytes + scale_bytes
 
 
@@ -143,10 +140,17 @@ class Nvfp4(_ReadAsFloat32):
         narrow, scale_bytes = self.scales.read_box([*rows, (first, last)])
         of_all, scales = self.of_all.read().reshape(()), _FP8_VALUES[narrow.view(np.uint8)]
         scales = scales / of_all if self.divides else scales * of_all
-        found = _FP4_PAIRS[values].reshape(*scales.shape, _NVFP4_GROUP) * scales[..., None]
-        part = slice(start - first * _NVFP4_GROUP, stop - first * _NVFP4_GROUP)
-        found = found.reshape(*scales.shape[:-1], -1)[..., part]
-        return found, value_bytes + scale_bytes + of_all.nbytes
+        part = _of_groups(values, scales, _NVFP4_GROUP, (start, stop))
+        return part, value_bytes + scale_bytes + of_all.nbytes
+
+
+def _of_groups(
+    codes: np.ndarray, scales: np.ndarray, size: int, span: tuple[int, int]
+) -> np.ndarray:
+    """Returns a span of the last dimension of values in 4 bits, times the scales of groups."""
+    found = _FP4_PAIRS[codes].reshape(*scales.shape, size) * scales[..., None]
+    first = span[0] // size * size
+    return found.reshape(*scales.shape[:-1], -1)[..., span[0] - first : span[1] - first]
 
 
 def unpack(
