@@ -143,8 +143,9 @@ CASES = (
         _IMPORT,
         given=(published_model("model", quantization_config={"quant_method": "gptq"}),),
         error="model/config.json: the tensors are packed by quant_method='gptq' of the "
-        "quantization_config; 'fp8' or 'mxfp4' was expected. Load them with transformers, with "
-        "dequantize=True in the quantization_config, and save_pretrained",
+        "quantization_config; 'fp8', 'mxfp4', 'modelopt' (NVFP4) or 'compressed-tensors' "
+        "(nvfp4-pack-quantized) was expected. Load them with transformers, with dequantize=True in "
+        "the quantization_config, and save_pretrained",
     ),
     Case(
         "a published model of pickles",

@@ -16,7 +16,7 @@ from lingvo_gshard.core import objects
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective, FusedAttention
 from lingvo_gshard.wings.planning.machines import interconnect, topologies
-from lingvo_gshard.wings.planning.machines.chips import FP8, Chip, rate_of
+from lingvo_gshard.wings.planning.machines.chips import FP4, FP8, Chip, rate_of
 
 _MEGABLOCKS = (
     "Gale et al., MegaBlocks, 2022, https://arxiv.org/abs/2211.15841, figure 9: products of "
@@ -142,9 +142,12 @@ def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficien
       dtype: type of the operands, by its name in HLO or NumPy.
     """
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
-    if rate_of(dtype) == FP8 and chip.fp8_efficiency is not None:
-        # A product that takes as long in bfloat16 has half as many FLOPs.
-        share = _interpolate(sizes, flops / 2) / max(chip.product_efficiency.values())
+    rate = rate_of(dtype)
+    if rate in (FP8, FP4) and chip.fp8_efficiency is not None:
+        # A product that takes as long in bfloat16 has half or a quarter as many FLOPs. Nothing is
+        # published for FP4.
+        flops /= 2 if rate == FP8 else 4
+        share = _interpolate(sizes, flops) / max(chip.product_efficiency.values())
         return Efficiency(share * chip.fp8_efficiency, chip.sources["fp8_efficiency"])
     return Efficiency(_interpolate(sizes, flops), chip.sources["product_efficiency"])
 
