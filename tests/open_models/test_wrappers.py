@@ -196,6 +196,8 @@ def test_logits_are_those_of_the_whole_model(wrapper, tmp_path):
     small |= {"intermediate_size": 16, "image_size": 28, "patch_size": 14}
     vision = {
         "gemma3": small,
+        "gemma4": None,
+        "gemma4_unified": None,
         "mistral3": small | {"model_type": "pixtral", "head_dim": 8},
         "qwen3_vl": {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16}
         | {"out_hidden_size": 48, "deepstack_visual_indexes": [0], "patch_size": 14},
