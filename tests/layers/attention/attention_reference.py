@@ -27,15 +27,11 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
     group = heads // weights["w_key"].shape[1]
     y = np.zeros(x.shape)
     for b, row in enumerate(x.astype(np.float64)):
-        of_value = "value" if p.has_value_weight else "key"
-        query, key, value = (
-            np.einsum("lm,mnd->lnd", row, weights[f"w_{name}"])
-            for name in ("query", "key", of_value)
-        )
+        names = ("query", "key", "value" if p.has_value_weight else "key")
+        query, key, value = (np.einsum("lm,mnd->lnd", row, weights[f"w_{name}"]) for name in names)
         if p.use_bias:
             query, key, value = (
-                x + weights[f"b_{name}"]
-                for name, x in (("query", query), ("key", key), (of_value, value))
+                x + weights[f"b_{name}"] for name, x in zip(names, (query, key, value), strict=True)
             )
         if p.normalizes_values:
             value = _rms_norm(value, np.ones(value.shape[-1]), RMSNorm.params())
