@@ -59,6 +59,8 @@ def make_model(case):
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith(("e_score_correction_bias", "final_logits_bias")):
                 buffer.normal_(0, 0.1)
+            if buffer_name.endswith("layer_scalar"):
+                buffer.normal_(1, 0.1)
     return model.eval()
 
 
@@ -96,7 +98,7 @@ def is_zero_centered(name, case):
     kind = case["model_type"]
     if kind.startswith(("qwen3_next", "qwen3_5")):
         return "linear_attn" not in name
-    return kind.startswith(("gemma", "vaultgemma"))
+    return kind.startswith(("gemma", "vaultgemma")) and kind != "gemma4_text"
 
 
 def _auto(case):

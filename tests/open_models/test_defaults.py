@@ -24,6 +24,7 @@ DERIVED = ("per_layer_config", "rope_parameters")
 NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 8},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
 # transformers has these only as the families that they equal.
 TYPES = [name for name in FAMILIES if name not in ("kimi_k2", "mimo")]

@@ -12,7 +12,7 @@ OPEN, CLOSE = "⟦", "⟧"
 # Tokens of templates. All others are bytes.
 MARKERS = re.compile(
     r"<\|[^|<>]+\|>|<｜[^｜<>]+｜>|\[\|[a-z]+\|\]|</?[A-Za-z_用户]+(?:_?\d+)?>|<seed:\w+>"
-    r"|\[/?[A-Zg][A-Z_a-z]+\]|\]~b\]|\[e~\["
+    r"|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Zg][A-Z_a-z]+\]|\]~b\]|\[e~\["
 )
 
 
@@ -257,6 +257,25 @@ FORMS = {
         begin="<bos>",
         first="<start_of_turn>user\n{s}\n\n{c}<end_of_turn>\n",
         ends=("<eos>", "<end_of_turn>"),
+    ),
+    "gemma 4": _turns(
+        "<|turn>user\n",
+        "<|turn>model\n",
+        "<turn|>",
+        "\n",
+        begin="<bos>",
+        system_header="<|turn>system\n",
+        ends=("<eos>", "<turn|>"),
+    ),
+    "gemma 4 without thoughts": _turns(
+        "<|turn>user\n",
+        "<|turn>model\n",
+        "<turn|>",
+        "\n",
+        begin="<bos>",
+        system_header="<|turn>system\n",
+        prompt="<|turn>model\n<|channel>thought\n<channel|>",
+        ends=("<eos>", "<turn|>"),
     ),
     "deepseek 2": _lines("User: {c}\n\n", "Assistant: ", _EOS, begin="<｜begin▁of▁sentence｜>"),
     "deepseek 3": Form(
