@@ -143,6 +143,7 @@ ELSEWHERE = {
     r"python -m studies paper( --[\w=./,-]+)*": "tests/studies/paper/test_command.py",
     r"python -m studies experts .*": "tests/studies/test_experts.py",
     r"python -m studies recipes .*": "tests/studies/test_recipes.py",
+    r"python -m studies widths .*": "tests/studies/test_widths.py",
     # These need a TPU. The files test the parts that do not.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",

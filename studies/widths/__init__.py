@@ -1,0 +1,1 @@
+"""How learning rates move with the width of a model."""
