@@ -117,8 +117,8 @@ class Pipeline(Execution):
         super().__init__(params, path)
         p = self.p
         self.repetition = _Later(path, len(p.body), p.times, len(p.first) // len(p.body))
-        first = Sequential.params().set(rematerialize=p.rematerialize, body=p.first, times=1)
         if p.first:
+            first = Sequential.params().set(rematerialize=p.rematerialize, body=p.first, times=1)
             self.create_child("first", first)
         self.schedule = Schedule(p.stages, p.micro_batches or p.stages, p.circulations)
         iterations = np.arange(p.times).reshape(p.circulations, p.stages, -1)
@@ -154,12 +154,14 @@ class Pipeline(Execution):
         return first + [pair for i in iterations for pair in self._body_of_iteration(theta, i)]
 
     def layer_counts(self) -> list[tuple[Layer, int]]:
-        first = self.first.layer_counts() if self.p.first else []
-        return first + super().layer_counts()
+        return [(layer, 1) for layer in self._first_layers] + super().layer_counts()
 
     def layers_in_order(self) -> list[Layer]:
-        first = self.first.layers_in_order() if self.p.first else []
-        return first + super().layers_in_order()
+        return self._first_layers + super().layers_in_order()
+
+    @property
+    def _first_layers(self) -> list[Layer]:
+        return list(self.first.body) if self.p.first else []
 
     @layer_method
     def _body_of_iteration(self, theta: NestedMap, i: int) -> list[tuple[Layer, NestedMap]]:
