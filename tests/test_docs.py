@@ -65,7 +65,13 @@ TINY = {
         "--gin_param=task.decoder.num_heads = 2",
     ],
     "gshard-train --experiment=starved.experiment": [*_SMALL_MODEL, *_LITTLE_TEXT],
-    "gshard-train --experiment=language_model.quickstart": _SMALL_LANGUAGE_MODEL,
+    "gshard-train --experiment=language_model.quickstart(?! --logdir=runs/wide)": (
+        _SMALL_LANGUAGE_MODEL
+    ),
+    # Its widths are what the command is about.
+    "gshard-train --experiment=language_model.quickstart --logdir=runs/wide": (
+        _SMALL_LANGUAGE_MODEL[1:]
+    ),
     "gshard-train --experiment=language_model.from_files": _SMALL_LANGUAGE_MODEL,
     r"gshard-train --experiment=(?:broken_inputs\.\w+|unsteady\.experiment)": [
         *_SMALL_MODEL,
