@@ -1,1 +1,1 @@
-"""How learning rates move with the width of a model."""
+"""Compares learning rates over the widths of a model."""

@@ -211,7 +211,7 @@ def test_a_mesh_trains_a_scaled_model_as_one_device():
     ("base", "values", "message"),
     [
         (BASE, {}, r"task.logit_scale is 1; 0.5 expected with task.width_scaling.base_widths"),
-        (BASE | {"m": 3}, UNTIED, r"base_widths: 'm' is no width of the model. Did you mean 'M'"),
+        (BASE | {"m": 3}, UNTIED, r"base_widths: 'm' is no width of the model. Valid: D, H"),
         (BASE | {"V": 3}, UNTIED, r"base_widths: 'V' is no width of the model"),
         ({"M": 8}, UNTIED, r"base_widths lacks 'D', over which products with decoder.*; give its"),
         (

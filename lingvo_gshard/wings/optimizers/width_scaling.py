@@ -1,7 +1,7 @@
 """Width scaling (muP): the learning rate of a narrow model is right for a wide one.
 
-Source: Yang et al. 2022, Tensor Programs V, arXiv 2203.03466. A weight is judged by which of its
-sides are wider than in a base model. With i and o, the factors by which inputs and outputs grew:
+Source: Yang et al. 2022, Tensor Programs V, arXiv 2203.03466. The rule of a weight depends on the
+sides that are wider than in a base model. The inputs are i times as wide, and the outputs o times:
 
     weight                                      initial deviation    learning rate
     hidden matrix: both sides grew              1 / sqrt(i)          1 / i
@@ -15,8 +15,8 @@ The first four rows are table 3 of the paper for Adam: variances 1 / fan_in and 
 may move to its deviation and its rate. A router is an output matrix, since experts do not grow.
 
 The rules change how a model starts and learns, not what it computes. Two multipliers of the paper
-are therefore Params of the model, and are checked: that of a softmax tied to the embeddings (table
-8), and 1 / D in place of 1 / sqrt(D) in attention (definition 4.1).
+are therefore Params of the model, and are checked: the scale of logits if the softmax is tied to
+the embeddings (table 8), and 1 / D in place of 1 / sqrt(D) in attention (definition 4.1).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAME = "width_scaling"
 _PARAM = f"task.{_NAME}.base_widths"
 # Dimensions that stay finite: the vocabulary, the longest text, experts.
 _FINITE = "VLE"
-# Gains of the fan-in initializers of the package's layers.
+# The layers of the package call initializers.fan_in with these gains.
 _GAINS = (0.5, 1.0, 2.0)
 
 
@@ -108,7 +108,7 @@ class WidthScaling(TaskFeature):
                 for letter, size in _sizes(spec).items():
                     sizes[letter].add(size)
                 summed = set(_sides(spec)[0]) - {*_FINITE, *self.p.base_widths}
-                missing.update(dict.fromkeys(summed, spec.path))
+                missing |= {letter: spec.path for letter in summed}
         found = {}
         for letter, base in self.p.base_widths.items():
             known = [each for each in sizes if each not in _FINITE]
@@ -132,12 +132,16 @@ class WidthScaling(TaskFeature):
 
 @dataclasses.dataclass(frozen=True)
 class _Widths:
-    """How many times wider each letter of a size is than in the base model."""
+    """Compares the sizes of a model with the base model.
+
+    Attributes:
+      growth: (letter, size) -> how many times wider it is than in the base model.
+    """
 
     growth: dict[tuple[str, int], float]
 
     def of_letters(self, spec: VariableSpec, chosen: str) -> float:
-        """Returns the factor by which a side of a weight grew."""
+        """Returns how many times wider a side of a weight is than in the base model."""
         sizes = _sizes(spec)
         return math.prod(self.growth.get((letter, sizes[letter]), 1.0) for letter in chosen)
 

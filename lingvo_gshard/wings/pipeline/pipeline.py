@@ -126,7 +126,7 @@ class Pipeline(Execution):
         self._iterations_PR = iterations.swapaxes(0, 1).reshape(p.stages, -1)
 
     def variable_specs(self) -> NestedMap:
-        """Returns the VariableSpecs; those of the body have leading dimensions P and R."""
+        """Returns the VariableSpecs. Weights of the body have leading dimensions P and R."""
         specs = self._body_specs().transform(self._stacked)
         if self.p.first:
             specs.first = self.first.variable_specs()
