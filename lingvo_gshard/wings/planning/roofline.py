@@ -216,7 +216,7 @@ def _collective_efficiency(
     """Returns the measured efficiency of a collective on the links that its groups span."""
     chip = topology.chip
     if collective.slices > 1:
-        return efficiencies.ACROSS_SLICES
+        return efficiencies.UNPUBLISHED
     hosts = interconnect.spanned_hosts(collective, topology, mesh)
     if chip.network_bandwidth and hosts > 1:
         size = seconds_bound * chip.network_bandwidth
