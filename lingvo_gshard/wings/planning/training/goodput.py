@@ -65,7 +65,6 @@ def simulate(
     Args:
       work: time of the training without failures and checkpoints.
       interval: work between two checkpoints.
-      seed: of the random numbers.
       counted: number of failures that the rate was estimated from. If given, each run has a rate of
         its own, from the gamma distribution that so many counts leave.
     """
@@ -73,44 +72,29 @@ def simulate(
     mean = np.full(runs, costs.between_failures)
     if counted:
         mean /= generator.gamma(counted, 1 / counted, runs)
-    seconds, failures, restarting = (np.zeros(runs) for _ in range(3))
-    kept = np.zeros(runs)
-    left = np.arange(runs)
+    totals, kept, left = np.zeros((3, runs)), np.zeros(runs), np.arange(runs)
     for width in _widths(costs, work, interval, runs):
         until = generator.exponential(1.0, (len(left), width)) * mean[left, None]
-        ended = _continue(costs, work, interval, until, kept[left])
-        kept[left] = ended.kept
-        seconds[left] += ended.seconds
-        failures[left] += ended.failures
-        restarting[left] += ended.restarting
-        left = left[~ended.is_done]
+        added, kept[left], is_done = _continue(costs, work, interval, until, kept[left])
+        totals[:, left] += added
+        left = left[~is_done]
         if not len(left):
             break
     saving = np.full(runs, np.ceil(work / interval) * costs.stall)
+    seconds, failures, restarting = totals
     return SimulatedRuns(seconds, failures, restarting, saving, work)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Attempts:
-    """The share of a block of attempts in each run: arrays of [S], as in `SimulatedRuns`.
-
-    Attributes:
-      kept: intervals of work that are kept, including the intervals of earlier blocks.
-    """
-
-    seconds: np.ndarray
-    failures: np.ndarray
-    restarting: np.ndarray
-    kept: np.ndarray
-    is_done: np.ndarray
 
 
 def _continue(
     costs: Interruptions, work: float, interval: float, until: np.ndarray, kept: np.ndarray
-) -> _Attempts:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Continues runs by a block of A attempts, which fail after `until` [S, A] seconds each.
 
     Earlier blocks have kept `kept` [S] intervals of work.
+
+    Returns:
+      [3, S], what the block adds to seconds, failures and restarting of `SimulatedRuns`; [S], the
+      intervals that are kept now; [S], whether the training is complete.
     """
     period = interval + costs.stall
     # An attempt keeps the intervals whose checkpoints were complete when it failed.
@@ -126,13 +110,9 @@ def _continue(
     at = np.arange(len(last)), last.clip(max=width - 1)
     end = np.where(is_done, needed[at], 0.0)
     starting = np.minimum(until, costs.restart)
-    return _Attempts(
-        seconds=(until * failed).sum(axis=1) + end,
-        failures=failed.sum(axis=1),
-        restarting=(starting * failed).sum(axis=1) + np.where(is_done, costs.restart, 0.0),
-        kept=before[:, -1] + new[:, -1],
-        is_done=is_done,
-    )
+    restarting = (starting * failed).sum(axis=1) + np.where(is_done, costs.restart, 0.0)
+    added = np.stack([(until * failed).sum(axis=1) + end, failed.sum(axis=1), restarting])
+    return added, before[:, -1] + new[:, -1], is_done
 
 
 def _widths(costs: Interruptions, work: float, interval: float, runs: int) -> Iterator[int]:
@@ -154,9 +134,6 @@ _MOST_FAILURES = 1e9
 
 def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     """Returns what a training takes that repeats a plan's step, with failures and checkpoints.
-
-    Args:
-      options: tokens, and what the plan does not know.
 
     Raises:
       UserError: an option is not a number in its range, or so many chips fail so often that the
@@ -188,7 +165,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
         young_interval=formulas.young_interval(costs),
         daly_interval=formulas.daly_interval(costs),
         goodput=dataclasses.replace(
-            _range(runs.goodput), mean=runs.work * len(runs.seconds) / float(runs.seconds.sum())
+            _range(runs.goodput), mean=runs.work * len(runs.seconds) / total
         ),
         formula_goodput=expected,
         days=_range(runs.seconds * days),
@@ -236,11 +213,9 @@ def _sensitivities(job: Job) -> list[Alternative]:
         ("compile after it", "compile", "compile_seconds"),
         ("time of a step", "step", ""),
     ):
-        rows = [
-            _alternative(f"{text} the {name}", _scaled(job, field, factor), flag)
-            for text, factor in (("half", 0.5), ("twice", 2.0))
-        ]
-        groups.append(rows)
+        half = _alternative(f"half the {name}", _scaled(job, field, 0.5), flag)
+        twice = _alternative(f"twice the {name}", _scaled(job, field, 2.0), flag)
+        groups.append((half, twice))
     groups.sort(key=lambda rows: -abs(rows[0].goodput - rows[1].goodput))
     # A slower step costs time and not goodput, so that it comes last.
     return [row for rows in groups for row in rows]
