@@ -48,16 +48,16 @@ def mesh_shapes(
     their use, and the devices of the last axis are neighbors, so it is best the smallest.
 
     Args:
-      devices: number of devices, the product of every shape.
       torus: shape of the interconnect. Axes then align with its dimensions.
     """
-    shapes: list[tuple[int, ...]] = []
-    for axes in range(1, most_axes + 1):
-        for sizes in factorizations(devices, axes):
-            is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
-            if devices > 1 and is_ordered and _follows(sizes, torus):
-                shapes.append(sizes)
-    return shapes
+    return [
+        sizes
+        for axes in range(1, most_axes + 1)
+        for sizes in factorizations(devices, axes)
+        if devices > 1
+        and (axes < 3 or list(sizes) == sorted(sizes, reverse=True))
+        and _follows(sizes, torus)
+    ]
 
 
 def unnamed_mesh(sizes: tuple[int, ...]) -> Mesh:
@@ -313,13 +313,8 @@ class _MeshSearch:
 
     def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
         """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
-        roles_of_axes = list(
-            zip(
-                *[of_group[i].roles for of_group, i in zip(self._options, chosen, strict=True)],
-                strict=True,
-            )
-        )
-        return any(a == b for a, b in itertools.pairwise(roles_of_axes))
+        roles = [of_group[i].roles for of_group, i in zip(self._options, chosen, strict=True)]
+        return any(a == b for a, b in itertools.pairwise(zip(*roles, strict=True)))
 
     def _pairs(self, model: CostModel) -> PairCosts:
         """Returns the time to reshard the batch between groups."""
@@ -348,11 +343,8 @@ class _MeshSearch:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
         cost = model.cost(self._layer_groups, tables)
-        chosen_candidate = candidate(
-            self._layer_groups, options, self._mesh, model.saving, self._step
-        )
-        chosen_candidate = msgspec.structs.replace(chosen_candidate, exchange=cost.exchange)
-        return RatedCandidate(chosen_candidate, cost)
+        found = candidate(self._layer_groups, options, self._mesh, model.saving, self._step)
+        return RatedCandidate(msgspec.structs.replace(found, exchange=cost.exchange), cost)
 
 
 def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
@@ -362,15 +354,13 @@ def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
     """Returns a strategy that shards the batch over these axes and nothing else."""
-    role = AxisRole(letters.ROWS)
-    return ShardingOption(tuple(role if a in axes else AxisRole() for a in mesh.names)).strategy(
-        mesh
-    )
+    roles = (AxisRole(letters.ROWS if axis in axes else "") for axis in mesh.names)
+    return ShardingOption(tuple(roles)).strategy(mesh)
 
 
 def simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
     """Returns the candidates by seconds, the simplest of about equally fast ones first."""
-    pending = sorted(rows, key=lambda row: row.seconds)
+    pending = sorted(rows, key=_seconds)
     ordered: list[RatedCandidate] = []
     while pending:
         limit = pending[0].seconds * _CLOSE
@@ -410,11 +400,11 @@ def _compile(
         open_rows = [
             i for i, row in enumerate(rows) if not any(_is_alike(row, t) for t in compiled_rows)
         ]
-        fitting = [i for i in open_rows if rows[i].cost.peak * excess <= capacity]
         if not open_rows:
             break
         smallest = min(open_rows, key=lambda i: rows[i].cost.peak)
-        number = fitting[0] if fitting else smallest
+        fitting = (i for i in open_rows if rows[i].cost.peak * excess <= capacity)
+        number = next(fitting, smallest)
         row = rows[number]
         progress.say(f"compiling `mesh={row.candidate.mesh}` `strategy={row.candidate.strategy}`")
         row = rows[number] = _compiled(row, compile_candidate)
@@ -441,7 +431,7 @@ def _compile_best_named(
     fitting = [row for row in named if _fits(row, capacity)]
     if not fitting:
         return list(named)
-    best = min(fitting, key=lambda row: row.seconds)
+    best = min(fitting, key=_seconds)
     progress.say(f"compiling the best named strategy, {best.name}")
     compiled = _compiled(best, compile_candidate)
     return [compiled if row is best else row for row in named]
@@ -463,7 +453,7 @@ def _with_variants(
     fitting = [row for row in rows if row.compiled and row.compiled.fits]
     if not fitting:
         return None, []
-    best, found = min(fitting, key=lambda row: row.seconds), []
+    best, found = min(fitting, key=_seconds), []
     for variant in variants:
         progress.say(f"compiling the best candidate with {variant}")
         changed = dataclasses.replace(
