@@ -352,7 +352,6 @@ def plan_file(
 
     Args:
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-      facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
@@ -377,7 +376,6 @@ def plan_function(
     Args:
       function: a jax function, jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
-      facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
