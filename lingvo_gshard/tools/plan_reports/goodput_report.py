@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from lingvo_gshard.tools.console import Console, make_table, units
 from lingvo_gshard.wings.planning.training import goodput_record
 
-_PARTS = ("machine", "experts", "size")
-
 
 def print_budget(plan: goodput_record.BudgetPlan, console: Console) -> None:
     """Prints what to train for a budget."""
@@ -37,18 +35,18 @@ def print_budget(plan: goodput_record.BudgetPlan, console: Console) -> None:
 
 
 def _print_choices(console: Console, title: str, rows: Sequence[goodput_record.Choice]) -> None:
-    table = make_table(title, "experts", right=("active", "total", "tokens", "days", "loss"))
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.topology,
             row.experts,
-            _short(row.active),
-            _short(row.total),
-            _short(row.tokens),
+            *map(_short, (row.active, row.total, row.tokens)),
             units.digits(row.days),
             f"{row.loss:.3f}",
         )
-    console.print_table(table)
+        for row in rows
+    ]
+    right = ("active", "total", "tokens", "days", "loss")
+    console.print_rows((title, "experts"), right, cells)
 
 
 def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensitivity]) -> None:
@@ -64,7 +62,7 @@ def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensiti
             ", ".join(row.decides),
         )
     console.print_table(table)
-    for part in _PARTS:
+    for part in ("machine", "experts", "size"):
         deciding = [row.change for row in rows if part in row.decides]
         what = "; ".join(deciding) if deciding else "none of these assumptions"
         console.say(f"What decides the {part}: {what}.")
@@ -78,8 +76,7 @@ def _short(value: float) -> str:
     return units.digits(value)
 
 
-_DAY = 24 * 3600
-_LONG = ((_DAY, "days"), (3600, "h"), (60, "min"))
+_LONG = ((24 * 3600, "days"), (3600, "h"), (60, "min"))
 
 
 def print_goodput(goodput: goodput_record.Goodput, console: Console) -> None:
@@ -188,9 +185,7 @@ def _value(row: goodput_record.Assumption) -> str:
 
 
 def _price(price: goodput_record.Range | None, currency: str | None) -> str:
-    if price is None:
-        return "no price is published"
-    return f"{units.in_large(price.mean)} {currency}"
+    return f"{units.in_large(price.mean)} {currency}" if price else "no price is published"
 
 
 def _small_share(value: float) -> str:
