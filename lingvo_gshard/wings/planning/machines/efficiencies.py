@@ -138,11 +138,7 @@ _MEMORY = {
 
 
 def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficiency:
-    """Returns the share of the peak rate that a matrix product reaches.
-
-    Args:
-      dtype: type of the operands, by its name in HLO or NumPy.
-    """
+    """Returns the share of the peak rate that a matrix product of a type reaches."""
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
     if rate_of(dtype) == FP8 and chip.fp8_efficiency is not None:
         # A product that takes as long in bfloat16 has half as many FLOPs.
@@ -215,7 +211,6 @@ def of_updates(one: Efficiency, updates: int, whole: Efficiency) -> Efficiency:
 
     Args:
       one: the efficiency with one update for each device.
-      updates: updates for each device.
       whole: the efficiency of an all-to-all, which no exchange exceeds.
     """
     share = min(math.log(max(updates, 1)) / math.log(_UPDATES), 1.0)

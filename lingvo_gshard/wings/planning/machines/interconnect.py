@@ -263,19 +263,14 @@ def _within_slices(
     if pattern == "collective-permute":
         bounds.append(_next(network, members))
     else:
-        used = _extent(network, members) if along_groups else np.ones(network.links.shape[1], bool)
-        links = network.links[:, used].sum(1)
-        bounds.append(_through_links(pattern, network, links, members))
+        links = network.links
+        if along_groups and network.shape:
+            # Those of the torus's dimensions that the groups extend along.
+            at = network.coordinates[network.node_of[members]]
+            links = links[:, (at != at[:, :1]).any(axis=(0, 1))]
+        bounds.append(_through_links(pattern, network, links.sum(1), members))
         bounds += [_through_cut(pattern, network, members, i) for i in range(len(network.shape))]
     return max(bounds)
-
-
-def _extent(network: Network, members: np.ndarray) -> np.ndarray:
-    """For each dimension of the torus, whether groups extend along it; True for hosts of GPUs."""
-    if not network.shape:
-        return np.ones(1, bool)
-    at = network.coordinates[network.node_of[members]]
-    return (at != at[:, :1]).any(axis=(0, 1))
 
 
 def _crossing(pattern: str, inside: np.ndarray, size: int) -> np.ndarray:
