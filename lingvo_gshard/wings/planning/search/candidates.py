@@ -320,13 +320,13 @@ class ShardingOption:
 def sharding_options(mesh: Mesh, letters: Iterable[str]) -> list[ShardingOption]:
     """Returns the distinct options of layers whose tensors have these letters."""
     known = set(letters) | {"B"}
-    roles: dict[AxisRole, None] = {}
-    for role in AXIS_ROLES:
-        fields = {
-            field.name: "".join(x for x in getattr(role, field.name) if x in known)
-            for field in dataclasses.fields(role)
-        }
-        roles.setdefault(AxisRole(**fields))
+
+    def of_layers(letters: str) -> str:
+        return "".join(letter for letter in letters if letter in known)
+
+    roles = dict.fromkeys(
+        AxisRole(*map(of_layers, dataclasses.astuple(role))) for role in AXIS_ROLES
+    )
     per_axis = [list(roles) if size > 1 else [AxisRole()] for _, size in mesh.axes]
     return [ShardingOption(chosen) for chosen in itertools.product(*per_axis)]
 

@@ -120,10 +120,10 @@ def _units(group: LayerGroup) -> list[tuple[tuple[Einsum, ...], int]]:
 
 
 def _flows(group: LayerGroup) -> list[tuple[Flow, int]]:
-    plain = [
+    plain = (
         dataclasses.replace(f, source_path="", target_path="", unit=_alike(f.unit))
         for f in group.flows
-    ]
+    )
     return list(collections.Counter(plain).items())
 
 

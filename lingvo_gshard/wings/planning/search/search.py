@@ -119,7 +119,6 @@ def search(
         more memory than the model estimated, the next ones are chosen smaller.
       savings: what to try: rematerialization policies and places of the moments.
       torus: shape of the interconnect in devices; empty if it is no torus.
-      most_axes: maximum number of mesh axes.
       others: the same step with other numbers of micro-batches or another precision.
       variants: changes that the cost model cannot rate. The best candidate is compiled with each.
       seconds_bound: no step takes less. A candidate that does by the cost model is left out.
@@ -179,8 +178,7 @@ def _not_faster(
     """Returns the best candidate and slower ones. Faster ones are as good, and less simple."""
     if best is None:
         return [row for row in rows if not row.problem]
-    others = (row for row in rows if not row.problem and row.seconds > best.seconds)
-    return [best, *(row for row in others if _fits(row, capacity))]
+    return [best, *(row for row in rows if row.seconds > best.seconds and _fits(row, capacity))]
 
 
 def _rate(
@@ -239,8 +237,8 @@ class _MeshSearch:
             if saving != saving.on_device and self._fits_at_once(saving.on_device):
                 continue
             model = self._model.under(saving)
-            for chosen in self._chosen(self._costs(model), self._pairs(model)):
-                candidates.append(self._row(chosen, model))
+            chosen = self._chosen(self._costs(model), self._pairs(model))
+            candidates += [self._row(each, model) for each in chosen]
         return candidates
 
     def _keep_useful(self, savings: Sequence[Saving]) -> None:

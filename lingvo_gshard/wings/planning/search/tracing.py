@@ -102,7 +102,6 @@ def trace(
     """Returns a trainer's loss of one micro-batch, traced without a mesh.
 
     Args:
-      batch: shape and dtype of each array of a batch.
       micro_batches: number of micro-batches, which divides the rows of the batch.
       precision: the trainer's, if it is a choice of the search.
       platform: one of `platforms.PLATFORMS`, whose kernels attend; "" for einsums.
