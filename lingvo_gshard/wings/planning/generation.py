@@ -25,7 +25,6 @@ from lingvo_gshard.core import (
     TokenShape,
     UserError,
     option,
-    scope_name,
 )
 from lingvo_gshard.runtime import Program, bytes_of, platform_of
 from lingvo_gshard.sharding import Partitioning
@@ -52,7 +51,7 @@ from lingvo_gshard.wings.planning.plan.plan import (
     Record,
     TemporaryRow,
 )
-from lingvo_gshard.wings.planning.planned_program import PlannedProgram
+from lingvo_gshard.wings.planning.planned_program import PlannedProgram, layer_scopes
 from lingvo_gshard.wings.planning.roofline import Budget
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -97,6 +96,8 @@ class Depths:
         """Returns the plan of all layers, extrapolated from the plans of the two depths."""
         found = _extrapolated(first, second, self.steps)
         memory = found.bytes_per_device
+        # The MFU of one useful operation per second.
+        per_flop = (second.mfu or 0.0) * second.seconds_per_step / max(second.flops.useful, 1)
         return msgspec.structs.replace(
             found,
             fits=memory.peak <= memory.capacity,
@@ -105,18 +106,13 @@ class Depths:
             steps_per_second=1 / found.seconds_per_step,
             steps_per_second_bound=1 / found.seconds_per_step_bound,
             tokens_per_second=(found.tokens_per_step or 0) / found.seconds_per_step,
-            mfu=_utilization(second) * found.flops.useful / found.seconds_per_step,
+            mfu=per_flop * found.flops.useful / found.seconds_per_step,
             notes=[
                 f"extrapolated to {self.layers} layers from programs of {self.shallow} and of "
                 f"{self.deeper} layers",
                 *second.notes,
             ],
         )
-
-
-def _utilization(plan: Plan) -> float:
-    """Returns the MFU of one useful operation per second."""
-    return (plan.mfu or 0.0) * plan.seconds_per_step / max(plan.flops.useful, 1)
 
 
 def _extrapolated(first: _Record, second: _Record, steps: float) -> _Record:
@@ -387,7 +383,6 @@ class _Programs:
 
     def _plan(self, program: Program, tokens: int, useful: int) -> Plan:
         """Returns the plan of a program of `tokens` tokens that needs `useful` operations."""
-        scopes = {scope_name(path) for path in self._task.layer_paths()}
         weights = [array for array in program.inputs if array.path.startswith(_WEIGHTS)]
         planned = PlannedProgram(
             program=program,
@@ -396,7 +391,7 @@ class _Programs:
                 memory.WEIGHTS if array.path.startswith(_WEIGHTS) else memory.INPUTS
                 for array in program.inputs
             ),
-            layers=frozenset(scopes - {""}),
+            layers=layer_scopes(self._task),
             tensors=(),
             parameters=ParameterCounts(
                 total=sum(math.prod(array.shape) for array in weights),

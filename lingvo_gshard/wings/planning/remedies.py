@@ -80,7 +80,6 @@ def plan_to_fit(
 
     Args:
       experiment: Params of the experiment; they are not modified.
-      options: how the step is split and compiled.
       limit: maximum number of changes to try. Each takes one compilation.
       progress: is told each change before it is tried, and each stage of a plan.
 

@@ -44,7 +44,6 @@ def key_of(
       topology: the topology to compile for. The key has the topology's name, which determines
         shape and chips.
       generates_code: whether code is generated in any case.
-      options: compiler options, added to the topology's own.
     """
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     content = msgspec.json.encode(
