@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.tools.console import Console, make_table, units
@@ -140,7 +141,6 @@ def duration(seconds: float) -> str:
 
 
 def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
-    table = make_table(f"{goodput.runs:,} simulated runs", right=("mean", "5%", "median", "95%"))
     rows = [
         ("goodput", goodput.goodput, units.in_fine_share),
         ("days", goodput.days, units.digits),
@@ -148,9 +148,9 @@ def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
     ]
     if goodput.price:
         rows.append((f"price, {goodput.currency}", goodput.price, units.in_large))
-    for name, values, text in rows:
-        table.add_row(name, *map(text, (values.mean, values.low, values.median, values.high)))
-    console.print_table(table)
+    cells = [(name, *map(text, dataclasses.astuple(values))) for name, values, text in rows]
+    title, right = f"{goodput.runs:,} simulated runs", ("mean", "5%", "median", "95%")
+    console.print_rows((title,), right, cells)
     console.say(
         f"Of the time, {_small_share(goodput.saving_share)} is waiting for checkpoints, "
         f"{_small_share(goodput.lost_share)} work that failures undo, and "
@@ -162,16 +162,12 @@ def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
 def _print_alternatives(
     console: Console, title: str, rows: Sequence[goodput_record.Alternative]
 ) -> None:
-    table = make_table(title, right=("save every", "goodput", "days", "price"))
-    for row in rows:
-        table.add_row(
-            row.change,
-            duration(row.interval),
-            units.in_fine_share(row.goodput),
-            units.digits(row.days),
-            units.in_large(row.price),
-        )
-    console.print_table(table)
+    cells = [
+        (row.change, duration(row.interval), units.in_fine_share(row.goodput))
+        + (units.digits(row.days), units.in_large(row.price))
+        for row in rows
+    ]
+    console.print_rows((title,), ("save every", "goodput", "days", "price"), cells)
 
 
 def _value(row: goodput_record.Assumption) -> str:

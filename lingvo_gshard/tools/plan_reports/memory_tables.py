@@ -85,12 +85,12 @@ def print_temporaries(console: Console, rows: Sequence[plan.TemporaryRow]) -> No
     """Prints the largest temporaries."""
     if not rows:
         return
-    table = make_table("largest temporaries", "layer", "shape", right=("bytes",))
     rows = sorted(rows, key=lambda row: -row.bytes)
-    for row in rows[:MAX_ROWS]:
-        cells = (row.name, row.layer, array_text(row.dtype, row.shape))
-        table.add_row(*map(escape, cells), units.in_bytes(row.bytes))
-    console.print_table(table)
+    cells = [
+        (*map(escape, (r.name, r.layer, array_text(r.dtype, r.shape))), units.in_bytes(r.bytes))
+        for r in rows[:MAX_ROWS]
+    ]
+    console.print_rows(("largest temporaries", "layer", "shape"), ("bytes",), cells)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes, units.in_bytes)
 
 
