@@ -426,7 +426,6 @@ def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
     unit of bytes or with "%" for a share of the value before.
 
     Args:
-      text: limits, separated by commas.
       where: option that gives the text, for messages.
 
     Raises:

@@ -266,12 +266,7 @@ def _layer_in_state(path: str) -> str:
 def tensor_rows(
     program: Program, classes: Sequence[str], layer_of: Callable[[str], str]
 ) -> tuple[TensorRow, ...]:
-    """Returns a row for each weight and moment. Its dimensions have no letters.
-
-    Args:
-      classes: memory class of each input.
-      layer_of: returns the layer of an array, from its path.
-    """
+    """Returns a row for each weight and moment. Its dimensions have no letters."""
     return tuple(
         _tensor_row(array, kind, layer_of(array.path), program.mesh)
         for array, kind in zip(program.inputs, classes, strict=True)

@@ -118,7 +118,6 @@ def get(text: str, flag: str = "failures") -> FailureRate:
 
     Args:
       text: a key of RATES, or the mean chip-hours between two failures, such as "5e4".
-      flag: the option that has the text, for error messages.
 
     Raises:
       UserError: it is neither a name nor a positive number; names the option and the nearest name.

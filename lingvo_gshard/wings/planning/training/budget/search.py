@@ -46,9 +46,7 @@ class BudgetOptions:
       tokens: largest number of tokens to train on, such as the size of one's corpus; None is
         without limit.
       state_bytes: bytes of training state for each weight.
-      failures: as `failures.get`; None takes the failure rate of similar chips.
-      checkpoint_rate: bytes per second that one host writes and reads.
-      restart: seconds from a failure until training goes on, before the state is restored.
+      failures, checkpoint_rate, restart: as in `job.JobOptions`.
       price_factors: factors of list prices by the chip's key.
     """
 
