@@ -150,18 +150,16 @@ def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int 
     base = plan.seconds_per_step
     has_limits = any(layer.limits for layer in layers)
     enough = _sum_if_known([each.extra_if_sufficient for each in rated]) if has_limits else None
-    given, placed = (
-        base + np.sum([each.extra(getattr(each, name)) for each in rated], 0)
-        for name in ("given", "placed")
-    )
     steps = loads.steps
     return RouterLoads(
         path=loads.path,
         steps=len(steps),
         first_step=steps[0],
         last_step=steps[-1],
-        step_seconds=_quantiles(given),
-        step_seconds_placed=_quantiles(placed),
+        step_seconds=_quantiles(base + np.sum([each.extra(each.given) for each in rated], 0)),
+        step_seconds_placed=_quantiles(
+            base + np.sum([each.extra(each.placed) for each in rated], 0)
+        ),
         step_seconds_dropping_nothing=None if enough is None else _quantiles(base + enough),
         dropped_share=None if dropped is None else _quantiles(dropped / requests),
         layers=[each.record() for each in rated],

@@ -145,9 +145,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     steps = max(1, round(interval / job.step))
     interval = steps * job.step
     expected = formulas.expected_goodput(costs, interval)
-    if expected < _LOWEST_GOODPUT:
-        raise UserError(_no_progress(job, interval, expected))
-    _check_size(job, expected, options)
+    _check(job, interval, expected, options)
     count, seed = options.simulated_runs, options.simulation_seed
     runs = simulate(costs, job.work, interval, count, seed, job.failure_rate.count)
     total = float(runs.seconds.sum())
@@ -239,22 +237,21 @@ def _alternative(change: str, job: Job, flag: str) -> Alternative:
     return Alternative(change, interval, goodput, job.days(seconds), job.price(seconds), flag)
 
 
-def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
-    failures_of_a_run = job.work / goodput / job.costs.between_failures
+def _check(job: Job, interval: float, goodput: float, options: JobOptions) -> None:
+    """Raises UserError if a training makes almost no progress or fails too often to simulate."""
+    costs = job.costs
+    if goodput < _LOWEST_GOODPUT:
+        raise UserError(
+            f"`goodput`: {job.topology.chips:,} chips fail every {costs.between_failures:.3g} s on "
+            f"average, while a restart takes {costs.restart:.3g} s, a checkpoint {costs.write:.3g} "
+            f"s to write and {interval:.3g} s of work lie between two: {goodput:.2%} of the time "
+            "would make progress. Expected at least 1%: fewer chips, a higher `failures` "
+            "(chip-hours), `checkpoint_rate` or a lower `restart`"
+        )
+    failures_of_a_run = job.work / goodput / costs.between_failures
     if failures_of_a_run * options.simulated_runs > _MOST_FAILURES:
         raise UserError(
             f"`simulated_runs={options.simulated_runs}` of `tokens={options.tokens:g}` have "
             f"{failures_of_a_run:.3g} failures each; expected at most {_MOST_FAILURES:g} in all "
             "runs: simulate fewer runs, or train on fewer tokens"
         )
-
-
-def _no_progress(job: Job, interval: float, goodput: float) -> str:
-    costs = job.costs
-    return (
-        f"`goodput`: {job.topology.chips:,} chips fail every {costs.between_failures:.3g} s on "
-        f"average, while a restart takes {costs.restart:.3g} s, a checkpoint {costs.write:.3g} s "
-        f"to write and {interval:.3g} s of work lie between two: {goodput:.2%} of the time would "
-        "make progress. Expected at least 1%: fewer chips, a higher `failures` (chip-hours), "
-        "`checkpoint_rate` or a lower `restart`"
-    )
