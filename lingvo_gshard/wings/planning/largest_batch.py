@@ -177,7 +177,8 @@ def plan_largest_batch(
 ) -> LargestBatch:
     """Returns the largest batch whose programs fit, with its plan.
 
-    Args and errors are those of `plan_generation`. The batch of `generation` does not count.
+    Takes what `plan_generation` takes, and raises its errors. The batch of `generation` does not
+    count.
     """
 
     def plan_of(batch: int) -> GenerationPlan:

@@ -144,8 +144,8 @@ def goodputs(
 ) -> np.ndarray:
     """Returns the expected goodput of trainings that save at Daly's interval.
 
-    The same as `formulas.expected_goodput` at `formulas.daly_interval`, for arrays. The arguments
-    are those of `formulas.Interruptions`.
+    The same as `formulas.expected_goodput` at `formulas.daly_interval`, for arrays.
+    `formulas.Interruptions` explains the arguments.
     """
     ratio = stall / (2 * between_failures)
     root = np.sqrt(2 * stall * between_failures)
