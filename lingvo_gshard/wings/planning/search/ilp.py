@@ -107,11 +107,10 @@ class _Program:
     ) -> None:
         """Adds the cost of resharding between two groups with these boundaries."""
         left, right = self._of_boundary(source, boundary), self._of_boundary(target, other)
-        if not (left and right and seconds > 0):
-            return
-        self._costs.append(seconds * self._scale)
-        row = dict.fromkeys([*left, *right], -1.0)
-        self._rows.append(({**row, len(self._costs) - 1: 1.0}, -1, np.inf))
+        if left and right and seconds > 0:
+            row = dict.fromkeys([*left, *right], -1.0)
+            self._rows.append(({**row, len(self._costs): 1.0}, -1, np.inf))
+            self._costs.append(seconds * self._scale)
 
     def solve(self) -> tuple[int, ...] | None:
         """Returns the optimum; None if the program is infeasible."""

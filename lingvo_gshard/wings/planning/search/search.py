@@ -269,8 +269,7 @@ class _MeshSearch:
     def smallest(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
         """Returns the candidate with the least memory for each saving."""
         candidates = []
-        for saving in savings:
-            model = self._model.under(saving)
+        for model in map(self._model.under, savings):
             sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
             smallest = [of_group.index(min(of_group)) for of_group in sizes]
             candidates.append(self._row(_numbered(self._kept, smallest), model))
