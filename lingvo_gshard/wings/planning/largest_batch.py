@@ -30,10 +30,7 @@ class BatchTrial(Record, frozen=True, kw_only=True):
     """A batch whose programs were compiled.
 
     Attributes:
-      batch: texts that are decoded together.
-      fits: whether all programs fit in the memory of each device.
       peak: bytes of one device, of the program that needs most.
-      capacity: bytes that a program may use.
       tokens_per_second: estimate, of all texts together.
     """
 
@@ -80,9 +77,7 @@ def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch
     search = _Search(plan_of, granule)
     if not search.fits(1):
         return search.result_of_the_smallest()
-    while search.upper is None or search.upper - search.lower > 1:
-        if search.upper is None and search.lower == search.most:
-            break
+    while (search.upper or search.most + 1) - search.lower > 1:
         search.fits(search.guess())
     return search.result(search.lower * granule)
 
@@ -114,7 +109,7 @@ class _Search:
 
     def guess(self) -> int:
         """Returns the number of granules to compile next, inside the bracket."""
-        upper = self.most + 1 if self.upper is None else self.upper
+        upper = self.upper or self.most + 1
         found = self._by_line()
         if len(self._plans) > _GUESSES:
             found = 2 * self.lower if self.upper is None else (self.lower + upper) // 2
@@ -182,13 +177,8 @@ def plan_largest_batch(
 ) -> LargestBatch:
     """Returns the largest batch whose programs fit, with its plan.
 
-    Args:
-      experiment: as for `plan_generation`.
-      options: how the programs are split and compiled.
-      generation: what is generated; its batch does not count.
-
-    Raises:
-      UserError: as `plan_generation` does.
+    Takes what `plan_generation` takes, and raises its errors. The batch of `generation` does not
+    count.
     """
 
     def plan_of(batch: int) -> GenerationPlan:

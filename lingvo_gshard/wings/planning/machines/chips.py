@@ -203,7 +203,6 @@ def add(key: str, figures: Mapping[str, tuple]) -> Chip:
     """Adds a chip, so that topologies of it can be planned, and returns it.
 
     Args:
-      key: the chip's name within a topology's name, such as "v3".
       figures: (figure, source) by name of the field, as in `FIGURES`.
 
     Raises:
