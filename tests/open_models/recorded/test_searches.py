@@ -1,6 +1,6 @@
 # tests: wings/inference/decoding/beam.py, wings/inference/decoding/greedy.py
 # tests: wings/inference/decoding/steps.py, wings/export/decoder.py
-"""Compares decoding with transformers, as `peer_searches` and `peer_decodes` have recorded it."""
+"""Compares decoding with transformers, as `searches` and `decodes` have recorded it."""
 
 import dataclasses
 import json
@@ -16,10 +16,10 @@ from lingvo_gshard.wings.inference.loading import facts_of, make_engine
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Hypothesis, Request
-from tests.open_models import peer_decodes, peer_searches
+from tests.open_models.recorded import decodes, searches
 
-DECODED = json.loads(peer_decodes.FILE.read_text(encoding="utf-8"))["cases"]
-RECORDED = json.loads(peer_searches.FILE.read_text(encoding="utf-8"))["models"]
+DECODED = json.loads(decodes.FILE.read_text(encoding="utf-8"))["cases"]
+RECORDED = json.loads(searches.FILE.read_text(encoding="utf-8"))["models"]
 LENGTH = 32
 
 
@@ -33,7 +33,7 @@ LENGTH = 32
 def recorded(request, tmp_path_factory):
     """Returns the cases of a model, and the model of a run that it was imported to."""
     folder = tmp_path_factory.mktemp("peer")
-    peer_searches.write_model(folder / "model", request.param["seed"])
+    searches.write_model(folder / "model", request.param["seed"])
     gshard.import_model(folder / "model", folder / "run", length=LENGTH)
     return request.param["cases"], gshard.load(folder / "run").model
 
@@ -64,7 +64,7 @@ def tokens_with_end(found: Hypothesis) -> list[int]:
     "ends",
     [
         pytest.param(ends, marks=() if ends == [2, 3] else pytest.mark.slow)
-        for ends in peer_searches.ENDS
+        for ends in searches.ENDS
     ],
     ids=str,
 )
@@ -119,13 +119,13 @@ def test_an_exported_search_is_that_of_transformers(recorded, beam):
 @pytest.mark.parametrize(
     "decoded",
     [
-        pytest.param(each, id=name, marks=() if name in peer_decodes.QUICK else pytest.mark.slow)
+        pytest.param(each, id=name, marks=() if name in decodes.QUICK else pytest.mark.slow)
         for each, name in ((each, each["case"]) for each in DECODED)
     ],
 )
 def test_prompts_of_several_lengths_go_on_as_in_transformers(decoded, tmp_path):
     """All in one batch, past windows and past the tokens that an indexer chooses."""
-    peer_decodes.write_model(tmp_path / "model", decoded["case"])
+    decodes.write_model(tmp_path / "model", decoded["case"])
     gshard.import_model(tmp_path / "model", tmp_path / "run", length=LENGTH)
     model, expected = gshard.load(tmp_path / "run").model, decoded["tokens"]
     # No token ends a text: the end is an id that is not expected.

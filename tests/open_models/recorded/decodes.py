@@ -1,8 +1,8 @@
 """Greedy decoding of transformers for tests: a small model of each kind of attention.
 
-    python -m tests.open_models.peer_decodes PEERS_PYTHON
+    python -m tests.open_models.recorded.decodes PEERS_PYTHON
 
-writes peer_decodes.json. PEERS_PYTHON is a Python that has PyTorch and transformers.
+writes decodes.json. PEERS_PYTHON is a Python that has PyTorch and transformers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the config classes of transformers make of missing keys, for tests.
 
-    python -m tests.open_models.peer_defaults
+    python -m tests.open_models.recorded.defaults
 
-writes peer_defaults.json. It needs the extra `peers`: PyTorch and transformers.
+writes defaults.json. It needs the extra `peers`: PyTorch and transformers.
 """
 
 from __future__ import annotations
