@@ -17,6 +17,7 @@ from lingvo_gshard.core import (
     Progress,
     TokenShape,
     UserError,
+    explained,
     known_sizes,
     layer_method,
     registry,
@@ -73,7 +74,8 @@ def run(values: flags.FlagValues, console: output.Console) -> int:
     cases += stack_cases(stack_params(values), experiment.step, *shape)
     profile = None
     if values.profile:
-        make_directory(values.profile)
+        with explained(f"--profile={values.profile} cannot be written", OSError):
+            pathlib.Path(values.profile).mkdir(parents=True, exist_ok=True)
         profile = functools.partial(profile_case, directory=values.profile, console=console)
     with transient_stages(console, "starting") as progress:
         rows = measure(cases, values.repeats, values.gemm_size, progress, profile)
@@ -180,10 +182,8 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
 
     Batches have the experiment's shapes and are full of synthetic sentences, so no data is read.
     """
-    specs, task = (
-        experiments.batch_specs(experiment),
-        experiments.with_configured_vocabularies(experiment),
-    )
+    specs = experiments.batch_specs(experiment)
+    task = experiments.with_configured_vocabularies(experiment)
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
         trainer = make_trainer(experiment, params)
@@ -275,11 +275,7 @@ def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
 
 
 def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
-    """Returns a function that computes compiled float32 products, and its operations.
-
-    Args:
-      flops: the products have about so many operations together, and are at least one.
-    """
+    """Returns a function of one or more compiled products, about `flops`, and its operations."""
     x = tf.random.stateless_normal((size, size), (1, 2))
     product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
     count = max(1, round(flops / (2 * size**3)))
@@ -317,12 +313,3 @@ def profile_case(
     files = ProfileFiles(pathlib.Path(directory) / name, _STEPS)
     step = ProfiledStep(case.name, case.trainer, runtime, None)
     print_result(write_profile(step, recorder, trace, case.batch, files), console)
-
-
-def make_directory(directory: str) -> None:
-    """Makes the directory of --profile; ValueError names the flag if that is impossible."""
-    try:
-        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"--profile={directory} cannot be written: {reason}") from error

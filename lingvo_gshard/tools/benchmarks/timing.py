@@ -36,13 +36,9 @@ def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> 
 def in_turns(
     clocks: Sequence[Callable[[], float]], repeats: int, progress: Progress, what: str = "measuring"
 ) -> np.ndarray:
-    """Measures what is compared in alternating turns, since a shared machine's speed changes.
+    """Returns seconds [clocks, repeats] of what is compared; each clock runs something once.
 
-    Args:
-      clocks: each runs something and returns its seconds.
-
-    Returns:
-      The seconds, [clocks, repeats].
+    Turns alternate, since a shared machine's speed changes.
     """
     turns = []
     for repeat in range(repeats):

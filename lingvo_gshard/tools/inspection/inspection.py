@@ -57,7 +57,6 @@ def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
     """Returns the different parts of a stored tensor, the first elements first.
 
     Args:
-      shape: shape of the whole tensor.
       split: the mesh axes that split each dimension, which must divide evenly.
     """
     counts = [mesh.parts(axes) for axes in split]
@@ -172,11 +171,7 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
 
 
 def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> list[dict]:
-    """Returns the weights that a pattern matches, each with its parts and their devices.
-
-    Raises:
-      UserError: the pattern matches no weight.
-    """
+    """Returns matching weights with parts and devices. Raises UserError if none matches."""
     specs = trainer.theta_specs
     weight_patterns.check("--placement", [pattern], specs)
     found = []

@@ -110,11 +110,7 @@ SUMMARY, COMPARISON, CALIBRATION = "profile.json", "comparison.json", "calibrati
 
 
 class ProfileFiles:
-    """The folder of one profile.
-
-    Attributes:
-      root: the directory to open in XProf or TensorBoard.
-    """
+    """The folder of one profile. XProf and TensorBoard open `root`."""
 
     def __init__(self, directory: pathlib.Path, steps: StepRange):
         """Names the folder; nothing is written."""

@@ -79,11 +79,7 @@ class HangWatch(StepObserver):
     """Watches the steps of this process in a thread of its own."""
 
     def __init__(self, params: Params, lifeline: RollCall):
-        """Starts watching.
-
-        Args:
-          lifeline: how a hang is reported.
-        """
+        """Starts watching. A hang is reported to `lifeline`."""
         self._p = params
         self._lifeline = lifeline
         self._loop = threading.current_thread()

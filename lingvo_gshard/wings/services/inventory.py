@@ -81,11 +81,7 @@ def problem_of(directory: pathlib.Path, step: int) -> str:
 
 
 def prunable(directory: pathlib.Path, keep: int) -> list[int]:
-    """Returns the steps whose checkpoints are neither among the newest nor the best.
-
-    Args:
-      directory: of the checkpoints.
-    """
+    """Returns the steps whose checkpoints are neither among the newest `keep` nor the best."""
     steps = steps_in(directory)
     policy, best = NewestAndBest(keep), best_of(directory, steps)
     policy.best_step = best.step if best else None
@@ -101,14 +97,9 @@ def delete(directory: pathlib.Path, steps: Sequence[int]) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
-    """Copies a checkpoint between disks and buckets. It appears when it is complete.
+    """Copies a checkpoint from one directory of checkpoints to another, and returns its bytes.
 
-    Args:
-      source: a directory of checkpoints.
-      target: another one.
-
-    Returns:
-      The bytes that were copied.
+    Both may be in a bucket. The copy appears when it is complete.
 
     Raises:
       UserError: the target has a checkpoint of the step.

@@ -60,12 +60,7 @@ class BatchesWithoutSkipped:
     """
 
     def __init__(self, batches: TrainBatches, skipped: SkippedBatches):
-        """Takes over the batches.
-
-        Args:
-          batches: the input's batches, at their beginning.
-          skipped: the batches to leave out.
-        """
+        """Takes over an input's batches, at their beginning, to leave out the skipped ones."""
         self._batches = batches
         self._skipped = skipped
         self._number = 0
@@ -87,11 +82,7 @@ class BatchesWithoutSkipped:
         self._batches.set_state(state)
 
     def go_on_after(self, step: int, skipped: SkippedBatches) -> None:
-        """Counts from the batch of a step, whose position was set.
-
-        Args:
-          skipped: the batches to leave out.
-        """
+        """Counts from the batch of a step, whose position was set, without `skipped` ones."""
         self._skipped = skipped
         self._number = skipped.batch_of_step(step)
 
