@@ -69,6 +69,7 @@ def uses(logdir: pathlib.Path) -> dict:
         with Logdir(logdir).locked(lambda text: None):
             pass
 
+    ids = logdir / trackers.TRACKERS_FILE
     return {
         "report": lambda: reporting.read_run(logdir, "run", 100, 100),
         "params": lambda: Logdir(logdir).read_params(),
