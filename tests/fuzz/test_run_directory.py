@@ -80,9 +80,7 @@ def uses(logdir: pathlib.Path) -> dict:
         "launch": lambda: run_records.append_launch(logdir, example_runs._launch(1, 2, "x")),
         "routers": lambda: router_records.RecordsFile(logdir, STEP, lambda text: None).append([]),
         "roll backs": lambda: roll_back.count_roll_backs(logdir),
-        "trackers": lambda: run_records.read_record(
-            logdir / trackers.TRACKERS_FILE, dict[str, str]
-        ),
+        "trackers": lambda: run_records.read_record(ids, dict[str, str]),
         "checkpoints": lambda: inventory.facts(logdir / "checkpoints"),
         "checkpoint": lambda: run_item.read_run(logdir / "checkpoints" / str(STEP)),
         "arrays": lambda: inventory.problem_of(logdir / "checkpoints", STEP),
