@@ -42,11 +42,7 @@ _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float
 
 
 class SavedStep:
-    """A compiled training step from a file, with a state and a batch.
-
-    Attributes:
-      options: the options of XLA's compiler that it was loaded with.
-    """
+    """A step from a file, compiled with `options` of XLA, with a state and a batch."""
 
     def __init__(
         self,
@@ -113,10 +109,7 @@ class SavedStep:
 
 
 def product_dtype(module: str) -> str:
-    """Returns the dtype of most matrix product operations in a StableHLO module.
-
-    The body of a loop counts once.
-    """
+    """Returns the dtype of most matrix products of a StableHLO module; a loop counts once."""
     operations: collections.Counter[str] = collections.Counter()
     for contracted, left, result in _DOT.findall(module):
         *sizes, element = left.split("x")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from absl import flags
@@ -187,7 +187,7 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
         trainer = make_trainer(experiment, params)
-        batch = _batch(specs, trainer.task.id_ranges())
+        batch = synthetic.make_batch(specs, trainer.task.id_ranges())
         cases.append(StepCase(name, trainer, batch, step_flops(trainer.task, specs)))
     return cases
 
@@ -200,7 +200,7 @@ def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[
         vectors = tf.TensorSpec((rows, length, params.model_dim))
         segments = tf.TensorSpec((rows, length), tf.int32)
         specs = {"x": vectors, "target": vectors, "segments": segments}
-        batch = _batch(specs, task.id_ranges())
+        batch = synthetic.make_batch(specs, task.id_ranges())
         cases.append(StepCase(name, trainer.instantiate(task), batch, step_flops(task, specs)))
     return cases
 
@@ -264,16 +264,6 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
     return [*as_it_is, (f"{name}, dense", dense)]
 
 
-def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
-    """Returns a batch of rows that are full of random sentences."""
-    return {
-        name: synthetic.make_array(
-            name, known_sizes(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), id_ranges.get(name)
-        )
-        for name, spec in specs.items()
-    }
-
-
 def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
     """Returns a function of one or more compiled products, about `flops`, and its operations."""
     x = tf.random.stateless_normal((size, size), (1, 2))
@@ -299,10 +289,7 @@ _STEPS = StepRange(1, 3)
 def profile_case(
     case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: output.Console
 ) -> None:
-    """Takes some steps of a measured model, writes their profile and prints it.
-
-    The directory gets a folder for each model.
-    """
+    """Profiles some steps of a model into a folder of the directory, and prints the profile."""
     recorder = Recorder(tracer_of(runtime))
     for step in range(_STEPS.first, _STEPS.last + 1):
         recorder.begin(step)

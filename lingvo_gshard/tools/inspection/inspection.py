@@ -242,10 +242,7 @@ def kernel_uses(
 def compile_program(
     program: Program, recorded: recording.Recorded, task: Layer, devices: Sequence[Device]
 ) -> CompiledFunction:
-    """Compiles a program for as many devices as its mesh has.
-
-    `recorded` is what was recorded when it was lowered.
-    """
+    """Compiles a program, whose lowering was `recorded`, for as many devices as its mesh has."""
     started = time.monotonic()
     executable, module = compile_with_shardings(program, devices)
     seconds = time.monotonic() - started

@@ -282,6 +282,5 @@ def _print(console: Console, rows: list[WeightStatistics]) -> None:
             cells += [f"{change.largest:.1e}"]
         table.add_row(*cells)
     console.print_table(table)
-    bad = [row for row in rows if row.not_finite]
-    for row in bad:
+    for row in filter(lambda row: row.not_finite, rows):
         console.say(f"Warning: {row.path} has {row.not_finite:,} values that are not finite")

@@ -138,10 +138,6 @@ class ProfileFiles:
         self.path.mkdir(parents=True, exist_ok=True)
         self.xspace.write_bytes(serialized)
 
-    def write_perfetto(self, trace: Trace, program: StepProgram) -> None:
-        """Writes the trace with the layer of each operation."""
-        self.perfetto.write_bytes(encode(trace, program))
-
     def write(self, name: str, record: Profile | Comparison | Calibration | None) -> None:
         """Writes a record to SUMMARY, COMPARISON or CALIBRATION, unless there is none."""
         if record is not None:

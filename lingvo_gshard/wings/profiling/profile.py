@@ -111,12 +111,7 @@ class DeviceTime(Record, frozen=True, kw_only=True):
 
 
 class Rate(Record, frozen=True, kw_only=True):
-    """Floating-point operations per second.
-
-    Attributes:
-      flops_per_second: of all devices of this process together.
-      source: how the rate was found.
-    """
+    """Floating-point operations per second of all devices of this process, and their source."""
 
     flops_per_second: float
     source: str

@@ -45,12 +45,7 @@ class LayerBytes(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A report on some runs.
-
-    Attributes:
-      runs: the runs, in the caller's order.
-      layers: for each run, the bytes of its layers.
-    """
+    """A report on some runs in the caller's order, with the bytes of each run's layers."""
 
     runs: list[RunReport]
     differences: list[ParamsDifference]

@@ -40,11 +40,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
 
 def facts(directory: pathlib.Path) -> list[CheckpointFacts]:
-    """Returns the checkpoints of a directory, in the order of their steps. Reads no arrays.
-
-    Raises:
-      UserError: a bucket is in trouble.
-    """
+    """Returns checkpoints by step, without their arrays. Raises UserError if a bucket fails."""
     steps = steps_in(directory)
     best = best_of(directory, steps)
     return [_facts(directory / str(step), step, bool(best) and best.step == step) for step in steps]

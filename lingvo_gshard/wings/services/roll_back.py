@@ -27,11 +27,7 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges of batches that no step trains on. Batches are counted from 1.
-
-    Attributes:
-      ranges: pairs (first, last), both included, which may overlap.
-    """
+    """Ranges (first, last) of batches that no step trains on, from 1 and both included."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -147,11 +143,7 @@ class RollBackLimitError(signals.TrainingFailedError):
 
 
 class RollBacks:
-    """The roll backs of one run. In a cluster, all processes make the same calls.
-
-    Attributes:
-      rows: the roll backs so far, in order.
-    """
+    """The roll backs of one run, in order. In a cluster, all processes make the same calls."""
 
     def __init__(self, params: Params, logdir: pathlib.Path, step: int):
         """Reads the roll backs of a run.

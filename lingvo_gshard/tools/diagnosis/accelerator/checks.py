@@ -29,11 +29,7 @@ def _needs_nothing(machine: Machine) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorCheck:
-    """A check of an accelerator.
-
-    Attributes:
-      needs: returns what the machine lacks for it; "" if nothing.
-    """
+    """A check of an accelerator. `needs` names what is missing for it; "" if nothing is."""
 
     name: str
     run: Callable[[Machine], Iterable[Check]]

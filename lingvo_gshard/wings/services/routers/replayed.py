@@ -72,11 +72,7 @@ class RecordedChoices:
     rows: int
 
     def __call__(self, theta: NestedMap, batch: TensorBatch) -> dict[str, tf.Tensor]:
-        """Returns name -> float32 [B,L,k]; see `codes_of`.
-
-        Args:
-          batch: the arrays that `watched_batch` returned, and `arrays`.
-        """
+        """Returns name -> float32 [B,L,k] for `watched_batch` and `arrays`; see `codes_of`."""
         return sums_of_step(self.trainer, theta, batch, {"on_choice": Replayed(self.rows)})
 
 
