@@ -31,10 +31,10 @@ NAME = "gshard-inspect"
 define_flags = maker(
     **EXPERIMENT,
     plan=plan_flag(),
-    **weights.trained_flags(),
+    **weights.TRAINED_FLAGS,
     **option_flags(PartitioningOptions()),
     **option_flags(RuntimeOptions(), ("compilation_cache", "max_replicated_mb")),
-    **compiler.compiler_flags(),
+    **compiler.FLAGS,
     slots=switch("Also lists the optimizer's moments."),
     compile=switch("Compiles the function for the mesh; shows its memory and collectives."),
     activations="Pattern of layers, such as 'decoder.layers[0]': compiles the function and "

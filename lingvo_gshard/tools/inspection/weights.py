@@ -200,17 +200,14 @@ class _DifferenceSums:
         return WeightDifference(relative, self._largest, self._is_equal)
 
 
-def trained_flags() -> Flags:
-    """Returns --logdir, --step, --compare and --compare_step."""
-    return dict(
-        logdir="A trained run to inspect, in place of --experiment.",
-        step=integer("Checkpoint of --logdir; by default the newest.", least=0),
-        compare="Another run, whose weights are compared.",
-        compare_step=integer(
-            "Checkpoint of --compare; by default its newest. Alone: another step of --logdir.",
-            least=0,
-        ),
-    )
+TRAINED_FLAGS: Flags = dict(
+    logdir="A trained run to inspect, in place of --experiment.",
+    step=integer("Checkpoint of --logdir; by default the newest.", least=0),
+    compare="Another run, whose weights are compared.",
+    compare_step=integer(
+        "Checkpoint of --compare; by default its newest. Alone: another step of --logdir.", least=0
+    ),
+)
 
 
 def inspect(values: flags.FlagValues, console: Console) -> tuple[Params, Trainer, dict[str, Any]]:

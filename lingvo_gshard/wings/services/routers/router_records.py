@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -158,16 +159,9 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[bytes, RouterRecord]]:
     except OSError:
         return
     for line in content.splitlines(keepends=True):
-        record = _decoded(line)
-        if record is not None:
-            yield line, record
-
-
-def _decoded(line: bytes) -> RouterRecord | None:
-    try:
-        return _DECODER.decode(line) if line.endswith(b"\n") else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            if line.endswith(b"\n"):
+                yield line, _DECODER.decode(line)
 
 
 _MOST_WARNINGS = 20

@@ -132,10 +132,8 @@ class RouterWatch(StepObserver):
         self._has_started = True
         run = self._run
         with work:
-            self._running[step] = (
-                watch_routers(run.runtime, run.trainer, batch, kinds, step),
-                kinds,
-            )
+            read = watch_routers(run.runtime, run.trainer, batch, kinds, step)
+            self._running[step] = read, kinds
 
     def _finish(self, step: int, sums: Mapping[str, np.ndarray], kinds: TokenKinds | None) -> None:
         if self._findings:
