@@ -265,7 +265,7 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
 
 
 def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
-    """Returns a function of one or more compiled products, about `flops`, and its operations."""
+    """Returns a function of compiled products with about `flops` operations, and their number."""
     x = tf.random.stateless_normal((size, size), (1, 2))
     product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
     count = max(1, round(flops / (2 * size**3)))

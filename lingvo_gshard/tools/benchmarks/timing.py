@@ -36,9 +36,9 @@ def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> 
 def in_turns(
     clocks: Sequence[Callable[[], float]], repeats: int, progress: Progress, what: str = "measuring"
 ) -> np.ndarray:
-    """Returns seconds [clocks, repeats] of what is compared; each clock runs something once.
+    """Calls clocks in turns and returns the seconds that they return, [clocks, repeats].
 
-    Turns alternate, since a shared machine's speed changes.
+    They alternate, since the speed of a shared machine changes.
     """
     turns = []
     for repeat in range(repeats):

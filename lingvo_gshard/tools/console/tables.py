@@ -15,7 +15,7 @@ MAX_ROWS = 12
 def make_table(
     *left: str, right: Sequence[str] = (), title: str | None = None, caption: str | None = None
 ) -> rich.table.Table:
-    """Returns an empty table of left- and right-aligned columns, a line above and lines below."""
+    """Returns an empty table of left- and right-aligned columns; a caption stands below it."""
     table = rich.table.Table(
         box=rich.box.SIMPLE_HEAD,
         show_edge=False,

@@ -22,7 +22,7 @@ class DevEvaluation(StepObserver):
     """Evaluates every `run.evaluate_every_steps` steps, and after the last."""
 
     def __init__(self, run: ObservedRun):
-        """Reads and tokenizes the dev split, whose errors, UserErrors, thus cost no training."""
+        """Reads and tokenizes the dev split now, so that a UserError in it costs no training."""
         self._run, self._input = run, run.input_
         self.every = run.params.run.evaluate_every_steps
         self._metric, self._patience = run.params.run.keep_best, run.params.run.patience

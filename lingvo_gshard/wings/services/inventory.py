@@ -40,7 +40,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
 
 def facts(directory: pathlib.Path) -> list[CheckpointFacts]:
-    """Returns checkpoints by step, without their arrays. Raises UserError if a bucket fails."""
+    """Returns checkpoints by step without reading arrays. Raises UserError if a bucket fails."""
     steps = steps_in(directory)
     best = best_of(directory, steps)
     return [_facts(directory / str(step), step, bool(best) and best.step == step) for step in steps]

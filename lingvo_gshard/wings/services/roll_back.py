@@ -27,7 +27,7 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges (first, last) of batches that no step trains on, from 1 and both included."""
+    """Ranges of batches that no step trains on: first and last, both included, from 1."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 

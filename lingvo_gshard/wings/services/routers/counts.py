@@ -140,7 +140,7 @@ _STEP = "watched_step"
 
 
 def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[WatchedKinds, Batch]:
-    """Returns the numbers of kinds, and all arrays that `RoutingSums` reads in a step, from 1."""
+    """Returns the numbers of kinds, and all arrays that `RoutingSums` reads; steps begin at 1."""
     arrays = kinds.arrays if kinds else {}
     sizes = (len(kinds.languages), len(kinds.classes)) if kinds else (0, 0)
     return WatchedKinds(*sizes), {**batch, **arrays, _STEP: np.asarray(step, np.int32)}
@@ -201,6 +201,6 @@ def sums_of_step(
 def watch_routers(
     runtime: Runtime, trainer: Trainer, batch: Batch, kinds: TokenKinds | None, step: int
 ) -> ReadMeasured:
-    """Starts `RoutingSums` with the weights before a step, from 1. Call it before the step."""
+    """Starts `RoutingSums` with the weights before a step. Call it before this step."""
     sizes, arrays = watched_batch(batch, kinds, step)
     return runtime.measure("routers", RoutingSums(trainer, sizes), arrays)
