@@ -57,7 +57,7 @@ class FamilyOverlap(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, shares: Mapping[str, np.ndarray]) -> FamilyOverlap:
-        """Returns the overlaps of languages, given the share [E] of each expert in their choices."""
+        """Returns the overlaps of languages, given the share [E] of each expert in them."""
         pairs = collections.defaultdict(list)
         for one, other in itertools.combinations(sorted(shares), 2):
             names = tuple(sorted((family(one), family(other))))
