@@ -144,7 +144,7 @@ class _Settings(msgspec.Struct, frozen=True):
     flags: dict[str, str]
 
 
-_VALUES_OF_OFF = ("", "0", "false", "off", "no")
+_OFF = ("", "0", "false", "off", "no")
 _SETTINGS = objects.table_beside(__file__, "environment.json", _Settings)
 
 
@@ -157,7 +157,7 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
         found = f"{name}={environment[name]}"
         if name == "XLA_FLAGS":
             yield from _check_flags(environment[name])
-        elif name in harmful and environment[name].lower() not in _VALUES_OF_OFF:
+        elif name in harmful and environment[name].lower() not in _OFF:
             state = State.FAILURE if name in _SETTINGS.breaking else State.WARNING
             advice = f"{harmful[name]}; unset {name} unless you mean it"
             yield Check("environment", state, found, advice)

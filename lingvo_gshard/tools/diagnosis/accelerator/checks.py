@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lingvo_gshard.core import Progress
 from lingvo_gshard.runtime import standard_error
@@ -29,15 +29,10 @@ def _needs_nothing(machine: Machine) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorCheck:
-    """A check of an accelerator.
-
-    Attributes:
-      name: what is checked.
-      needs: returns what the machine lacks for it; "" if nothing.
-    """
+    """A check of an accelerator. `needs` names what is missing for it; "" if nothing is."""
 
     name: str
-    run: Callable[[Machine], Iterator[Check]]
+    run: Callable[[Machine], Iterable[Check]]
     needs: Callable[[Machine], str] = _needs_nothing
 
 
@@ -53,16 +48,14 @@ def _check_small_collectives(machine: Machine) -> Iterator[Check]:
 
 
 CHECKS: tuple[AcceleratorCheck, ...] = (
-    AcceleratorCheck("product", lambda machine: iter([speed.check_product(machine)])),
+    AcceleratorCheck("product", lambda machine: [speed.check_product(machine)]),
     *(
         AcceleratorCheck(name, functools.partial(kernels.check, name, make))
         for name, make in kernels.CASES.items()
     ),
     AcceleratorCheck(COLLECTIVES, speed.check_collectives, _lacks_peers),
     AcceleratorCheck(f"{COLLECTIVES}, 1 MiB", _check_small_collectives, _lacks_peers),
-    AcceleratorCheck(
-        "sharded step", lambda machine: iter([speed.check_step(machine.devices)]), _lacks_peers
-    ),
+    AcceleratorCheck("sharded step", lambda m: [speed.check_step(m.devices)], _lacks_peers),
     AcceleratorCheck(layers.DENSE, functools.partial(layers.check_layer, layers.DENSE)),
     *(
         AcceleratorCheck(name, functools.partial(exchanges.check_exchange, name), _lacks_peers)
