@@ -41,7 +41,10 @@ def trainer(execution, **values) -> Trainer:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "mesh", "values"),
-    [("data_pipeline", "stage=2,data=2", {}), ("pipeline_zero1", "data=2,stage=2", {"micro_batches": 2})],
+    [
+        ("data_pipeline", "stage=2,data=2", {}),
+        ("pipeline_zero1", "data=2,stage=2", {"micro_batches": 2}),
+    ],
 )
 def test_a_mesh_with_stages_trains_as_layers_one_by_one_on_one_device(strategy, mesh, values):
     expected = losses(SingleDeviceRuntime(trainer(sequential())))
