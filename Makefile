@@ -7,7 +7,7 @@
 #          instead, and means the files that differ from it
 # VERSION  the version that `make release` releases
 # SHARE    K/N: `make test-slow` runs each slow test whose name has the checksum K modulo N; without it
-#          the number of commits chooses one of 48 parts, so that 48 commits in a row run every slow test
+#          the number of commits chooses one of 240 parts, so that 240 commits in a row run every slow test
 # MINUTES  after these many, `make test-slow` begins no further test
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
 
@@ -30,7 +30,7 @@ MODEL_TESTS := $(addprefix tests/,core dropless fine_tuning kernels layers long_
 STEP_TESTS := $(addprefix tests/,cluster hlo inference local_updates planning profiling propagation \
   runtime services serving spmd_passes tracing verification)
 OTHER_TESTS := tests $(addprefix --ignore=,$(MODEL_TESTS) $(STEP_TESTS))
-SLOW_PARTS := 48
+SLOW_PARTS := 240
 SHARE ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % $(SLOW_PARTS))/$(SLOW_PARTS)
 PARTS := "$(MODEL_TESTS)" "$(STEP_TESTS)" "$(OTHER_TESTS)"
 SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)")

@@ -31,6 +31,7 @@ def store(directory, said):
     store.close()
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_are_kept_and_restored_bit_for_bit(store, directory, said):
     assert store.restore() is None
     save(store, 1, 2, 3)
