@@ -26,6 +26,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.optimizers.offload",
         "lingvo_gshard.wings.optimizers.width_scaling",
         "lingvo_gshard.wings.low_precision.fp8",
+        "lingvo_gshard.wings.low_precision.nvfp4_options",
     ),
     "service_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
@@ -62,6 +63,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "precisions": (
         "lingvo_gshard.wings.low_precision.loss_scale",
         "lingvo_gshard.wings.low_precision.fp8",
+        "lingvo_gshard.wings.low_precision.nvfp4_options",
     ),
     "task_features": (
         "lingvo_gshard.wings.fine_tuning.lora",

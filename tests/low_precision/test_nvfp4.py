@@ -1,4 +1,4 @@
-# tests: wings/low_precision/nvfp4.py, wings/low_precision/fp8.py
+# tests: wings/low_precision/nvfp4.py, wings/low_precision/nvfp4_options.py
 """Compares products in NVFP4 with NumPy, on one device and on a mesh, and trains with them."""
 
 from typing import Any, cast
@@ -19,8 +19,8 @@ from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.functions.partition import partition
 from lingvo_gshard.wings.low_precision import nvfp4
-from lingvo_gshard.wings.low_precision.fp8 import Nvfp4 as Shares
 from lingvo_gshard.wings.low_precision.nvfp4 import HADAMARD, EachKey, Nvfp4
+from lingvo_gshard.wings.low_precision.nvfp4_options import WideShares
 from lingvo_gshard.wings.low_precision.rounding import BlockScales
 from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from tests.layers.stacks.executions import loop, pipeline, sequential
@@ -279,7 +279,7 @@ def test_rows_of_dropless_experts_are_those_of_blocks_of_8_bits():
 def trainer(execution=None, first=0.5, last=0.0, stack=None, **values):
     """Returns a trainer of two layers on each side, the first in bfloat16."""
     stack = {"moe_every": 0, "execution": execution or sequential(), **(stack or {})}
-    shares = Shares.params().set(first_share=first, last_share=last)
+    shares = WideShares.params().set(first_share=first, last_share=last)
     values = {"precision": "nvfp4", "nvfp4": shares, **values}
     return tiny_translation.trainer(stack_values=stack, **values)
 
@@ -351,7 +351,7 @@ def test_what_cannot_be_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         trainer(**values)
     with pytest.raises(UserError, match="first_share is 1.5"):
-        Shares.params().set(first_share=1.5)
+        WideShares.params().set(first_share=1.5)
 
 
 def test_adapters_stay_in_bfloat16_and_learn_beside_products_in_4_bits():

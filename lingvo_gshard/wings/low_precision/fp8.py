@@ -1,4 +1,4 @@
-"""Precisions whose products have factors of 8 or 4 bits, and the options of FP8 and NVFP4."""
+"""Precisions whose products have factors of 8 bits, and the options of FP8."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import dataclasses
 from lingvo_gshard.core import Configurable, Params, UserError
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training import PRECISIONS, STEP_PARTS, Ingredients, Precision
-from lingvo_gshard.wings.low_precision import delayed_scales, devices, nvfp4, rounding
+from lingvo_gshard.wings.low_precision import delayed_scales, devices, rounding
 from lingvo_gshard.wings.low_precision.measured import Measured
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 
-FP8, NVFP4 = "fp8", rounding.NVFP4
+FP8 = "fp8"
 _GRADIENTS = {"e5m2": rounding.E5M2, "e4m3": rounding.E4M3}
 _SETTING = "step.fp8.delayed_scales"
 
 for _name, _rounding in rounding.ROUNDINGS.items():
     PRECISIONS.register(_name)(Precision(_name, "bfloat16", rounding=_rounding))
-PRECISIONS.register(NVFP4)(
-    Precision(NVFP4, "bfloat16", rounding=nvfp4.Nvfp4(), rules=(nvfp4.EachKey(),))
-)
 
 
 class Fp8(Configurable):
@@ -43,17 +40,14 @@ class Fp8(Configurable):
         return p
 
 
-class Nvfp4(Configurable):
-    """Chooses the layers whose products stay in bfloat16 with precision "nvfp4"."""
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        about = "Share of a stack's layers, to the nearest number, with products in bfloat16: the"
-        # 2 and 8 of the 62 layers of the paper's model.
-        p.define("first_share", 0.03, f"{about} first ones.", minimum=0, maximum=1)
-        p.define("last_share", 0.13, f"{about} last ones.", minimum=0, maximum=1)
-        return p
+def check_unread(p: Params, own: str, chosen: Precision) -> None:
+    """Raises UserError if options of a precision, `step.<own>`, are set and another is chosen."""
+    for name, value in p.get(own).items() if own != chosen.name else ():
+        if value != p.get(own).default(name):
+            raise UserError(
+                f"step.{own}.{name} is {value!r}, but step.precision is {chosen.name!r}. "
+                f"Set step.precision = {own!r}, or leave step.{own}.{name} out"
+            )
 
 
 @STEP_PARTS.register("fp8")
@@ -66,32 +60,15 @@ class Histories(Measured):
     @classmethod
     def define(cls, p: Params) -> None:
         p.define("fp8", Fp8.params(), "How precision fp8 rounds products.", changes_results=False)
-        about = "What precision nvfp4 leaves in bfloat16."
-        p.define("nvfp4", Nvfp4.params(), about, changes_results=False)
 
     @classmethod
     def choose_precision(cls, p: Params, chosen: Precision) -> Precision:
-        """Returns a precision, with the rounding that the Params of Fp8 or Nvfp4 choose.
+        """Returns a precision, with the rounding that the Params of Fp8 choose.
 
         Raises:
-          UserError: they choose one, but the precision is another; a type is unknown; or the shares
-            of layers are more than all.
+          UserError: they choose one, but the precision is not fp8; or a type is unknown.
         """
-        for own in (FP8, NVFP4):
-            for name, value in p.get(own).items() if own != chosen.name else ():
-                if value != p.get(own).default(name):
-                    raise UserError(
-                        f"step.{own}.{name} is {value!r}, but step.precision is {chosen.name!r}. "
-                        f"Set step.precision = {own!r}, or leave step.{own}.{name} out"
-                    )
-        if chosen.name == NVFP4:
-            shares = p.nvfp4.first_share, p.nvfp4.last_share
-            if sum(shares) > 1:
-                raise UserError(
-                    f"step.nvfp4.first_share is {shares[0]} and step.nvfp4.last_share {shares[1]}; "
-                    "1 or less together was expected"
-                )
-            return dataclasses.replace(chosen, rounding=nvfp4.Nvfp4(nvfp4.WideLayers(*shares)))
+        check_unread(p, FP8, chosen)
         if chosen.name != FP8:
             return chosen
         kind = rounding.DelayedScales if p.fp8.delayed_scales else rounding.TensorScales
@@ -113,13 +90,9 @@ class Histories(Measured):
     def of(cls, made: Ingredients) -> Histories | None:
         """Returns the histories of a trainer, if its Params ask for them.
 
-        It also tells the rounding of nvfp4 which layers the task has.
-
         Raises:
           UserError: local updates or a pipeline would need histories of their own.
         """
-        if isinstance(made.precision.rounding, nvfp4.Nvfp4):
-            made.precision.rounding.layers.choose(made.task)
         if not made.params.fp8.delayed_scales:
             return None
         every = made.params.local_updates.every

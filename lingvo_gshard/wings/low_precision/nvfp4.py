@@ -104,7 +104,10 @@ class WideLayers:
         return paths[: round(self._first * count)] + paths[count - round(self._last * count) :]
 
     def has_current(self) -> bool | tf.Tensor:
-        """Returns whether the layer that computes is one; in a loop with others, a bool scalar."""
+        """Returns whether the products of the current layer stay in bfloat16.
+
+        In a loop over layers that differ in this, it is a bool scalar of the iteration.
+        """
         path, iteration = context.layer_path(), context.current().iteration
         paths = iteration.repetition.paths(path) if iteration else [path]
         found = [f"{each}.".startswith(self._paths) for each in paths]
