@@ -9,11 +9,10 @@ import pytest
 
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.experiments import make_trainer
 from lingvo_gshard.training.step.schedules import Linear
-from studies import __main__ as studies
 from studies.widths.command import table
+from tests.studies.running import run_study
 
 SMALL = (
     "input.batch_rows = 4",
@@ -26,13 +25,6 @@ SMALL = (
     "task.decoder.moe_every = 0",
 )
 STEPS = 5
-
-
-def run_here(capsys, *flags):
-    capsys.readouterr()
-    code = startup.guarded("studies", studies.main)(["studies", "widths", *flags])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def loss_of_a_plain_training(rate: float) -> float:
@@ -49,7 +41,7 @@ def loss_of_a_plain_training(rate: float) -> float:
 def test_losses_are_those_of_a_training_and_runs_are_kept(capsys, tmp_path):
     settings = [f"--gin_param={text}" for text in SMALL]
     flags = [f"--folder={tmp_path}", f"--steps={STEPS}", "--widths=16,32", *settings]
-    code, _, err = run_here(capsys, *flags, "--rates=0.01")
+    code, _, err = run_study(capsys, "widths", *flags, "--rates=0.01")
     assert not code, err
     found = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
     assert [(each["way"], each["width"]) for each in found] == [
@@ -59,7 +51,7 @@ def test_losses_are_those_of_a_training_and_runs_are_kept(capsys, tmp_path):
     ]
     np.testing.assert_allclose(found[0]["loss"], loss_of_a_plain_training(0.01), rtol=1e-4)
     assert found[1]["loss"] != found[2]["loss"]
-    code, out, err = run_here(capsys, *flags, "--rates=0.01,0.1", "--notrain")
+    code, out, err = run_study(capsys, "widths", *flags, "--rates=0.01,0.1", "--notrain")
     assert not code, err
     assert f"{found[2]['loss']:.3f}" in out
     assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 3
@@ -84,5 +76,5 @@ def test_a_table_averages_over_seeds():
     ],
 )
 def test_errors_name_the_flag(capsys, tmp_path, flags, message):
-    code, _, err = run_here(capsys, f"--folder={tmp_path}", *flags)
+    code, _, err = run_study(capsys, "widths", f"--folder={tmp_path}", *flags)
     assert code and message in err

@@ -80,10 +80,8 @@ class RayOptions(PodOptions):
         return {name: amount for name, amount in found.items() if amount}
 
 
-# The arguments of `run_agent` that all hosts share.
-_Job: TypeAlias = tuple[
-    WorkerCommand, AgentOptions, Mapping[int, str | None], str, Mapping[str, str]
-]
+# Runs an agent, `run_agent` with the arguments that all hosts share.
+_RunAgent: TypeAlias = "functools.partial[int]"
 _AGENT = [name for name in declared(AgentOptions) if name != "meeting_place"]
 define_flags = maker(
     **option_flags(RayOptions()),
@@ -184,8 +182,11 @@ def _train(
         fewer = dataclasses.replace(options, max_hosts=count, min_hosts=min(options.fewest, count))
         fitting = {n: mesh for n, mesh in meshes.items() if n <= count}
         variables = {SECRET: secrets.token_hex(16), JOB: secrets.token_hex(8)}
-        job = command, fewer, fitting, job_of(str(options.meeting_place)), variables
-        return _follow(actors, messages, job, stop)
+        job = job_of(str(options.meeting_place))
+        start = functools.partial(
+            run_agent, command, fewer, meshes=fitting, job=job, variables=variables
+        )
+        return _follow(actors, messages, start, stop)
 
 
 def _connect(address: str | None) -> None:
@@ -263,12 +264,12 @@ def _room(hosts: RayOptions) -> tuple[str, int]:
 
 
 class HostActor:
-    """The agent of one host. Ray runs it in the main thread of a process, as an agent needs it."""
+    """Ray's actor for one host. Its main thread runs the host's agent, which handles signals."""
 
     def __init__(self):
         self._code: int | None = None
 
-    def run(self, place: int, messages: Any, job: _Job) -> int:
+    def run(self, place: int, messages: Any, start: _RunAgent) -> int:
         """Runs the agent of a place and returns its exit code. Another call returns the same."""
         import ray
 
@@ -276,18 +277,20 @@ class HostActor:
             own = ray.get_runtime_context().get_node_id()
             (address,) = (n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == own)
             host, meeting = Host(f"{address}-{place}", address), RayMeeting(messages)
-            self._code = run_agent(*job[:2], host, meeting, *job[2:])
+            self._code = start(host=host, meeting=meeting)
         return self._code
 
 
-def _follow(actors: Sequence[Any], messages: Any, job: _Job, stop: signals.StopRequest) -> int:
+def _follow(
+    actors: Sequence[Any], messages: Any, start: _RunAgent, stop: signals.StopRequest
+) -> int:
     """Runs agents until the job ends, again when Ray has replaced theirs. Returns the exit code."""
     import ray
     from ray import exceptions
 
     waiting, runs, codes = set(range(len(actors))), {}, set()
     while (waiting or runs) and not codes & {0, 1}:
-        runs.update({actors[k].run.remote(k, messages, job): k for k in waiting})
+        runs.update({actors[k].run.remote(k, messages, start): k for k in waiting})
         waiting = set()
         if stop.requested:
             messages.stop.remote()

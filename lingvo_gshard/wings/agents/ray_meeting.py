@@ -26,7 +26,7 @@ class Messages:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Asks all hosts to stop."""
+        """Has all hosts be asked to stop when they next write a sign."""
         self._is_stopping = True
 
     def forget(self, place: int) -> None:
@@ -35,7 +35,7 @@ class Messages:
             del self._signs[host]
 
     def hosts(self) -> list[str]:
-        """Returns the names of all hosts that have a sign, sorted."""
+        """Returns the names of the hosts that have a sign, sorted."""
         return sorted(self._signs)
 
     def beat(self, host: str) -> Beat | None:
@@ -87,7 +87,7 @@ class RayMeeting:
             signal.raise_signal(signal.SIGUSR1)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Returns what the actor answers. Raises OSError if it does not."""
+        """Returns the answer of the actor to a call. Raises OSError if there is no answer."""
         import ray
         from ray import exceptions
 

@@ -26,13 +26,19 @@ class DecodingOptions(Options):
     """
 
     beam_size: int = option(
-        4, "Hypotheses of a text; 1 is greedy, several times as fast. Drawing needs 1.", minimum=1
+        4,
+        "Hypotheses kept for each text; 1 is greedy decoding, several times as fast. Drawing needs "
+        "1.",
+        minimum=1,
     )
     best: int = option(
-        1, "Texts to return for each one: the beam's best, or independent draws.", minimum=1
+        1,
+        "Texts to return for each one: the best hypotheses of the beam, or independent draws.",
+        minimum=1,
     )
     length_exponent: float = option(
-        1.0, "How much beam search favors longer texts; 0 disables it, less favors shorter ones."
+        1.0,
+        "How much beam search favors longer texts; 0 disables it, and less favors shorter ones.",
     )
     coverage_weight: float = option(
         0.0,
@@ -133,10 +139,17 @@ class DecodingOptions(Options):
 
     def row_values(self) -> dict[str, Any]:
         """Returns the values of the leaves of a decoding state that options alone decide."""
-        same = ("length_exponent", "coverage_weight", "temperature", "top_k", "top_p", "min_p")
-        values = {f"{name}_B": getattr(self, name) for name in same}
-        values |= {"least_B": self.least_tokens, "wanted_B": self.best}
-        return values | {"repetition_B": self.repetition_penalty}
+        return {
+            "least_B": self.least_tokens,
+            "wanted_B": self.best,
+            "length_exponent_B": self.length_exponent,
+            "coverage_weight_B": self.coverage_weight,
+            "temperature_B": self.temperature,
+            "top_k_B": self.top_k,
+            "top_p_B": self.top_p,
+            "min_p_B": self.min_p,
+            "repetition_B": self.repetition_penalty,
+        }
 
     @property
     def kind(self) -> SearchKind:

@@ -73,7 +73,7 @@ class WidthScaling(TaskFeature):
         return bool(self.p.base_widths)
 
     def switch_off(self, params: Params) -> None:
-        """Sets Params of these to have no base widths."""
+        """Removes the base widths from these Params."""
         params.base_widths = {}
 
     def declared(self, task: Task, specs: NestedMap) -> NestedMap:
@@ -100,7 +100,7 @@ class WidthScaling(TaskFeature):
         return specs.transform(scaled)
 
     def _growth(self, specs: NestedMap) -> dict[tuple[str, int], float]:
-        """Returns (letter, size) -> how many times wider it is than in the base model."""
+        """Returns (letter, size) -> the size over the size of this letter in the base model."""
         sizes: dict[str, set[int]] = collections.defaultdict(set)
         missing: dict[str, str] = {}
         for spec in specs.flatten():

@@ -77,7 +77,7 @@ def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch
     search = _Search(plan_of, granule)
     if not search.fits(1):
         return search.result_of_the_smallest()
-    while (search.upper or search.most + 1) - search.lower > 1:
+    while search.end - search.lower > 1:
         search.fits(search.guess())
     return search.result(search.lower * granule)
 
@@ -98,6 +98,11 @@ class _Search:
         # The newest plans last.
         self._plans: dict[int, GenerationPlan] = {}
 
+    @property
+    def end(self) -> int:
+        """The smallest number of granules that does not fit, or is not tried."""
+        return self.upper or self.most + 1
+
     def fits(self, granules: int) -> bool:
         """Compiles a batch and narrows the bracket. Returns whether the batch fits."""
         plan = self._plan(granules * self._granule)
@@ -109,12 +114,11 @@ class _Search:
 
     def guess(self) -> int:
         """Returns the number of granules to compile next, inside the bracket."""
-        upper = self.upper or self.most + 1
         found = self._by_line()
         if len(self._plans) > _GUESSES:
-            found = 2 * self.lower if self.upper is None else (self.lower + upper) // 2
+            found = 2 * self.lower if self.upper is None else (self.lower + self.end) // 2
         # If the batch at the line's end is known to fit, the next larger one is tried.
-        return min(max(found, self.lower + 1), upper - 1)
+        return min(max(found, self.lower + 1), self.end - 1)
 
     def result(self, batch: int) -> LargestBatch:
         """Returns the result of a finished search."""

@@ -326,7 +326,12 @@ def write_profile(
     files: ProfileFiles,
     plan: Plan | None = None,
 ) -> ProfileResult:
-    """Adds up a trace and writes all files. Raises UserError without operations, or OSError."""
+    """Adds up a recorded trace and writes all files of the profile.
+
+    Raises:
+      UserError: the trace has no operations.
+      OSError: a file cannot be written.
+    """
     assert recorder.recorded is not None
     files.write_trace(serialized)
     trace = xspace.read(serialized)

@@ -27,7 +27,10 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges of batches that no step trains on: first and last, both included, from 1."""
+    """Ranges of batches that no step trains on. They may overlap.
+
+    A range is its first and its last batch. Batches are counted from 1.
+    """
 
     ranges: tuple[tuple[int, int], ...] = ()
 

@@ -135,6 +135,19 @@ def _chatml(**more) -> Form:
     )
 
 
+def _gemma_4(**more) -> Form:
+    return _turns(
+        "<|turn>user\n",
+        "<|turn>model\n",
+        "<turn|>",
+        "\n",
+        begin="<bos>",
+        system_header="<|turn>system\n",
+        ends=("<eos>", "<turn|>"),
+        **more,
+    )
+
+
 def _lines(user: str, assistant: str, end: str, **more) -> Form:
     """Returns a form with names of roles in plain text, and an end after answers only."""
     answer = f"{assistant.rstrip()}{OPEN}{assistant[len(assistant.rstrip()) :]}{{c}}{end}{CLOSE}"
@@ -258,25 +271,8 @@ FORMS = {
         first="<start_of_turn>user\n{s}\n\n{c}<end_of_turn>\n",
         ends=("<eos>", "<end_of_turn>"),
     ),
-    "gemma 4": _turns(
-        "<|turn>user\n",
-        "<|turn>model\n",
-        "<turn|>",
-        "\n",
-        begin="<bos>",
-        system_header="<|turn>system\n",
-        ends=("<eos>", "<turn|>"),
-    ),
-    "gemma 4 without thoughts": _turns(
-        "<|turn>user\n",
-        "<|turn>model\n",
-        "<turn|>",
-        "\n",
-        begin="<bos>",
-        system_header="<|turn>system\n",
-        prompt="<|turn>model\n<|channel>thought\n<channel|>",
-        ends=("<eos>", "<turn|>"),
-    ),
+    "gemma 4": _gemma_4(),
+    "gemma 4 without thoughts": _gemma_4(prompt="<|turn>model\n<|channel>thought\n<channel|>"),
     "deepseek 2": _lines("User: {c}\n\n", "Assistant: ", _EOS, begin="<｜begin▁of▁sentence｜>"),
     "deepseek 3": Form(
         "<｜User｜>{c}",

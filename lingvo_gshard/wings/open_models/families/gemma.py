@@ -17,6 +17,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     SLIDING,
     Part,
     always,
+    given_positions,
     layer_types,
     layered,
     pattern_of,
@@ -205,5 +206,5 @@ GEMMA4 = decoder(
         BIASES,
         layered(_gemma4_kinds, _gemma4_attentions, _gemma4_layers_config),
     ),
-    read_positions=lambda config: (config.get("max_position_embeddings"), False),
+    read_positions=given_positions,
 )

@@ -16,6 +16,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     IN_PERIODS,
     SILU,
     SLIDING,
+    given_positions,
     layered,
     pattern_of,
     setting,
@@ -85,5 +86,5 @@ FAMILY = decoder(
         scaled_experts(dense=dense_by_type(lambda config: 1)),
         IN_PERIODS,
     ),
-    read_positions=lambda config: (config.get("max_position_embeddings"), False),
+    read_positions=given_positions,
 )

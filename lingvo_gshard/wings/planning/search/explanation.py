@@ -92,7 +92,7 @@ def _exchanges(best: RatedCandidate) -> Iterator[Alternative]:
 
 
 def _others(result: SearchResult, value_of: Callable[[Candidate], str]) -> list[RatedCandidate]:
-    """Returns the best candidate for each value of a choice but the chosen one, the best first."""
+    """Returns the best candidate for each value that was not chosen, in order of preference."""
     assert result.best is not None
     by_value: dict[str, RatedCandidate] = {}
     for row in sorted(result.rows, key=result.preference):

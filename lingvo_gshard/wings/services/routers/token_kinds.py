@@ -45,14 +45,17 @@ class Languages:
 
     @classmethod
     def of(cls, groups: Sequence[Group], unknown: str = "") -> Languages:
-        """Returns the languages of groups in the order of their rows; `unknown` stands for none."""
+        """Returns the languages of groups in the order of their rows.
+
+        `unknown` is the language of rows whose language is not known.
+        """
         names = sorted({group.language for group in groups})
         begins = np.array([group.begin for group in groups], np.int64)
         numbers = np.array([names.index(group.language) for group in groups], np.int32)
         return cls(() if names in ([], [unknown]) else tuple(names), begins, numbers)
 
     def of_tokens(self, batch: packing.Batch, segments_BL: np.ndarray) -> np.ndarray:
-        """Returns int32 [B,L], the number of the language of each token; 0 in padding, segment 0.
+        """Returns int32 [B,L], the number of the language of each token; 0 where the segment is 0.
 
         Only the examples of a `PackedBatch` are known.
         """
