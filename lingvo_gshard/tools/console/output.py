@@ -77,12 +77,9 @@ class Console(rich.console.Console):
         in_words: Callable[[float], str] = str,
         where: str = "--json",
     ) -> None:
-        """Prints how many rows a shortened table leaves out.
+        """Prints how many rows a shortened table leaves out, and the sum of their sizes if given.
 
-        Args:
-          hidden: the rows that are left out.
-          size: the size of a row; with it, the sum of the sizes is printed, too.
-          where: what has all rows.
+        `where` has all rows.
         """
         if hidden:
             total = f", {in_words(sum(map(size, hidden)))}" if size else ""

@@ -107,7 +107,6 @@ class CollectiveTotal(msgspec.Struct, frozen=True):
     Attributes:
       layer: path of the layer, or NO_SINGLE_LAYER.
       phase: one of hlo.PHASES.
-      kind: HLO's opcode, such as "all-to-all".
       count_in_program: number of collectives in the program. One in a loop counts once.
       count_per_step: number of collectives that one step executes, all iterations included.
       bytes_per_step: bytes that they move on each device in one step; of each collective, the

@@ -231,11 +231,7 @@ _MILLION = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class GenerationOptions(Options):
-    """Options for the texts to generate.
-
-    Attributes:
-      has_prefill: whether to plan the prefill, too.
-    """
+    """Options for the texts to generate, and for planning the prefill, too."""
 
     batch: int = option(1, "Texts decoded together, on all devices.", minimum=1)
     prompt: int = option(

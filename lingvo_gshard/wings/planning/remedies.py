@@ -114,12 +114,7 @@ def _outcome(row: Remedy) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """Settings that reduce the memory of a step.
-
-    Attributes:
-      settings: new values of hyperparameters, by path.
-      strategy: the sharding strategy.
-    """
+    """New hyperparameters by path, and a sharding strategy, that reduce the memory of a step."""
 
     settings: dict[str, object]
     strategy: str
@@ -135,12 +130,7 @@ class _Rated:
 
 
 class _Remedies:
-    """Rates changes, and compiles the most promising ones.
-
-    Attributes:
-      tried: the changes that were compiled, in order.
-      fitting: the plans of those that fit.
-    """
+    """Rates changes, and compiles the most promising ones: `tried`, with the plans `fitting`."""
 
     def __init__(
         self,

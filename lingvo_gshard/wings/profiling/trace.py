@@ -61,7 +61,6 @@ class Trace:
 
     Attributes:
       devices: the executed operations of each device, by its number, in the order of their starts.
-      runs: the executions of programs on each device.
       programs: the serialized HloProto of each program, by its key.
     """
 

@@ -152,7 +152,6 @@ class RollBacks:
         """Reads the roll backs of a run.
 
         Args:
-          params: `step.spikes`.
           step: the step that the run resumes from. The roll backs of a run that begins are removed.
 
         Raises:
@@ -177,7 +176,6 @@ class RollBacks:
         """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
         Args:
-          step: the step that asks for it.
           checkpoints: the steps that have a complete checkpoint, ascending.
 
         Raises:

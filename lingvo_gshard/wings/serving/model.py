@@ -31,7 +31,6 @@ class ServedModel:
     """A trained model.
 
     Attributes:
-      step: training step of the model's checkpoint.
       vocabulary: vocabulary of the texts that the model writes.
       translator: encodes sentences and decodes translations; None for a language model.
       source_vocabulary: vocabulary of the sentences to translate; None for a language model.

@@ -183,7 +183,6 @@ class ServerOptions:
     Attributes:
       drain_seconds: how long requests under way may take after a signal to stop.
       origins: who may use it from a browser; None for all.
-      limits: what a connection may do.
       most_connections: the largest number of them; None for as many as the process may have.
     """
 

@@ -40,10 +40,7 @@ def key_of(
 ) -> str:
     """Returns the key of a compilation, 64 hexadecimal digits.
 
-    Args:
-      topology: the topology to compile for. The key has the topology's name, which determines
-        shape and chips.
-      generates_code: whether code is generated in any case.
+    The name of a topology determines its shape and chips.
     """
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     content = msgspec.json.encode(

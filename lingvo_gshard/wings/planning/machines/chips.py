@@ -141,11 +141,7 @@ class Chip:
 
 
 def rate_of(dtype: str) -> str:
-    """Returns the type whose peak rate holds for products of a type: "bf16", "fp8", ...
-
-    Args:
-      dtype: type of the operands, by its name in HLO or NumPy.
-    """
+    """Returns the type whose peak rate holds for products of a type of HLO or NumPy."""
     if dtype.startswith(("f8", "float8")):
         return FP8
     if dtype.startswith(("f4", "float4")):
@@ -182,12 +178,7 @@ def get(key: str) -> Chip:
 
 
 def of_device(platform: str, device_kind: str) -> Chip | None:
-    """Returns the chip of a device that jax has found; None for a CPU and for unknown chips.
-
-    Args:
-      platform: `platform` of the jax.Device: "tpu", "gpu" or "cpu".
-      device_kind: its `device_kind`, such as "TPU v5 lite".
-    """
+    """Returns the chip of a jax.Device, such as "TPU v5 lite"; None for CPUs and unknown chips."""
     found = [
         (len(part), chip)
         for chip in CHIPS.values()

@@ -403,13 +403,9 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A limit that was applied to two plans.
+    """A limit that was applied to two plans. Without the quantity, a plan has the value None.
 
-    Attributes:
-      before: value of the quantity in the first plan; None if the plan has none.
-      after: value in the second plan.
-      unit: as in `PlanDifference.unit`.
-      is_exceeded: whether the change exceeds the limit. A value that only one plan has does.
+    A value that only one plan has exceeds every limit.
     """
 
     limit: Limit
@@ -424,9 +420,6 @@ def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
 
     Each is a quantity, ">" or "<", and the change that exceeds the limit: a number, with a
     unit of bytes or with "%" for a share of the value before.
-
-    Args:
-      where: option that gives the text, for messages.
 
     Raises:
       UserError: a limit cannot be read, or its quantity is unknown.

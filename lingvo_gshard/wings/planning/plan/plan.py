@@ -201,13 +201,9 @@ class LayerRow(Record, frozen=True, kw_only=True):
 
 
 class WorkKindRow(Record, frozen=True, kw_only=True):
-    """The time of all operations of one kind.
+    """The time of all operations of one kind, one of `operation_rows.KINDS`.
 
-    Attributes:
-      kind: one of `planning.kinds.KINDS`.
-      flops: operations of matrix products.
-      seconds_bound: lower bound for all operations, one after another.
-      seconds: estimate for all operations; of collectives the exposed time.
+    The bound is for one operation after another. Of collectives, `seconds` is the exposed time.
     """
 
     kind: str
@@ -219,13 +215,11 @@ class WorkKindRow(Record, frozen=True, kw_only=True):
 class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A change that was tried because the step does not fit.
 
+    Numbers are None if the step could not be planned, and `reason` says why.
+
     Attributes:
       change: settings of this change and of those tried before it, each in backquotes.
-      fits: whether the step fits with them.
-      peak: peak bytes of one device; None if the step could not be planned.
-      seconds_per_step: estimate; None if the step could not be planned.
-      reason: why the step could not be planned.
-      tokens_per_second: estimate; None if the step could not be planned.
+      peak: peak bytes of one device.
       price: price of training on a billion tokens; None if no price is published.
     """
 
@@ -253,7 +247,6 @@ class Plan(Record, frozen=True, kw_only=True):
       host_transfers: most exposed seconds first; empty in plans of earlier versions.
       layers: in the order of their first operation.
       kinds: time by kind of work; empty in plans of earlier versions.
-      is_calibrated: whether a calibration corrected the estimates.
       seconds_per_step: estimate: computation, and communication that the schedule does not hide
         behind it. In plans of earlier versions nothing is hidden.
       seconds_per_step_bound: lower bound, with full overlap.
@@ -262,10 +255,8 @@ class Plan(Record, frozen=True, kw_only=True):
       tokens_per_step: target positions of a batch; None if the program has no batch.
       mfu: model FLOPs utilization, estimate.
       budget: cost of a training; None if no number of tokens was given.
-      remedies: changes that were tried because the step does not fit.
       change: settings, each in backquotes, that a plan has beside what was asked for, so that it
         fits.
-      compile_seconds: time that the compilation took.
       has_code: whether the compiler generated code. If not, the peak lacks the code's bytes, and
         compile_seconds the time to generate it.
       versions: version of each package that affects the plan.

@@ -347,7 +347,6 @@ def plan_file(
 
     Args:
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-      tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
       UserError: the file cannot be planned, or was made for another number of devices; names it.
@@ -369,9 +368,7 @@ def plan_function(
     """Returns the plan of a jax function on a topology.
 
     Args:
-      function: a jax function, jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
-      tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
       UserError: the function cannot be planned, or has another number of devices.

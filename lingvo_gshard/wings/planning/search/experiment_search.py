@@ -138,7 +138,6 @@ class ExperimentSearch:
     """The result of a search for an experiment.
 
     Attributes:
-      result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
       tokens: target positions of a batch.
     """

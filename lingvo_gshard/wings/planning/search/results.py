@@ -11,12 +11,7 @@ from lingvo_gshard.wings.planning.search.costs import Cost
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCost:
-    """Cost of a compiled candidate.
-
-    Attributes:
-      fits: whether the step fits in the memory of each device.
-      seconds: estimated time of one step.
-    """
+    """The cost of a compiled candidate: its fit, peak bytes per device and estimated step time."""
 
     fits: bool
     peak: int

@@ -29,11 +29,7 @@ _DAY = 24 * _HOUR
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Options):
-    """Options of a training that a plan does not know. None takes the default.
-
-    Attributes:
-      tokens: tokens to train on.
-    """
+    """Options of a training that a plan does not know. None takes the default."""
 
     tokens: float
     agents: bool = option(

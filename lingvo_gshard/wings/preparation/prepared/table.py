@@ -36,10 +36,7 @@ class Lengths:
         self._starts = np.cumsum([0, *(shard.rows for shard in shards)])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns int64 [N,2], source and target tokens of rows.
-
-        Args:
-          rows: int64 [N], numbers of rows.
+        """Returns int64 [N,2], source and target tokens of rows, int64 [N].
 
         Raises:
           UserError: a file was cut off since it was mapped.
@@ -179,10 +176,7 @@ class PreparedTable:
         return self.lengths.of(rows)
 
     def read(self, rows: np.ndarray) -> Records:
-        """Returns the records of rows. Rows that were skipped have no tokens.
-
-        Args:
-          rows: int64, numbers of rows in any order; they may repeat.
+        """Returns the records of rows, int64, in any order. Skipped rows have no tokens.
 
         Raises:
           UserError: a shard cannot be read. Names the file.

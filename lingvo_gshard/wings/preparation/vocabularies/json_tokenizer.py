@@ -25,9 +25,6 @@ class JsonTokenizer:
 
     The file itself says which ids stand before a text. transformers 5 drops `add_bos_token` and
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
-
-    Attributes:
-      found: the package's tokenizer.
     """
 
     def __init__(self, content: str | bytes, otherwise: str):

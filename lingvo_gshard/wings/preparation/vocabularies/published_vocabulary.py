@@ -61,7 +61,6 @@ class SentencePieceTokenizer:
         """Reads a model.
 
         Args:
-          path: the SentencePiece model.
           adds_bos: whether a text begins with the model's <s>.
           added: token -> id of the tokens that were added.
           begins_anew: whether the text after such a token gets a space before it, as the beginning
@@ -127,11 +126,7 @@ class SentencePieceTokenizer:
 
 
 class PiecesTokenizer:
-    """A SentencePiece model that cuts texts into pieces whose ids a table has.
-
-    Attributes:
-      languages: code of a language -> id.
-    """
+    """A SentencePiece model that cuts texts into pieces whose ids a table has."""
 
     bytes: frozenset[int] = frozenset()
 
@@ -139,7 +134,6 @@ class PiecesTokenizer:
         """Reads a model.
 
         Args:
-          path: the SentencePiece model.
           ids: piece -> id. `<unk>` stands for all other pieces.
           special: token that is no piece of a text -> id.
 

@@ -25,12 +25,7 @@ PATH = "/v1/generate"
 
 @with_options(DRAWING)
 class GenerateBody(SearchBody, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request.
-
-    Attributes:
-      prompt: the beginning of the text; empty lets the model begin.
-      stream: whether the text is sent as it grows.
-    """
+    """The body of a request. An empty prompt lets the model begin."""
 
     prompt: str = ""
     stream: bool = False
