@@ -177,10 +177,7 @@ def _whose(error: Exception) -> str:
 
 
 def command_line(name: str, argv: list[str]) -> str:
-    """Returns the command as the user typed it, as one line for a shell.
-
-    `argv` has the name of the program and the arguments.
-    """
+    """Returns the command as the user typed it, as one line for a shell."""
     typed_as_module = pathlib.Path(argv[0]).suffix == ".py"
     program = (
         ["python", "-m", "lingvo_gshard", name.partition("-")[2]] if typed_as_module else [name]

@@ -91,9 +91,7 @@ def check_chip(calibration: Calibration, path: str, topology: Topology) -> None:
 
 
 def calibrated(
-    timed: Sequence[TimedOperation],
-    calibration: Calibration,
-    layers: Mapping[str, str | None],
+    timed: Sequence[TimedOperation], calibration: Calibration, layers: Mapping[str, str | None]
 ) -> list[TimedOperation]:
     """Returns operations with calibrated estimates. Kinds without a ratio keep theirs.
 

@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core import (
-    SILENT,
-    Options,
-    Params,
-    Progress,
-    TokenShape,
-    UserError,
-    option,
-)
+from lingvo_gshard.core import SILENT, Options, Params, Progress, TokenShape, UserError, option
 from lingvo_gshard.runtime import Program, bytes_of, platform_of
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import TokenTask

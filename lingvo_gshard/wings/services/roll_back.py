@@ -27,10 +27,7 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges of batches that no step trains on. They may overlap.
-
-    A range is its first and its last batch. Batches are counted from 1.
-    """
+    """Ranges of batches, first and last, from 1, that no step trains on. They may overlap."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 

@@ -172,10 +172,7 @@ def options(directory: str) -> dict[str, Any]:
 
 
 def is_accepted(directory: str) -> bool:
-    """Returns whether the compiler has finished the program and its buffers.
-
-    The compiler of TPUs has then found that they fit.
-    """
+    """Returns whether program and buffers are finished. A TPU's compiler found that they fit."""
     return any(any(pathlib.Path(directory).glob(name)) for name in _ACCEPTED)
 
 

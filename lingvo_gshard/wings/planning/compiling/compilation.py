@@ -38,10 +38,7 @@ def key_of(
     generates_code: bool,
     options: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the key of a compilation, 64 hexadecimal digits.
-
-    The name of a topology determines its shape and chips.
-    """
+    """Returns the key of a compilation, 64 hexadecimal digits. A topology's name says its shape."""
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     content = msgspec.json.encode(
         {

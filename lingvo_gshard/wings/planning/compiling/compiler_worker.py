@@ -35,10 +35,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def main(topology: str) -> None:
-    """Compiles the program that comes on standard input, and writes an Answer.
-
-    The compiler is loaded before the program comes.
-    """
+    """Loads a compiler, compiles the program that comes on standard input, writes an Answer."""
     # Compilers may print.
     answers = answer_stream()
     devices = topologies.get(topology).compile_devices()

@@ -368,9 +368,7 @@ class LoadsOptions(Options):
         0, "First step of `loads` to take; those before it are left out.", minimum=0
     )
     replicas: int = option(
-        0,
-        "Further copies of experts in each layer that the placement for `loads` has.",
-        minimum=0,
+        0, "Further copies of experts in each layer that the placement for `loads` has.", minimum=0
     )
 
     def __post_init__(self):

@@ -70,10 +70,7 @@ class JobOptions(Options):
         minimum=0,
     )
     simulated_runs: int = option(
-        4000,
-        "Number of trainings that `goodput` simulates.",
-        minimum=1,
-        maximum=1_000_000,
+        4000, "Number of trainings that `goodput` simulates.", minimum=1, maximum=1_000_000
     )
     simulation_seed: int = option(0, "Seed of the simulation, with `goodput`.", minimum=0)
 

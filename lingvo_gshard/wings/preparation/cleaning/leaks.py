@@ -138,10 +138,7 @@ def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
 
 
 class _Grams:
-    """The different word 4-grams of the folded targets of rows.
-
-    `hashes`, uint64 [H], has each 4-gram of a row once.
-    """
+    """The word 4-grams of the folded targets of rows. `hashes`, uint64 [H], has each once a row."""
 
     def __init__(self, rows: Sequence[Row]):
         texts = TextHashes([f"{fold(row.target)} " for row in rows])

@@ -86,11 +86,7 @@ async def _texts(
 
 
 async def _events(
-    service: Service,
-    request: inference.Request,
-    answers: Answers,
-    deadline: float,
-    routing: bool,
+    service: Service, request: inference.Request, answers: Answers, deadline: float, routing: bool
 ) -> AsyncGenerator[str]:
     """Yields server-sent events: new text as it comes, then `done` with the complete texts."""
     model, options = service.model, request.options
