@@ -54,11 +54,7 @@ class Part:
 
 
 def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
-    """Returns the different parts of a stored tensor, the first elements first.
-
-    Args:
-      split: the mesh axes that split each dimension, which must divide evenly.
-    """
+    """Returns the different parts of a stored, evenly split tensor, the first elements first."""
     counts = [mesh.parts(axes) for axes in split]
     found = []
     for numbers in itertools.product(*map(range, counts)):

@@ -206,11 +206,7 @@ def run(
 
 
 class AppServer(uvicorn.Server):
-    """A server that a signal stops without ending the process by that signal.
-
-    Attributes:
-      cut_off: the number of requests that had no answer at the end.
-    """
+    """A server that a signal stops, not its process. `cut_off` requests had no answer then."""
 
     def __init__(
         self,

@@ -73,11 +73,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class TooLargeError(UserError):
-    """A program needs far more memory than a device has, so that there is no plan of it.
-
-    Attributes:
-      needed: the bytes that it needs, if the compiler has stated them.
-    """
+    """A program has no plan: it needs far more memory than a device has, `needed` if stated."""
 
     needed: int | None = None
 

@@ -338,10 +338,7 @@ class Loads:
 
 
 def load(path: str, first_step: int = 0) -> Loads:
-    """Returns the loads in a file.
-
-    Args:
-      first_step: leaves out the steps before this one.
+    """Returns the loads in a file, from a step on.
 
     Raises:
       UserError: names the option, the file and the reason if the file is missing, is of another

@@ -85,9 +85,6 @@ def _is_mesh(operation: ir.OpView) -> bool:
 def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -> Mesh:
     """Returns the mesh with the fewest axes that can express shardings of numbered devices.
 
-    Args:
-      given: the mesh that the user says it is, if any.
-
     Raises:
       UserError: the shardings are no splits over `given`, or over any mesh of up to four axes.
     """

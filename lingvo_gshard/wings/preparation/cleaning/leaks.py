@@ -98,11 +98,7 @@ _ROWS_AT_A_TIME = 4096
 
 
 def hashes_of(rows: Sequence[Row]) -> np.ndarray:
-    """Returns the hashes of the sources and of the 4-grams of rows.
-
-    Returns:
-      uint64 [H], sorted, without repetitions.
-    """
+    """Returns the hashes of sources and 4-grams of rows, uint64 [H], sorted and different."""
     found = [np.zeros(0, np.uint64)]
     for part in _parts(rows):
         found += [np.unique(_source_hashes(part)), np.unique(_Grams(part).hashes)]

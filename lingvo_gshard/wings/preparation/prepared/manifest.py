@@ -214,11 +214,7 @@ class _Format(msgspec.Struct):
 
 
 def read(directory: str | os.PathLike) -> Manifest:
-    """Returns the manifest of a directory.
-
-    Raises:
-      UserError: it is missing, damaged, or of another format.
-    """
+    """Returns the manifest of a directory; UserError if missing, damaged, or of another format."""
     path = pathlib.Path(directory) / FILE
     try:
         content = objects.read_bytes(path)

@@ -28,11 +28,7 @@ class JsonTokenizer:
     """
 
     def __init__(self, content: str | bytes, otherwise: str):
-        """Reads the content of a tokenizer.json.
-
-        Raises:
-          UserError: it is no tokenizer, in the words of `otherwise`.
-        """
+        """Reads the content of a tokenizer.json. Raises UserError, `otherwise`, if it is none."""
         # Imported here: most runs need no tokenizers.
         import tokenizers
 

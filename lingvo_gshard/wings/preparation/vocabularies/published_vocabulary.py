@@ -308,10 +308,7 @@ def _without_first_space(
 
 
 def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty if there is no such file.
-
-    Args:
-      keeps_nulls: whether keys whose value is null are in the result.
+    """Returns the object in a JSON file, with its nulls or without; empty without a file.
 
     Raises:
       UserError: it is no JSON object.

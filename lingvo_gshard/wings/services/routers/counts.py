@@ -172,11 +172,7 @@ class RoutingSums:
 def sums_of_step(
     trainer: Trainer, theta: NestedMap, batch: TensorBatch, watch: Mapping[str, Any]
 ) -> dict[str, tf.Tensor]:
-    """Returns what layers report as sums in the forward pass of a step, over its micro-batches.
-
-    Args:
-      watch: fields of the `TokenContext` that watch the routers.
-    """
+    """Returns what layers report as sums in the forward pass of a step, over its micro-batches."""
     features = dict(batch)
     step = features.pop(_STEP)
     key = tf.stack([tf.constant(trainer.p.seed & 0x7FFFFFFF, tf.int32), step])
