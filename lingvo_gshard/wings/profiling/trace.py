@@ -203,7 +203,6 @@ class Recorder:
     """
 
     def __init__(self, tracer: Tracer):
-        """Makes a recorder that is not recording."""
         self._tracer = tracer
         self._step, self._input = contextlib.ExitStack(), contextlib.ExitStack()
         self.seconds = self.core_seconds = 0.0

@@ -129,7 +129,6 @@ class LossWatch(StepObserver):
     """Warns of spikes and of a loss that diverges, and says where a step became non-finite."""
 
     def __init__(self, run: ObservedRun):
-        """Takes the run."""
         self._run = run
         self._guessing_loss = run.trainer.task.guessing_loss()
         self._divergence = Divergence(run.params.step, self._guessing_loss)

@@ -75,7 +75,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
       step: the step that it resumed from; 0 for a new run.
       steps: `run.steps`, the step to end with.
       command: the command line, for a shell.
-      directory: where the command was started.
       host: name of the main process's machine.
       runtime: "local", "spmd" or "tpu_strategy".
       devices: the devices in words, such as "8 CPU devices as data=8".

@@ -133,7 +133,6 @@ class DirectoryWatch:
     """Compares a run's directory with what it was when its model was loaded."""
 
     def __init__(self, logdir: Logdir, step: int, choice: str | int = BEST):
-        """Remembers the directory."""
         self._logdir, self._step, self._choice = logdir, step, choice
         self._identity = self._logdir.identity()
         self._last = UNCHANGED

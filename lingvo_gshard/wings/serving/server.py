@@ -313,7 +313,6 @@ class Server(AppServer):
         say: Callable[[str], None],
         on_ready: Callable[[], None] = lambda: None,
     ):
-        """Prepares to serve; see `run`."""
         app = make_app(service, options.origins)
         super().__init__(app, service.metrics, options, say, on_ready)
         self._service = service

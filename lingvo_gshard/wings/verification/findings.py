@@ -357,7 +357,6 @@ class Finding(msgspec.Struct, frozen=True):
     """The first tensor that differs, with what is near it.
 
     Attributes:
-      kind: one of KINDS.
       layer: path of the layer that computes it; empty at the root.
       likely: the likely cause, in a sentence; empty if nothing points to one.
       annotation: the nearest annotation or manual region.

@@ -80,10 +80,8 @@ class TensorRow(Record, frozen=True, kw_only=True):
     """The storage of one weight or one optimizer moment.
 
     Attributes:
-      path: the tensor's path in the training state.
       split: the sharding in words, such as "E over data (8)".
       bytes: size of the unsharded tensor.
-      bytes_per_device: size of one device's shard.
       kind: "weights" or "moments".
       layer: name scope of the layer that owns the tensor.
       note: dimensions that the strategy would split but that do not divide evenly.
@@ -236,12 +234,10 @@ class Plan(Record, frozen=True, kw_only=True):
     """The plan of a compiled step on a machine: memory, time and cost.
 
     Attributes:
-      name: the experiment or function.
       topology: the machine, such as "v3:32x32".
       devices: number of devices; some chips have two.
       compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
       strategy: table of letters and axes.
-      fits: whether the step fits in the memory of each device.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
       host_transfers: most exposed seconds first; empty in plans of earlier versions.

@@ -55,7 +55,6 @@ class Einsum:
     A lookup is an einsum with a one-hot first operand that costs nothing to compute or move.
 
     Attributes:
-      times: executions in a step.
       weights: paths of the weights that an operand is made of.
       unit: the rematerialization unit; empty outside of all units.
       saved: tensors that the backward pass reads, if no earlier einsum saves them.
@@ -109,7 +108,6 @@ class Flow:
     Attributes:
       source: the tensor with the producer's letters.
       target: the tensor with the reader's letters.
-      times: executions in a step.
       unit: the rematerialization unit of the reader; empty outside of all units.
       rows: what its rows are, if they travel to experts or back without capacity.
     """

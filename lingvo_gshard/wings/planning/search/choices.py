@@ -153,7 +153,6 @@ class Variant:
     interleaved: int = 0
 
     def __str__(self) -> str:
-        """Returns the change in words."""
         options = [f"`compile_options={each}`" for each in self.compile_options]
         parts = [f"{self.interleaved} interleaved parts"] if self.interleaved else []
         return " ".join([self.dispatch, *parts, *options]).strip()

@@ -59,7 +59,6 @@ class SearchResult:
         compiled candidates are on it.
       rows: all candidates, fastest by the cost model first.
       baselines: named strategies, for comparison.
-      capacity: bytes of a device that a program may use.
       seconds_bound: the products of the model at the chip's peak.
     """
 

@@ -122,7 +122,6 @@ class Choice:
       active: weights that a token uses.
       days: time with failures and checkpoints.
       goodput: part of it that makes progress.
-      price: of the whole time.
     """
 
     topology: str
@@ -166,7 +165,6 @@ class BudgetPlan:
     """The training for a budget.
 
     Attributes:
-      source: where it is published.
       machines: the best choice on each kind of chip, the lowest loss first.
       experts: the best choice with each number of experts that the law was fitted to.
       sizes: the best machine and experts with smaller and larger models.

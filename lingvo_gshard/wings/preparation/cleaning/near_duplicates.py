@@ -39,7 +39,6 @@ class TextHashes:
     """
 
     def __init__(self, texts: Sequence[str]):
-        """Prepares the hashes of n texts."""
         # Lone surrogates cannot be encoded otherwise.
         joined = "".join(texts).encode("utf-32-le", "surrogatepass")
         self.codes = np.frombuffer(joined, np.uint32)

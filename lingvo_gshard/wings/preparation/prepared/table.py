@@ -168,7 +168,6 @@ class PreparedTable:
         self._reader = functools.lru_cache(_MOST_OPEN)(self._open)
 
     def __len__(self) -> int:
-        """The number of rows."""
         return int(self._starts[-1])
 
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:

@@ -94,7 +94,6 @@ class Law:
     """A scaling law.
 
     Attributes:
-      name: a short name, such as "joint".
       loss: returns the loss of models, each after its number of tokens.
       experts: the configurations of experts that the law was fitted to.
       most_active: active weights of the largest model that the law was fitted to.
