@@ -63,7 +63,6 @@ def parse_flags(
 
     Args:
       values: the command's flags, parsed in place.
-      argv: the program's name and the arguments.
       about: the command's documentation, or its first sentence if there is a page in tools/help.
       command: the name of the command's module, which names its page.
 

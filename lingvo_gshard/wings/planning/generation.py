@@ -57,12 +57,9 @@ _KEPT: dict[type, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Depths:
-    """The depths to plan in place of a model's own.
+    """The depths to plan in place of a model's own number of `layers`.
 
-    Attributes:
-      shallow: number of layers of the first model: those at the start that differ, and one period.
-      deeper: the same with two periods.
-      layers: the model's own number of layers.
+    `shallow` has the layers at the start that differ and one period of the others, `deeper` two.
     """
 
     shallow: int
@@ -175,7 +172,6 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
     """The plan of generation on a machine: memory, time and cost.
 
     Attributes:
-      batch: texts that are decoded together.
       length: positions that each text's keys and values are kept for.
       prompt: positions of the prompt of a text that enters.
       steps: tokens that one call of the decoding program adds to each text.

@@ -73,13 +73,7 @@ def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch
 
 
 class _Search:
-    """A bracket of batches, in granules.
-
-    Attributes:
-      lower: the largest number of granules that is known to fit; 0 if none is.
-      upper: the smallest number that is known not to fit; None if none is.
-      most: the largest number to try.
-    """
+    """A bracket of batches, in granules: `lower` fit, `upper` do not if known, `most` are tried."""
 
     def __init__(self, plan_of: Callable[[int], GenerationPlan], granule: int):
         self.lower, self.upper = 0, None

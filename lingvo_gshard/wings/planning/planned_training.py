@@ -36,7 +36,6 @@ class PlannedTraining:
     Attributes:
       params: its Params, with all that was planned: mesh, strategy and options of the compiler are
         in `sharding`.
-      topology: the machine that it was planned for.
       plan: the plan of the step; None if a search compiled nothing.
     """
 

@@ -81,7 +81,6 @@ def plan_to_fit(
     Args:
       experiment: Params of the experiment; they are not modified.
       limit: maximum number of changes to try. Each takes one compilation.
-      progress: is told each change before it is tried, and each stage of a plan.
 
     Raises:
       UserError: as `plan_experiment` does; or the step needs far more memory than a device has,

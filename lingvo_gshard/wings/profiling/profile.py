@@ -130,9 +130,7 @@ class Profile(Record, frozen=True, kw_only=True):
         executes, of all devices of this process in a step.
       attainable: the rate that large products reach; None if unknown.
       parts: the time of each of `PARTS` that took any time. The times add up to the step.
-      layers: most seconds first.
       slowest: the ten operations that take the most time.
-      collectives: most seconds first.
     """
 
     format: int = FORMAT

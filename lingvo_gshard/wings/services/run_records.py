@@ -78,8 +78,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
       host: name of the main process's machine.
       runtime: "local", "spmd" or "tpu_strategy".
       devices: the devices in words, such as "8 CPU devices as data=8".
-      active_parameters: number of parameters that each token uses.
-      versions: package -> version.
       environment: settings of jax, XLA, TensorFlow and their drivers.
     """
 

@@ -71,7 +71,6 @@ class _Header(msgspec.Struct):
     Attributes:
       run: what tells the run from others in the same place.
       record: the record that a checkpoint would have, without digests.
-      params_text: the run's Params.
       checksum: CRC-32 of the bytes after the header.
     """
 

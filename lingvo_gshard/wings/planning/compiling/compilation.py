@@ -90,9 +90,6 @@ def compile_for(
     it can be planned all the same. The memory in the result is still what the chip's own compiler
     states.
 
-    Args:
-      options: compiler options, added to the topology's own.
-
     Raises:
       UserError: if the mesh and the topology differ in the number of devices, if the compiler
         rejects the program, or if the program fits no chip.

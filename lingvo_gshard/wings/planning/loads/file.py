@@ -54,7 +54,6 @@ class LayerLoads:
       dropped_share: share of the requests that are dropped, by step; None if the file does not
         tell.
       capacity: capacity slots of an expert for each group; None with a dropless dispatch.
-      capacity_factor: the capacity factor that gives `capacity`.
       sufficient_factor: the smallest capacity factor that drops nothing, by step; None if unknown.
       bound: the dropless dispatch's bound, 0 for none; None with another dispatch.
       sufficient_bound: the smallest bound that no row is over, by step; None if unknown.

@@ -31,7 +31,6 @@ class Price:
 
     Attributes:
       currency: ISO code, such as "USD".
-      region: the provider's region that the price holds in.
       date: year and month of the price, such as "2022-08".
     """
 
@@ -68,9 +67,7 @@ class Chip:
         None if it is not published.
       host_bandwidth: bytes per second between the memories of one partition and its host in one
         direction; None if it is not published.
-      watts: power of one chip; None if it is not published.
-      price: list price of one chip; None if it is not published.
-      example: name of a topology of such chips.
+      watts, price: of one chip; None if they are not published.
       matrix_unit: rows and columns of a TPU's matrix unit; 0 for other chips. A product with a
         smaller dimension fills a part of it.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
@@ -191,10 +188,7 @@ def of_device(platform: str, device_kind: str) -> Chip | None:
 
 
 def add(key: str, figures: Mapping[str, tuple]) -> Chip:
-    """Adds a chip, so that topologies of it can be planned, and returns it.
-
-    Args:
-      figures: (figure, source) by name of the field, as in `FIGURES`.
+    """Adds a chip of figures as in `FIGURES`, so that it can be planned, and returns it.
 
     Raises:
       UserError: there is such a chip, or a field is missing or unknown.

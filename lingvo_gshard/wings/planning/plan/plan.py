@@ -103,7 +103,6 @@ class TemporaryRow(Record, frozen=True, kw_only=True):
     """A large array that an operation of the compiled program writes to memory.
 
     Attributes:
-      layer: name scope of the operation.
       shape: size of each dimension on one device.
       bytes: size on one device, padding included.
     """
@@ -122,7 +121,6 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
       kind: as in HLO, such as "all-to-all". " across slices" follows if the device groups span TPU
         slices, so that the collective communicates over the data-center network.
       axis: mesh axes of its device groups, separated by commas; "all" if they follow no axes.
-      layer: name scope of the operation.
       phase: one of `hlo.operation.PHASES`.
       bytes: the larger of operand and result of one call on one device.
       seconds_bound: lower bound for all calls together.
@@ -152,8 +150,6 @@ class HostTransferRow(Record, frozen=True, kw_only=True):
 
     Attributes:
       to_host: whether they copy from the device to the host.
-      layer: name scope of the operations.
-      phase: one of `hlo.operation.PHASES`.
       bytes: size of all copies of one device.
       seconds_bound: lower bound for all copies; 0 if the rate is not published.
       seconds: estimate of the exposed time, which the step waits for.
@@ -175,7 +171,6 @@ class LayerRow(Record, frozen=True, kw_only=True):
 
     Attributes:
       layer: name scope of the operations; empty for operations outside of all layers.
-      phase: one of `hlo.operation.PHASES`.
       times: executions in a step; more than 1 inside a loop.
       flops: operations of matrix products in all executions.
       bytes: bytes read and written in all executions.
@@ -217,7 +212,6 @@ class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
       change: settings of this change and of those tried before it, each in backquotes.
-      peak: peak bytes of one device.
       price: price of training on a billion tokens; None if no price is published.
     """
 
@@ -237,7 +231,6 @@ class Plan(Record, frozen=True, kw_only=True):
       topology: the machine, such as "v3:32x32".
       devices: number of devices; some chips have two.
       compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
-      strategy: table of letters and axes.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
       host_transfers: most exposed seconds first; empty in plans of earlier versions.
@@ -257,7 +250,6 @@ class Plan(Record, frozen=True, kw_only=True):
         compile_seconds the time to generate it.
       versions: version of each package that affects the plan.
       goodput: the whole training with its failures and checkpoints; None if it was not asked for.
-      loads: the step under loads that routers had; None if none were given.
       params: the experiment's Params with the plan's sharding, as in a run's params.txt. Empty in
         plans of other programs than training steps, and in plans of earlier versions.
     """

@@ -157,7 +157,6 @@ def to_program(
     """Returns an exported jax function as a Program of the arguments that it uses.
 
     Args:
-      where: the file or the function, for messages.
       platform: the platform to compile for: "tpu", "cuda" or "cpu". If the function was not
         exported for this platform, the first platform of the export is taken.
       mesh: the mesh that the function must have; None takes the exported mesh.

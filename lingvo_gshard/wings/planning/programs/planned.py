@@ -160,7 +160,6 @@ class ProgramFacts:
     Attributes:
       mesh: the program's mesh, such as "data=4,model=2", which must equal the exported mesh. If the
         program only numbers its devices, this mesh names the axes.
-      patterns: which arguments are weights and moments.
       step_tokens: tokens of a batch; None if unknown.
       kernel_flops: regular expression for the names of kernels -> FLOPs of one call on one device.
     """

@@ -119,9 +119,7 @@ class Choice:
     Attributes:
       experts: the experts in words, such as "1 of 8 experts".
       expansion, granularity: as in `laws.Experts`.
-      active: weights that a token uses.
       days: time with failures and checkpoints.
-      goodput: part of it that makes progress.
     """
 
     topology: str
@@ -146,7 +144,6 @@ class Sensitivity:
     """The best choice if one assumption is another.
 
     Attributes:
-      change: the assumption and its new value.
       choice: the best choice; None if nothing can be trained.
       loss_change: loss of this choice minus the loss of the best choice without the change. None
         without a choice, and for another scaling law: losses of two laws do not compare.

@@ -126,7 +126,6 @@ class SplitCopies(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of dev or test that a user gave and that also stand in another split. They are kept.
 
     Attributes:
-      split: the split of the rows.
       other: the split that they also stand in.
       exact: rows with the same language, source and target there.
       folded: such rows, but for case, digits and punctuation.
@@ -160,7 +159,6 @@ class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
       side: "joint", "source" or "target".
       kind: what reads it: "sentencepiece", "tokenizers" or "published".
       files: paths within the directory.
-      size: number of ids.
       sha256: digest of the contents of the files, in their order.
       coverage: language -> how well the vocabulary writes it; "targets" for the targets of pairs.
     """

@@ -336,7 +336,6 @@ class PublishedVocabulary(TokenizerVocabulary):
     """The tokenizer of a published model, with the ids that it was trained with.
 
     Attributes:
-      directory: the files.
       settings: the values of config.json, overridden by generation_config.json.
       tokenizer_settings: the values of tokenizer_config.json.
       end_ids: ids that end a text; the first is `eos_id`.
