@@ -210,9 +210,8 @@ def for_all_platforms(
 
 def check_kernels(platform: str | None) -> None:
     """Raises UserError if the value of --kernels is unknown; None stands for no value."""
-    known = (*HARDWARE, HERE)
-    if platform is not None and platform not in known:
-        raise UserError(f"--kernels={platform} is unknown. {names.nearest(platform, known)}")
+    if platform is not None:
+        names.check(platform, (*HARDWARE, HERE), f"--kernels={platform} is unknown")
 
 
 def check_partitioner(platform: str | None, partitioner: str) -> None:
