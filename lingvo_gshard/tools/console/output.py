@@ -74,7 +74,7 @@ class Console(rich.console.Console):
         in_words: Callable[[float], str] = str,
         where: str = "--json",
     ) -> None:
-        """Prints how many rows of a table only `where` has, and the sum of their sizes if given."""
+        """Prints how many rows are hidden and where all are; with `size`, also the sum of sizes."""
         if hidden:
             total = f", {in_words(sum(map(size, hidden)))}" if size else ""
             self.say(f"and {len(hidden):,} more{total}; {where} has them all")

@@ -72,7 +72,7 @@ def _case(devices: int) -> StepCase:
 
 
 def _largest_difference(whole: SingleDeviceRuntime, split: SpmdRuntime) -> tuple[float, str]:
-    """Returns the largest difference of a weight, by its largest value, and the weight's path."""
+    """Returns the largest difference of a weight, relative to its largest value, and its path."""
     expected = dict(whole.theta_on_host().flatten_items())
     worst, worst_path = 0.0, ""
     for path, found in split.theta_on_host().flatten_items():

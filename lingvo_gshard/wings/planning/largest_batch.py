@@ -73,7 +73,7 @@ def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch
 
 
 class _Search:
-    """A bracket of batches, in granules: `lower` fit, `upper` do not if known, `most` are tried."""
+    """A bracket of batches, in granules: `lower` fits, `upper` does not. `most` is the limit."""
 
     def __init__(self, plan_of: Callable[[int], GenerationPlan], granule: int):
         self.lower, self.upper = 0, None

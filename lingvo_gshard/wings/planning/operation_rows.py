@@ -108,7 +108,7 @@ _ALIKE = ("kind", "axis", "layer", "phase", "dtype", "bytes", "line")
 def collective_rows(
     timed: Sequence[TimedOperation], lines: GraphLines | None = None
 ) -> list[plan.CollectiveRow]:
-    """Returns a row for each set of fields `_ALIKE`, the rows with most exposed time first."""
+    """Returns a row for the calls that agree in all fields `_ALIKE`, most exposed time first."""
     groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         operation, call = each.operation, each.operation.collective

@@ -129,7 +129,7 @@ class _Rated:
 
 
 class _Remedies:
-    """Rates changes, and compiles the most promising ones: `tried`, with the plans `fitting`."""
+    """Rates changes and compiles the best: all are in `tried`, the plans that fit in `fitting`."""
 
     def __init__(
         self,

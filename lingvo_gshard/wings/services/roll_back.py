@@ -27,7 +27,7 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges of batches, first and last, from 1, that no step trains on. They may overlap."""
+    """Ranges (first, last) of batches, counted from 1, that are skipped. They may overlap."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 

@@ -206,7 +206,7 @@ def run(
 
 
 class AppServer(uvicorn.Server):
-    """A server that a signal stops, not its process. `cut_off` requests had no answer then."""
+    """A server that a signal stops without ending the process. `cut_off` counts lost requests."""
 
     def __init__(
         self,

@@ -101,7 +101,7 @@ def check_exchange(name: str, machine: trials.Machine) -> Iterator[Check]:
 
 @dataclasses.dataclass(frozen=True)
 class _ExchangedExperts:
-    """Experts that are split over all devices, with a group of tokens each, or their time alone."""
+    """Experts split over all devices, each with a group of tokens. `is_timed` needs no results."""
 
     machine: trials.Machine
     dtype: str

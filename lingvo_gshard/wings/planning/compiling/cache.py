@@ -172,7 +172,7 @@ def options(directory: str) -> dict[str, Any]:
 
 
 def is_accepted(directory: str) -> bool:
-    """Returns whether program and buffers are finished. A TPU's compiler found that they fit."""
+    """Returns whether the program and its buffers are finished; for TPUs, also that they fit."""
     return any(any(pathlib.Path(directory).glob(name)) for name in _ACCEPTED)
 
 

@@ -73,7 +73,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class TooLargeError(UserError):
-    """A program has no plan: it needs far more memory than a device has, `needed` if stated."""
+    """A program needs far more memory than a device has: `needed` bytes, if they are stated."""
 
     needed: int | None = None
 

@@ -337,7 +337,7 @@ class Loads:
 
 
 def load(path: str, first_step: int = 0) -> Loads:
-    """Returns the loads in a file, from a step on.
+    """Returns the loads in a file, beginning with `first_step`.
 
     Raises:
       UserError: names the option, the file and the reason if the file is missing, is of another

@@ -188,7 +188,7 @@ def of_device(platform: str, device_kind: str) -> Chip | None:
 
 
 def add(key: str, figures: Mapping[str, tuple]) -> Chip:
-    """Adds a chip of figures as in `FIGURES`, so that it can be planned, and returns it.
+    """Adds a chip with figures as in `FIGURES`, so that it can be planned, and returns it.
 
     Raises:
       UserError: there is such a chip, or a field is missing or unknown.

@@ -60,7 +60,7 @@ def installed() -> str | None:
 
 
 def recomputation_notes(seconds: Mapping[str, float]) -> list[str]:
-    """Returns a note on what the compiler computes again; `seconds` are by instruction."""
+    """Returns a note on what the compiler computes again. `seconds` has times by instruction."""
     again = [taken for name, taken in seconds.items() if _AGAIN in name]
     if not again:
         return []

@@ -399,7 +399,7 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A limit that was applied to two plans. Without the quantity, a plan has the value None.
+    """A limit that was applied to two plans. The value is None if a plan has no such quantity.
 
     A value that only one plan has exceeds every limit.
     """

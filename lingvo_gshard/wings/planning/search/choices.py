@@ -146,7 +146,7 @@ class Candidate(Record, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A change of a candidate whose effect only a compilation tells. Empty fields keep values."""
+    """A change of a candidate that only a compilation can rate. Empty fields change nothing."""
 
     dispatch: str = ""
     compile_options: tuple[str, ...] = ()

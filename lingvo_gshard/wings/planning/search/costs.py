@@ -103,7 +103,7 @@ RESULT = 2
 
 @dataclasses.dataclass(frozen=True)
 class ShardedTensor:
-    """A tensor with its sharding. Devices compute shards of a free one without communication."""
+    """A tensor with its sharding. If it is free, each device can compute any shard by itself."""
 
     tensor: Tensor
     where: Sharding

@@ -18,7 +18,7 @@ _FLOAT32 = 4
 
 
 def possible_exchanges(platform: str, devices: int, rows: ExpertRows) -> tuple[str, ...]:
-    """Returns the names of the exchanges to compare in a group of devices; a CPU's default.
+    """Returns the names of the exchanges to compare in a group of devices; one for CPUs ("").
 
     Without a bound, `fixed` sends each device all that there can be.
     """

@@ -75,7 +75,7 @@ _IsWrong = Callable[[str, str], bool]
 
 
 def define(p: Params, policies: Sequence[str]) -> None:
-    """Defines the hyperparameters of rules for all rows, with policies on text of no language."""
+    """Defines the hyperparameters of all rules. Markup and placeholders have `policies`."""
     p.define("drop_damaged", True, "Whether to drop rows with U+FFFD, a sign of lost characters.")
     p.define(
         "max_foreign_letters",

@@ -36,7 +36,7 @@ class Lengths:
         self._starts = np.cumsum([0, *(shard.rows for shard in shards)])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns int64 [N,2], source and target tokens of rows, int64 [N].
+        """Returns the source and target tokens, int64 [N,2], of rows, int64 [N].
 
         Raises:
           UserError: a file was cut off since it was mapped.

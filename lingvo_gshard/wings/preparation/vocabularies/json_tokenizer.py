@@ -28,7 +28,7 @@ class JsonTokenizer:
     """
 
     def __init__(self, content: str | bytes, otherwise: str):
-        """Reads the content of a tokenizer.json. Raises UserError, `otherwise`, if it is none."""
+        """Reads the text of a tokenizer.json. Raises UserError with `otherwise` if it is none."""
         # Imported here: most runs need no tokenizers.
         import tokenizers
 

@@ -308,7 +308,7 @@ def _without_first_space(
 
 
 def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file, with its nulls or without; empty without a file.
+    """Returns the object in a JSON file, {} without one. Keys of null may be left out.
 
     Raises:
       UserError: it is no JSON object.

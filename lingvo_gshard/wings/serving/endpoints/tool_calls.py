@@ -221,7 +221,7 @@ def calls_json(calls: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
 
 
 class CallingText(GrowingText):
-    """A text that may end with `calls` of functions, known at its end and not part of `add`."""
+    """A text that may end with calls of functions: `add` omits them, `calls` has them later."""
 
     def __init__(self, form: Format, types: Types, vocabulary: Vocabulary, *given: Any):
         """Begins a text whose calls have a format; see `GrowingText` for the rest."""
