@@ -25,7 +25,7 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from lingvo_gshard.tools.console import spelling  # noqa: E402
-from tests import selection  # noqa: E402
+from tests import selection, slow_tail  # noqa: E402
 
 hypothesis.settings.register_profile(
     "house", deadline=None, derandomize=True, max_examples=50, database=None
@@ -43,6 +43,12 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Selects the tests that the options ask for."""
     selection.register(config)
+
+
+def pytest_itemcollected(item):
+    """Marks the tests that are slow by measurement, unless the tests of some files are wanted."""
+    if not item.config.getoption("belongs_to") and not item.config.getoption("changed_since"):
+        slow_tail.mark(item)
 
 
 class _ShowFailures:
