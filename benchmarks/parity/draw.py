@@ -43,7 +43,30 @@ _CHOICES: dict[str, Sequence[Any]] = {
     "original_max_position_embeddings": (8, 16, 64, None),
     "scoring_func": ("sigmoid", "softmax"),
     "max_position_embeddings": (8, 16, 40, 128),
+    **dict.fromkeys(("hidden_size", "d_model"), (16, 32, 64, 96)),
+    **dict.fromkeys(("is_gated_act", "scale_decoder_outputs"), (True, False)),
+    **dict.fromkeys(("n_positions", "decoder_vocab_size"), (320, 512)),
+    **dict.fromkeys(
+        (
+            "full_attention_interval",
+            "global_head_dim",
+            "index_topk_freq",
+            "num_global_key_value_heads",
+            "rotary_dim",
+            "sliding_window_pattern",
+            "sliding_window_size",
+            "top_k_experts",
+        ),
+        (1, 2, 4, 8),
+    ),
+    "clip_qkv": (0.5, 2, 8.0),
 }
+# A published model tolerates dropped tokens, and ours drops none. Here nobody drops any.
+_CHOICES |= {"expert_capacity": (64, 128), "moe_eval_capacity_token_fraction": (1.0, 2)}
+# Keys of which files have one form.
+_ROTARY = {"rope_parameters", "rope_scaling", "rope_theta"}
+# Parts of the names of keys that have no 0.
+_SIZES = ("dim", "heads", "rank", "size", "vocab")
 # Numbers of this size count something in a published model, and too much for a small one.
 _LARGE = 400
 _SMALL = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -73,13 +96,17 @@ def draw(family: str, seed: str) -> Variant:
     own, from_ = FAMILIES[family].class_keys, random.Random(f"{family} {seed}")
     case = from_.choice(_cases(family))
     values = {**case.values, "model_type": family}
+    if "sliding_window" in own:
+        # Texts are longer than the window, but not than that of published models.
+        values.setdefault("sliding_window", 6)
     changes: dict[str, Any] = {}
     for _ in range(from_.randint(1, 3)):
         kind = from_.random()
-        if kind < 0.12 and "rope_theta" in own:
+        if kind < 0.12 and "rope_theta" in own and not _ROTARY & changes.keys():
             changes |= _rotary(from_, values)
         elif kind < 0.8:
-            key = from_.choice(sorted(own.keys() - {"model_type", "rope_parameters"}))
+            taken = _ROTARY if _ROTARY & changes.keys() else set()
+            key = from_.choice(sorted(own.keys() - {"model_type", "rope_parameters"} - taken))
             changes[key] = _value(from_, key, values | changes, own[key])
         else:
             strange = sorted({*_all_keys(), *_UNKNOWN} - own.keys())
@@ -116,7 +143,7 @@ def _value(from_: random.Random, key: str, values: Mapping[str, Any], default: A
       default: the value that a missing key has.
     """
     layers = values.get("num_hidden_layers") or values.get("num_layers") or 3
-    if from_.random() < 0.06:
+    if from_.random() < 0.06 and key != "rope_theta":
         return None
     if key in _LISTED:
         kinds = from_.choice(_LISTED[key])
@@ -130,11 +157,14 @@ def _value(from_: random.Random, key: str, values: Mapping[str, Any], default: A
     if isinstance(usual, bool):
         return from_.random() < 0.2 if usual else from_.random() < 0.8
     if isinstance(usual, float):
+        if "drop" in key:
+            return from_.choice((0, 0.0, 0.1, 0.5))
         small = (0.1, 1e-3) if 0 < usual < 0.01 else (0.0, 1.0, 1)
         return from_.choice((usual * 2, usual / 2, *small))
     if isinstance(usual, int):
         near = _SMALL if usual > _LARGE else (usual * 2, usual // 2, usual + 1, usual - 1)
-        return from_.choice((*near, *near, *_SMALL[:4], 0))
+        found = from_.choice((*near, *near, *_SMALL[:4], 0))
+        return found or int(any(part in key for part in _SIZES))
     return from_.choice((True, False, 0.5, 2, 8, "none", []))
 
 

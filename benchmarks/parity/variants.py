@@ -128,7 +128,7 @@ def _judge(peer: VariantPeer, variant: Variant, draws: int) -> VariantOutcome:
         outcome = EQUAL if difference <= _LARGEST else DIFFERS
     except UserError as error:
         message = str(error)
-        kept = {k: v for k, v in variant.changes.items() if not re.search(rf"\b{k}\b", message)}
+        kept = {k: v for k, v in variant.changes.items() if not _is_named(k, v, message)}
         is_named = len(kept) < len(variant.changes)
         is_needed = is_named and peer.differs(variant.family, {**variant.values, **kept})
         outcome = REFUSED if is_needed else NEEDLESS
@@ -136,6 +136,12 @@ def _judge(peer: VariantPeer, variant: Variant, draws: int) -> VariantOutcome:
         outcome, message = CRASH, f"{type(error).__name__}: {error}"
     found = variant.values, variant.changes, outcome, difference, message, draws
     return VariantOutcome(variant.family, *found)
+
+
+def _is_named(key: str, value: Any, message: str) -> bool:
+    """Returns whether a message names a key, or a key within its value."""
+    names = (key, *(value if isinstance(value, dict) else ()))
+    return any(re.search(rf"\b{re.escape(name)}\b", message) for name in names)
 
 
 def _difference(directory: pathlib.Path) -> float:
