@@ -23,8 +23,10 @@ from docs.class_keys.effects import Models
 
 FILE = pathlib.Path("lingvo_gshard/wings/open_models/families/class_keys.json")
 # Keys that no small model shows. Of routers: texts must fill experts, and transformers leaves the
-# routers' losses out where a translation has labels. InternLM3 takes both biases or none.
+# routers' losses out where a translation has labels. InternLM3 takes both biases or none. Gemma 4
+# shares two layers or more.
 UNSEEN = {
+    "gemma4_text": {"num_kv_shared_layers"},
     "internlm3": {"attention_bias", "mlp_bias"},
     "nllb-moe": {
         "batch_prioritized_routing",
@@ -36,7 +38,6 @@ UNSEEN = {
         "second_expert_policy",
     },
     "switch_transformers": {
-        "add_router_probs",
         "router_aux_loss_coef",
         "router_dtype",
         "router_ignore_padding_tokens",

@@ -66,6 +66,8 @@ _NEAR = {
 }
 # Keys of all classes with rotary positions, and where scalings find lengths.
 _ROTARY = ("original_max_position_embeddings", "rope_parameters")
+# They say which side of a translation model a stack is.
+_SIDES = ("is_decoder", "is_encoder_decoder")
 _TYPES = {
     "mlp_layer_types": ("dense", "sparse"),
     # The first layer has no earlier one.
@@ -134,7 +136,7 @@ class Models:
         near = bare | {key: value for key, value in _NEAR.items() if key in self._fields}
         yield dataclasses.replace(case, config=near)
         for key, value in self._fields.items():
-            if isinstance(value, bool) and key not in _NOT_OF_A_MODEL:
+            if isinstance(value, bool) and key not in (*_NOT_OF_A_MODEL, *_SIDES):
                 turned = dataclasses.replace(case, config={**near, key: not value})
                 if quietly(self._compute, turned, {}) is not None:
                     near = dict(turned.config)
@@ -155,6 +157,11 @@ class Models:
                 plain["rope_local_base_freq"], base = base["local"], base["global"]
             if "rope_theta" in names:
                 plain["rope_theta"] = base
+            if any(
+                isinstance(value, dict) for value in (self._cls().rope_parameters or {}).values()
+            ):
+                # The parameters of each type of layer name their own lengths.
+                del plain["original_max_position_embeddings"]
         return dict(sorted(plain.items()))
 
     def _usual_rotations(self) -> dict[str, Any]:
