@@ -35,7 +35,7 @@ _CHOICES: dict[str, Sequence[Any]] = {
     "second_expert_policy": ("all", "sampling", "random"),
     "use_bidirectional_attention": (None, "vision", "all", True, False),
     "index_topk_pattern": ("FSS", "FFF", "FFFF", None),
-    "per_layer_config": ({}, None, {"0": {"sliding_window": 3}}, {"1": {"head_dim": 8}}),
+    "per_layer_config": ({}, None),
     "moe_layers": ([], [0], [1], [0, 1], [1, 3], [0, 1, 2]),
     "mlp_only_layers": ([], [0], [1], [0, 1]),
     "rope_theta": (500.0, 100, 1e6),
@@ -49,7 +49,6 @@ _CHOICES: dict[str, Sequence[Any]] = {
     **dict.fromkeys(
         (
             "full_attention_interval",
-            "global_head_dim",
             "index_topk_freq",
             "num_global_key_value_heads",
             "rotary_dim",
@@ -60,10 +59,14 @@ _CHOICES: dict[str, Sequence[Any]] = {
         (1, 2, 4, 8),
     ),
     "clip_qkv": (0.5, 2, 8.0),
+    "global_head_dim": (8, 16, 24),
+    "aux_loss_alpha": (0.0, 0.01),
+    # Gates may have a sum above numbers in between.
+    "moe_norm_min": (1e-15, 1e-10, 0.9),
 }
 # A published model tolerates dropped tokens, and ours drops none. Here nobody drops any.
 _CHOICES |= {"expert_capacity": (64, 128), "moe_eval_capacity_token_fraction": (1.0, 2)}
-# Keys of which files have one form.
+# Files have one form of these keys.
 _ROTARY = {"rope_parameters", "rope_scaling", "rope_theta"}
 # Parts of the names of keys that have no 0.
 _SIZES = ("dim", "heads", "rank", "size", "vocab")
@@ -97,7 +100,7 @@ def draw(family: str, seed: str) -> Variant:
     case = from_.choice(_cases(family))
     values = {**case.values, "model_type": family}
     if "sliding_window" in own:
-        # Texts are longer than the window, but not than that of published models.
+        # The window of published models is longer than the texts here.
         values.setdefault("sliding_window", 6)
     changes: dict[str, Any] = {}
     for _ in range(from_.randint(1, 3)):
@@ -150,6 +153,14 @@ def _value(from_: random.Random, key: str, values: Mapping[str, Any], default: A
         return [from_.choice(kinds) for _ in range(layers)]
     if key == "rope_scaling":
         return _scaling(from_)
+    if (
+        key == "max_position_embeddings"
+        and "rope_theta" not in FAMILIES[values["model_type"]].class_keys
+    ):
+        return from_.choice((32, 40, 128))
+    if (values["model_type"], key) == ("phimoe", "original_max_position_embeddings"):
+        # Texts beyond it differ by intent.
+        return from_.choice((64, None))
     if key in _CHOICES:
         return from_.choice(_CHOICES[key])
     usual = values.get(key, default)
@@ -164,7 +175,10 @@ def _value(from_: random.Random, key: str, values: Mapping[str, Any], default: A
     if isinstance(usual, int):
         near = _SMALL if usual > _LARGE else (usual * 2, usual // 2, usual + 1, usual - 1)
         found = from_.choice((*near, *near, *_SMALL[:4], 0))
-        return found or int(any(part in key for part in _SIZES))
+        if "head_dim" in key:
+            # Rotations turn pairs. In the smallest heads, wrong ones pass for right ones.
+            return max(found + found % 2, 4)
+        return found or 2 * any(part in key for part in _SIZES)
     return from_.choice((True, False, 0.5, 2, 8, "none", []))
 
 

@@ -2,7 +2,7 @@
 
     python variant_process.py
 
-The program answers each line of standard input, whose VALUES are those of a config.json:
+The program answers each line of standard input. VALUES are a JSON object, as in config.json:
 
     make VALUES DIR   writes the model and the logits into DIR; answers "computed", or
                       the name of the error
@@ -33,7 +33,7 @@ _NEAR_ENOUGH = 1e-5
 
 @dataclasses.dataclass
 class Outcome:
-    """What a config computes.
+    """The results of a model of a config.
 
     Attributes:
       shapes: name of each weight -> its shape.
@@ -114,7 +114,7 @@ class _Answers:
         try:
             self._last = found = _outcome(json.loads(values))
             found.model.save_pretrained(folder)
-        except Exception as error:  # What transformers cannot compute is an answer.
+        except Exception as error:  # transformers raises errors of all kinds.
             return type(error).__name__
         np.savez(folder / OUTPUTS, logits=found.logits.numpy(), ids=found.ids.numpy())
         return "computed"

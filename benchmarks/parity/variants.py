@@ -27,13 +27,13 @@ EQUAL, REFUSED = "equal", "refused"
 FAULTS = NEEDLESS, DIFFERS, CRASH = ("refused without need", "differs", "crash")
 # Largest difference of equal logits, relative to the largest logit if that is above 1.
 _LARGEST = 1e-3
-# Draws of a variant until transformers computes one.
+# Limits the draws of a variant that transformers cannot compute.
 _DRAWS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class VariantOutcome:
-    """What became of a variant.
+    """The outcome of a variant.
 
     Attributes:
       family: the `model_type`.
@@ -61,7 +61,7 @@ def measure(
     """Yields the outcomes of variants, family after family in turn.
 
     Args:
-      families: the families, of which variant `n` has number `n % len(families)`.
+      families: the families; variant `n` has the one at `n % len(families)`.
       numbers: the numbers of the variants.
       seed: the seed of all draws.
       peer: runs transformers.
@@ -73,7 +73,7 @@ def measure(
         for attempt in range(_DRAWS):
             variant = draw(family, f"{seed} {number} {attempt}")
             if peer.make(variant.family, {**variant.values, **variant.changes}):
-                yield _judge(peer, variant, attempt + 1)
+                yield judge(peer, variant, attempt + 1)
                 break
 
 
@@ -121,7 +121,14 @@ def _json(family: str, values: Mapping[str, Any]) -> str:
     return json.dumps({**values, "model_type": FAMILIES[family].keys.same or family})
 
 
-def _judge(peer: VariantPeer, variant: Variant, draws: int) -> VariantOutcome:
+def judge(peer: VariantPeer, variant: Variant, draws: int) -> VariantOutcome:
+    """Compares a model here with the model that transformers made last.
+
+    Args:
+      peer: made the model.
+      variant: the config of the model.
+      draws: see `VariantOutcome`.
+    """
     difference, message = None, ""
     try:
         difference = _difference(peer.directory)
