@@ -37,6 +37,11 @@ LANGUAGE_MODEL_CASES = (
     Case("no window", "mistral", {"sliding_window": None}),
     Case("sliding window", "mistral", {"sliding_window": 6}),
     Case("biases of queries, keys and values", "qwen2"),
+    Case(
+        "windows in later layers",
+        "qwen2",
+        {**WINDOWS, "use_sliding_window": True, "max_window_layers": 1},
+    ),
     Case("norms of queries and keys", "qwen3", {"head_dim": 16}),
     Case(
         "gates over all experts",
@@ -323,6 +328,20 @@ COMPOSED_CASES = (
             "moe_layer_start_index": 1,
             "moe_layer_interval": 2,
             "num_hidden_layers": 4,
+        },
+    ),
+    Case(
+        "biases everywhere, an odd number of layers",
+        "ernie4_5_moe",
+        {
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 2,
+            "num_hidden_layers": 5,
+            "moe_num_shared_experts": 0,
+            "use_bias": True,
         },
     ),
     Case(

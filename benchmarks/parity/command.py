@@ -5,6 +5,11 @@
 transformers, of --peers_python, makes small random models of --families with each option of their
 configs. Each is imported, and compared with transformers: logits, gradients, greedy tokens, and the
 exported model's tensors and logits (docs/open_models.md). No speed is measured.
+
+    python -m benchmarks parity --peers_python=peers/bin/python --variants=600 --seed=1
+
+compares the logits of models whose configs have random changes instead. They must be equal, or the
+config must be refused for a key with an effect in transformers. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -22,11 +27,14 @@ from benchmarks.parity.case import Case
 from benchmarks.parity.cases import CASES
 from benchmarks.parity.measure import ModelDifference, measure
 from benchmarks.parity.peer import LIBRARIES, Peer
+from benchmarks.parity.variants import EQUAL, FAULTS, REFUSED, VariantOutcome, VariantPeer, count
+from benchmarks.parity.variants import measure as measure_variants
 from benchmarks.peer_python import define_peer_flags, find_python
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import Console, transient_stages
+from lingvo_gshard.wings.open_models.families import FAMILIES
 
 
 def define_flags() -> flags.FlagValues:
@@ -34,6 +42,11 @@ def define_flags() -> flags.FlagValues:
     values = common.define_flags(experiment=False)
     define_peer_flags(values, "torch and transformers")
     flags.DEFINE_list("families", [], "Families to compare; by default all.", flag_values=values)
+    flags.DEFINE_integer(
+        "variants", 0, "Random configs to compare; 0: the cases.", 0, flag_values=values
+    )
+    flags.DEFINE_integer("seed", 1, "Seed of the variants.", flag_values=values)
+    flags.DEFINE_integer("first", 0, "Number of the first variant.", 0, flag_values=values)
     return values
 
 
@@ -50,6 +63,8 @@ def run(values: flags.FlagValues, console: Console) -> int:
             "parity compares with transformers, which is not installed: --peers_python names "
             "another Python that has torch and transformers"
         )
+    if values.variants:
+        return run_variants(values, console, python)
     threads, rows = values.threads or len(os.sched_getaffinity(0)), []
     with (
         tempfile.TemporaryDirectory(prefix="gshard-parity-") as folder,
@@ -61,6 +76,38 @@ def run(values: flags.FlagValues, console: Console) -> int:
             rows.append(row)
     print_table(console, rows)
     return common.write(values, rows)
+
+
+def run_variants(values: flags.FlagValues, console: Console, python: str) -> int:
+    """Compares random variants of --families, prints the faults and the numbers of outcomes.
+
+    Returns the exit code: 1 if there is a fault.
+    """
+    families, rows = values.families or sorted(FAMILIES), []
+    numbers = range(values.first, values.first + values.variants)
+    with (
+        tempfile.TemporaryDirectory(prefix="gshard-parity-") as folder,
+        transient_stages(console, "starting transformers") as progress,
+        VariantPeer(python, pathlib.Path(folder)) as peer,
+    ):
+        for row in measure_variants(families, numbers, values.seed, peer, progress):
+            rows.append(row)
+            if row.outcome in FAULTS:
+                found = row.message or f"{row.difference:.1e}"
+                console.print(f"{row.family}, {dict(row.changes)}: {row.outcome}, {found}")
+    print_outcomes(console, rows)
+    common.write(values, rows)
+    return int(any(row.outcome in FAULTS for row in rows))
+
+
+def print_outcomes(console: Console, rows: list[VariantOutcome]) -> None:
+    """Prints the numbers of outcomes by family in the form of a table of Markdown."""
+    names_of = (EQUAL, REFUSED, *FAULTS)
+    table = rich.table.Table("family", *names_of, box=rich.box.MARKDOWN)
+    for family in (*sorted({row.family for row in rows}), "all"):
+        own = [row for row in rows if family in (row.family, "all")]
+        table.add_row(family, *(str(count(own, outcome)) for outcome in names_of))
+    tables.print_table(console, table)
 
 
 def chosen_cases(families: list[str]) -> list[Case]:

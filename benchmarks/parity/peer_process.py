@@ -43,7 +43,7 @@ def make_model(case):
     if case["config"].get("tie_word_embeddings") is False:
         _untie(model)
     if case["model_type"] == "nllb-moe":
-        _run_all_experts()
+        run_all_experts()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
@@ -64,7 +64,7 @@ def make_model(case):
     return model.eval()
 
 
-def _run_all_experts():
+def run_all_experts():
     """Corrects NLLB-MoE in transformers 5.23.
 
     There each expert's choice, 0 or 1, is taken for the number of an expert, so that only the first

@@ -137,6 +137,22 @@ RECENT_CASES = (
         },
     ),
     Case(
+        "windows in every other early layer",
+        "qwen2_moe",
+        {
+            **WINDOWS,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "use_sliding_window": True,
+            "max_window_layers": 3,
+        },
+    ),
+    Case(
+        "windows in all layers",
+        "qwen3_moe",
+        {**WINDOWS, **_EXPERTS, "head_dim": 16, "use_sliding_window": True},
+    ),
+    Case(
         "two rotations, windows, one dense layer",
         "mellum",
         {

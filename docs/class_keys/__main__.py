@@ -38,7 +38,6 @@ UNSEEN = {
         "second_expert_policy",
     },
     "switch_transformers": {
-        "add_router_probs",
         "router_aux_loss_coef",
         "router_dtype",
         "router_ignore_padding_tokens",

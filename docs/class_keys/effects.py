@@ -8,21 +8,16 @@ import copy
 import dataclasses
 import importlib
 import inspect
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import torch
 import transformers
 
 from benchmarks.parity.case import Case
-from benchmarks.parity.peer_process import language_model
+from benchmarks.parity.variant_process import Outcome, compute
 
 # Adds the router's loss to the loss of training. Here it is always added.
 _WITH_ROUTER_LOSS = "output_router_logits"
-_ROWS, _LENGTH = 2, 20
-# Differences of logits of about 5 that rounding makes.
-_NEAR_ENOUGH = 1e-5
 # Names that say how a model is run or stored, or that another part of a run reads.
 _NOT_OF_A_MODEL = {
     "architectures",
@@ -71,6 +66,8 @@ _NEAR = {
 }
 # Keys of all classes with rotary positions, and where scalings find lengths.
 _ROTARY = ("original_max_position_embeddings", "rope_parameters")
+# They say which side of a translation model a stack is.
+_SIDES = ("is_decoder", "is_encoder_decoder")
 _TYPES = {
     "mlp_layer_types": ("dense", "sparse"),
     # The first layer has no earlier one.
@@ -89,64 +86,6 @@ def quietly(function: Any, *arguments: Any) -> Any:
     with contextlib.suppress(Exception):
         return function(*arguments)
     return None
-
-
-@dataclasses.dataclass
-class Outcome:
-    """What a config computes.
-
-    Attributes:
-      shapes: name of each weight -> its shape.
-      logits: of a batch, in evaluation.
-      loss: of a training step, with the random numbers of one seed.
-      model: the model.
-      ids: the batch; the targets of a translation are the sources from the last to the first.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-    logits: torch.Tensor
-    loss: float
-    model: Any
-    ids: torch.Tensor
-
-    def equals(self, other: Outcome) -> bool:
-        """Returns whether another config computes the same."""
-        return (
-            self.shapes == other.shapes
-            and self.logits.shape == other.logits.shape
-            and bool(torch.allclose(self.logits, other.logits, atol=_NEAR_ENOUGH, rtol=0))
-            and abs(self.loss - other.loss) < _NEAR_ENOUGH
-        )
-
-
-def set_weights(model: Any) -> None:
-    """Gives each weight values that depend on its name and shape alone, but for sinusoids."""
-    biases = ("e_score_correction_bias", "final_logits_bias", "layer_scalar")
-    buffers = [each for each in model.named_buffers() if each[0].endswith(biases)]
-    trained = [each for each in model.named_parameters() if each[1].requires_grad]
-    with torch.no_grad():
-        for name, weight in (*trained, *buffers):
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            drawn = torch.randn(weight.shape, generator=generator)
-            weight.copy_(drawn * 0.15 if weight.dim() > 1 else 1 + drawn * 0.1)
-
-
-def compute(config: Any, is_translation: bool) -> Outcome:
-    """Makes a model of a config, and runs it."""
-    torch.set_num_threads(1)
-    auto = transformers.AutoModelForSeq2SeqLM if is_translation else language_model()
-    model = auto.from_config(config, attn_implementation="eager")
-    set_weights(model)
-    ids = torch.randint(3, 300, (_ROWS, _LENGTH), generator=torch.Generator().manual_seed(1))
-    given = {"input_ids": ids}
-    if is_translation:
-        given["decoder_input_ids"] = ids.flip(1)
-    with torch.inference_mode():
-        logits = model.eval()(**given, return_dict=True).logits.float()
-    torch.manual_seed(2)
-    loss = model.train()(**given, labels=ids, return_dict=True).loss.item()
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    return Outcome(shapes, logits, loss, model, ids)
 
 
 class Models:
@@ -197,7 +136,7 @@ class Models:
         near = bare | {key: value for key, value in _NEAR.items() if key in self._fields}
         yield dataclasses.replace(case, config=near)
         for key, value in self._fields.items():
-            if isinstance(value, bool) and key not in _NOT_OF_A_MODEL:
+            if isinstance(value, bool) and key not in (*_NOT_OF_A_MODEL, *_SIDES):
                 turned = dataclasses.replace(case, config={**near, key: not value})
                 if quietly(self._compute, turned, {}) is not None:
                     near = dict(turned.config)
@@ -218,6 +157,11 @@ class Models:
                 plain["rope_local_base_freq"], base = base["local"], base["global"]
             if "rope_theta" in names:
                 plain["rope_theta"] = base
+            if any(
+                isinstance(value, dict) for value in (self._cls().rope_parameters or {}).values()
+            ):
+                # The parameters of each type of layer name their own lengths.
+                del plain["original_max_position_embeddings"]
         return dict(sorted(plain.items()))
 
     def _usual_rotations(self) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import json
 import pytest
 
 from benchmarks.parity.cases import CASES
+from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.open_models.families import FAMILIES
-from lingvo_gshard.wings.open_models.families.family import extra_layers
+from lingvo_gshard.wings.open_models.families.family import attention_of_layers, extra_layers
 from lingvo_gshard.wings.open_models.importing import weight_specs
 from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 from tests.open_models.published import CONFIG
@@ -121,7 +122,7 @@ def test_every_weight_has_a_tensor(case):
         ({"model_type": "gemma2", "sliding_window": 1}, "sliding_window is 1; a whole number, 2"),
         (
             {"model_type": "gpt_oss", "sliding_window": None},
-            "config.json lacks sliding_window, but",
+            "layer_types has 'sliding_attention', but there is no window",
         ),
         (
             {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "linear", "factor": 2}},
@@ -129,14 +130,18 @@ def test_every_weight_has_a_tensor(case):
         ),
         (
             {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types is ['full_attention', 'sliding_attention'], which is not supported",
+            "layer_types has 'sliding_attention', but there is no window",
         ),
         (
             {"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8},
             "num_experts is 4 and num_local_experts is 8, but they are two names of one setting",
         ),
         (
-            {"model_type": "deepseek_v3", "partial_rotary_factor": 0.5},
+            {
+                "model_type": "deepseek_v3",
+                "partial_rotary_factor": 0.5,
+                "rope_parameters": YARN,
+            },
             "partial_rotary_factor is 0.5, but this family rotates whole heads",
         ),
         *(
@@ -225,9 +230,125 @@ def test_what_is_not_supported_is_refused(values, message):
     ],
 )
 def test_what_the_class_ignores_is_ignored(model_type, given):
-    needed = {"qwen3_5_text": {"linear_num_value_heads": 32}}.get(model_type, {})
+    needed = {"qwen3_5_text": {"linear_num_value_heads": 32, "head_dim": 8}}.get(model_type, {})
     plain = config(model_type=model_type, **needed)
     assert experiment_of(config(model_type=model_type, **needed, **given)) == experiment_of(plain)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("deepseek_v3", {"n_group": 4, "topk_group": 0}, "topk_group is 0; a whole number, 1 or"),
+        ("dots1", {"topk_group": 0}, "topk_group is 0; a whole number, 1 or more, was expected"),
+        (
+            "glm4_moe",
+            {"n_group": 8, "topk_group": 1},
+            "topk_group is 1, which is not supported; 3",
+        ),
+        (
+            "deepseek_v2",
+            {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1},
+            "topk_group is 1, which is not supported; 2 was expected",
+        ),
+        ("ernie4_5_moe", {"moe_norm_min": 0.9}, "moe_norm_min is 0.9, which is not supported"),
+        ("glm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 of head_dim=16 is 3"),
+        ("minimax_m2", {"head_dim": 6}, "partial_rotary_factor=1.3"),
+        ("mimo_v2_flash", {"attention_value_scale": 0.0}, "attention_value_scale is 0.0. "),
+        (
+            "qwen3_next",
+            {"linear_key_head_dim": 4},
+            "linear_key_head_dim is 4, which is not supported; 8 was expected; linear_value_head",
+        ),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, which is not supported; False"),
+        (
+            "mt5",
+            {"relative_attention_num_buckets": 9},
+            "relative_attention_num_buckets is 9, which is not supported; 8 was",
+        ),
+        ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0; a whole number, 1 or more"),
+        ("mt5", {"is_gated_act": False}, "is_gated_act is False, which is not supported; True"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_key(model_type, values, message):
+    case = next(case for case in CASES if case.model_type == model_type)
+    with pytest.raises(UserError) as error:
+        experiment_of(PublishedConfig(case_config(case).values | values, "c"))
+    assert message in str(error.value)
+
+
+_OTHER_SCALINGS = {"factor": 2.0, "beta_fast": 8.0, "mscale": 0.5, "attention_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "ignored"),
+    [
+        # Parameters of each type of layer name their own lengths.
+        ("mellum", {"original_max_position_embeddings": 64}),
+        ("gemma3_text", {"original_max_position_embeddings": 64}),
+        ("ernie4_5_moe", {"moe_norm_min": 1e-15}),
+        ("deepseek_v2", {"n_group": 3, "topk_group": 5}),
+        ("glm4_moe_lite", {"partial_rotary_factor": 0.5}),
+        ("gemma4_text", {"moe_intermediate_size": 24, "num_experts": 8, "top_k_experts": 3}),
+        ("qwen2", {"sliding_window": 0, "max_window_layers": 0}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": None}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 0, 0]}),
+        ("switch_transformers", {"add_router_probs": True}),
+        ("llama", {"rope_parameters": {"rope_theta": 10000.0, **_OTHER_SCALINGS}}),
+    ],
+)
+def test_what_has_no_meaning_beside_other_keys_is_ignored(model_type, ignored):
+    case = next(case for case in CASES if case.model_type == model_type)
+    plain = case_config(case).values
+    expected = experiment_of(PublishedConfig(plain, "c"))
+    assert experiment_of(PublishedConfig(plain | ignored, "c")) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "windows"),
+    [
+        ("qwen2", {"max_window_layers": 2}, [0, 0, 5, 5]),
+        ("qwen2_moe", {"max_window_layers": 3}, [5, 0, 5, 0]),
+        ("qwen3", {"layer_types": ["sliding_attention"] + ["full_attention"] * 3}, [5, 0, 0, 0]),
+        ("qwen3_moe", {"max_window_layers": 2, "layer_types": ["full_attention"] * 4}, [5] * 4),
+    ],
+)
+def test_windows_of_qwen(model_type, values, windows):
+    case = next(case for case in CASES if case.model_type == model_type)
+    values = {"num_hidden_layers": 4, "sliding_window": 6, "use_sliding_window": True} | values
+    found = experiment_of(PublishedConfig(case_config(case).values | values, "c")).task.decoder
+    assert [each.window for each in attention_of_layers(found)] == windows
+
+
+def test_a_share_of_a_head_is_rounded_down():
+    case = next(case for case in CASES if case.model_type == "glm")
+    values = case_config(case).values | {"partial_rotary_factor": 0.3}
+    attention = experiment_of(PublishedConfig(values, "c")).task.decoder.layer.self_attention
+    assert attention.head_dim * attention.rotary_fraction == 4
+
+
+def test_a_null_share_of_minimax_m2_is_the_whole_head():
+    case = next(case for case in CASES if case.model_type == "minimax_m2")
+    shares = [
+        experiment_of(
+            PublishedConfig(case_config(case).values | given, "c")
+        ).task.decoder.layer.self_attention.rotary_fraction
+        for given in ({}, {"partial_rotary_factor": None})
+    ]
+    assert shares == [0.5, 1.0]
+
+
+def test_null_sizes_of_layers_of_gemma_4_are_the_sizes_of_all():
+    case = next(case for case in CASES if case.model_type == "gemma4_text")
+    values = case_config(case).values | {"per_layer_config": None}
+    found = experiment_of(PublishedConfig(values, "c")).task.decoder.attention_pattern
+    assert {(each.head_dim, each.num_key_value_heads) for each in found} == {(16, 2)}
+
+
+def test_an_mt5_may_have_no_gates():
+    case = next(case for case in CASES if case.model_type == "mt5")
+    values = case_config(case).values | {"feed_forward_proj": "relu"}
+    layer = experiment_of(PublishedConfig(values, "c")).task.decoder.layer
+    assert layer.feed_forward.activation == "relu"
 
 
 # Their classes rotate whole heads, whatever the key says.

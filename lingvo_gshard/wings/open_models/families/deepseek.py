@@ -16,6 +16,7 @@ from lingvo_gshard.wings.open_models.families.experts import (
     dense_by_type,
     dense_layers,
     dropless_experts,
+    groups_of_experts,
     scaled_config,
     scaled_experts,
 )
@@ -96,12 +97,9 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
     )
     moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
-    groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
     if method == _LIMITED:
-        plain = dict(moe.router.items())
-        moe.router = GroupLimitedRouter.params().set(
-            **plain, expert_groups=groups, groups_per_token=chosen
-        )
+        groups = groups_of_experts(config, moe.router.k, moe.num_experts)
+        moe.router = GroupLimitedRouter.params().set(**dict(moe.router.items()), **groups)
     task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
 
 

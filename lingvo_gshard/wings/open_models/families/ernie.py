@@ -9,7 +9,7 @@ from lingvo_gshard.layers import is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
-from lingvo_gshard.wings.open_models.families.family import Part, always, setting
+from lingvo_gshard.wings.open_models.families.family import IN_PERIODS, Part, always, setting
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import BiasedSoftmaxRouter
 
@@ -47,7 +47,13 @@ def _expert_layers_config(task: Params) -> dict[str, Any]:
 
 def _read_shared(config: PublishedConfig, task: Params) -> None:
     moe = task.decoder.moe
+    # Gates are divided by their sum or by this number, whichever is larger.
+    if config.get("moe_norm_min", 0.0, float) > 1e-9:
+        config.expect("moe_norm_min", 1e-12)
     moe.shared_hidden_dim = moe.hidden_dim * config.get("moe_num_shared_experts", 0)
+    if moe.shared_hidden_dim:
+        # Routed experts have no biases, and here shared experts are like them.
+        config.expect("use_bias", False)
 
 
 def _shared_config(task: Params) -> dict[str, Any]:
@@ -71,8 +77,10 @@ EXPERTS = decoder(
     "ernie4_5_moe",
     (
         *_PARTS,
+        setting("use_bias", "use_logit_bias", null=False),
         Part(_read_expert_layers, _expert_layers_config),
         experts("moe_num_experts", "moe_k", coefficient=0.0, router=BiasedSoftmaxRouter),
         Part(_read_shared, _shared_config),
+        IN_PERIODS,
     ),
 )

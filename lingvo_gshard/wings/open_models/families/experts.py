@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -208,9 +209,9 @@ def scaled_experts(
             scale=config.get(scale, 1.0, float),
             auxiliary_loss_weight=0.0,
         )
-        groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
-        if groups > 1:
-            own.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
+        groups = groups_of_experts(config, own.k, config.get(count))
+        if groups["expert_groups"] > 1:
+            own.set(**groups, scores_per_group=2)
         hidden_dim = config.get("moe_intermediate_size")
         moe = dropless_experts(own, config.get(count), hidden_dim)
         moe.shared_hidden_dim = hidden_dim * config.get(shared, 0)
@@ -222,6 +223,20 @@ def scaled_experts(
         return found if dense is dense_layers else found | types_config(task)
 
     return Part(read, values)
+
+
+def groups_of_experts(config: PublishedConfig, k: int, experts: int) -> dict[str, int]:
+    """Returns the hyperparameters of a router that chooses groups of experts first.
+
+    Args:
+      k: experts of a token, which the chosen groups must have.
+      experts: number of experts.
+    """
+    groups, chosen = (config.get(name, 1, int, 1) for name in ("n_group", "topk_group"))
+    least = math.ceil(k / max(experts // groups, 1))
+    if chosen < least:
+        chosen = config.expect("topk_group", least)
+    return dict(expert_groups=groups, groups_per_token=chosen)
 
 
 def scaled_config(task: Params) -> dict[str, Any]:

@@ -266,9 +266,21 @@ def types_of_layers(
       UserError: its list has the wrong length.
     """
     found, layers = config.get(key, usual, list), len(usual)
+    if key != "layer_types":
+        # transformers reads as many as there are layers.
+        found = found[:layers]
     if len(found) != layers:
         raise UserError(f"{config.where}: {key} has {len(found)} entries for {layers} layers")
     return found
+
+
+def later_windows(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention: windows after the first `max_window_layers`."""
+    layers = config.get("num_hidden_layers")
+    first = config.get("max_window_layers", layers, least=0)
+    has_window = config.get("sliding_window", None, int) is not None
+    usual = [SLIDING if has_window and index >= first else FULL for index in range(layers)]
+    return types_of_layers(config, usual)
 
 
 def sliding_window(config: PublishedConfig) -> int:
@@ -329,7 +341,7 @@ def set_pattern(
     """
     for kind in kinds:
         if kind == SLIDING and kind not in attentions:
-            raise UserError(f"{config.where} lacks sliding_window, but layer_types has {SLIDING!r}")
+            raise UserError(f"{config.where}: layer_types has {SLIDING!r}, but there is no window")
         names.check(kind, attentions, f"{config.where}: the layer type {kind!r} is unknown")
     count = len(kinds)
     period = next(n for n in range(1, count + 1) if list(kinds[n:]) == list(kinds[: count - n]))
@@ -394,8 +406,11 @@ def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -
 
     def read(config: PublishedConfig, task: Params) -> None:
         value = config.get(key, kind=kind) if null is None else config.get(key, null)
-        for path in paths:
-            _set(task, path, value)
+        try:
+            for path in paths:
+                _set(task, path, value)
+        except UserError as error:
+            raise UserError(f"{config.where}: {key} is {value!r}. {error}") from None
 
     def values(task: Params) -> dict[str, Any]:
         root, _, name = paths[0].rpartition(".")

@@ -129,6 +129,8 @@ def _gemma4_attentions(config: PublishedConfig, attention: Params) -> dict[str, 
     if not full.has_value_weight:
         usual[_HEADS] = heads
     kinds, found = _gemma4_kinds(config), config.get("per_layer_config", None, dict)
+    if found is None and "per_layer_config" in config.values:
+        usual = {}
     if found is not None:
         # transformers writes these sizes for each layer, and then reads no other key.
         own = found.get(str(kinds.index(FULL)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import dense_by_type, scaled_experts
@@ -38,12 +38,7 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
-    """Returns type -> Params of the self-attention.
-
-    Raises:
-      UserError: the rotated part of a head has an odd number of dimensions.
-    """
-    head_dim = config.get("head_dim")
+    """Returns type -> Params of the self-attention."""
     window = sliding_window(config)
     # This key of published files, which comes first, does not count the position itself.
     size = config.get("sliding_window_size", None, int) or window
@@ -52,14 +47,7 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
     )
     attentions = {FULL: attention.copy(), SLIDING: near}
     for kind, rope in ropes_by_type(config, _BASES).items():
-        fraction = rope.get("partial_rotary_factor", _FRACTION)
-        rotated = int(head_dim * fraction)
-        if rotated % 2:
-            raise UserError(
-                f"{config.where}: partial_rotary_factor={fraction} of head_dim={head_dim} is "
-                f"{rotated} dimensions; an even number was expected"
-            )
-        set_rope(config, attentions[kind], rope | {"partial_rotary_factor": rotated / head_dim})
+        set_rope(config, attentions[kind], {"partial_rotary_factor": _FRACTION, **rope})
     return attentions
 
 

@@ -17,7 +17,8 @@ from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 def _read_rope(config: PublishedConfig, task: Params) -> None:
     attention, rope = task.decoder.layer.self_attention, config.rope()
     rotated = config.get("rotary_dim", None, int, 2)
-    if rotated:
+    # A null of the newer key precedes.
+    if rotated and "partial_rotary_factor" not in config.values:
         rope.setdefault("partial_rotary_factor", rotated / attention.head_dim)
     set_rope(config, attention, rope)
 

@@ -59,6 +59,7 @@ _KEYS = {
     "long_factor": "long_factors",
     "partial_rotary_factor": "share",
 }
+_MAGNITUDES = ("attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale")
 
 
 def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -> None:
@@ -90,8 +91,9 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
         if key in left and name in scaling:
             value = left.pop(key)
             scaling.set(**{name: tuple(value) if isinstance(value, list) else value})
-    # Some configs have this key although their scaling does not read it.
-    left.pop("original_max_position_embeddings", None)
+    # Some configs have parameters that their scaling does not read.
+    for key in (*_KEYS, *_MAGNITUDES):
+        left.pop(key, None)
     if left:
         raise UserError(
             f"{config.where}: the rotary parameters {', '.join(left)} are unknown for the "
@@ -112,14 +114,23 @@ def _set_base(config: PublishedConfig, attention: Params, kind: str, left: dict[
     if kind == _PROPORTIONAL:
         attention.rotary_fraction = 1.0
         return
-    fraction, counts = float(left.pop(name, 1.0)), config.counts(name)
-    has_share = "rotary_fraction" in attention
-    if fraction != 1 and (not has_share if counts else kind != _DEFAULT):
-        raise UserError(
-            f"{config.where}: {name} is {fraction}, but this family rotates whole heads; remove it"
-        )
+    fraction, has_share = float(left.pop(name, 1.0)), "rotary_fraction" in attention
+    if not (has_share and config.counts(name)):
+        if fraction != 1 and kind != _DEFAULT:
+            raise UserError(
+                f"{config.where}: {name} is {fraction}, but this family rotates whole heads; "
+                "remove it"
+            )
+        fraction = 1.0
     if has_share:
-        attention.rotary_fraction = fraction if counts else 1.0
+        whole = attention.head_dim
+        rotated = int(whole * fraction)
+        if rotated % 2 or not 0 < rotated <= whole:
+            raise UserError(
+                f"{config.where}: {name}={fraction} of head_dim={whole} is {rotated} dimensions; "
+                "an even number was expected, 2 or more"
+            )
+        attention.rotary_fraction = rotated / whole
 
 
 def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
@@ -172,6 +183,8 @@ def ropes_by_type(
         found = dict(given.get(kind) or {})
         if kind == FULL:
             found |= config.rope_entry("rope_scaling") or {}
+        # transformers looks for it beside the types.
+        found.pop("truncate", None)
         config.check_rope(found)
         ropes[kind] = {"rope_type": found.get("type", _DEFAULT), "rope_theta": base, **found}
     return ropes

@@ -65,7 +65,9 @@ def _delta_net(config: PublishedConfig) -> Params:
 
 def _read_sizes(config: PublishedConfig, task: Params) -> None:
     del task
-    config.expect("linear_value_head_dim", config.get("linear_key_head_dim"))
+    key, value = (config.get(f"linear_{name}_head_dim") for name in ("key", "value"))
+    config.expect("linear_value_head_dim", key)
+    config.expect("linear_key_head_dim", value)
 
 
 def _layers_config(task: Params) -> dict[str, Any]:

@@ -41,13 +41,16 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
         )
     layers, rate = config.get("num_layers"), config.get("dropout_rate", 0.0)
     encoder, decoder = stacks_of(
-        (layers, config.get("num_decoder_layers", layers)),
+        (layers, config.get("num_decoder_layers", layers, least=1)),
         num_heads=config.get("num_heads"),
         hidden_dim=config.get("d_ff"),
         input_dropout_rate=rate,
         residual_dropout_rate=rate,
         attention_dropout_rate=rate,
     )
+    buckets = config.get("relative_attention_num_buckets")
+    # Each direction of the encoder has half of them.
+    config.expect("relative_attention_num_buckets", max(buckets - buckets % 2, 4))
     for stack in (encoder, decoder):
         layer = stack.layer
         layer.norm = RMSNorm.params().set(epsilon=config.get("layer_norm_epsilon", kind=float))
@@ -55,7 +58,7 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
             attention.set(head_dim=config.get("d_kv"), query_scale=1.0)
         layer.feed_forward.set(activation=activation, use_bias=False)
         stack.shared_relative_bias.set(
-            buckets=config.get("relative_attention_num_buckets"),
+            buckets=buckets,
             max_distance=config.get("relative_attention_max_distance"),
         )
     task = task_of(config, encoder, decoder)
@@ -134,8 +137,9 @@ def _activation(config: PublishedConfig) -> str:
     # The name that T5 1.1 gave it.
     name = "gelu_new" if published == "gated-gelu" else name
     # transformers prefers these keys if a file has them.
-    config.expect("dense_act_fn", name)
-    config.expect("is_gated_act", gate == "gated")
+    for key, usual in (("dense_act_fn", name), ("is_gated_act", gate == "gated")):
+        if key in config.values:
+            config.expect(key, usual)
     activation = activation_of(config, "feed_forward_proj", name)
     if gate:
         activation = _GATED.get(activation, "") if gate == "gated" else ""
