@@ -220,6 +220,7 @@ CASES = (
     Case("Attention.latent", attentions.latent(use_bias=True), _self_attention),
     Case("Attention.gated", attentions.attention("biases"), _self_attention),
     Case("Attention.indexed", attentions.indexed(), _self_attention),
+    Case("Attention.compressed", attentions.compressed(), _self_attention),
     Case("GatedDeltaNet", attentions.delta_net(), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),
     Case("Attention.ring", attentions.ring(), _self_attention),
@@ -347,6 +348,7 @@ SLOW = (
     # Their parts have tests of their own.
     "Attention.blocks",
     "Attention.indexed",
+    "Attention.compressed",
     "MoE.hash",
     "MoE.lingvo",
 )

@@ -8,6 +8,7 @@ from lingvo_gshard.wings.open_models.families import (
     afmoe,
     cohere,
     deepseek,
+    deepseek_v4,
     dots1,
     ernie,
     exaone4,
@@ -38,7 +39,7 @@ from lingvo_gshard.wings.open_models.families.translation import (
 )
 
 _MODULES = (
-    *(afmoe, cohere, deepseek, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
+    *(afmoe, cohere, deepseek, deepseek_v4, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
     *(hunyuan, llama, llama4, mimo_v2, minimax_m2, mistral, olmo, phi),
     *(mellum, qwen3, qwen3_next, seed_oss, smollm3),
     *(m2m_100, marian, mbart, nllb_moe, switch, t5),

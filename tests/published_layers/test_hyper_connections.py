@@ -1,0 +1,128 @@
+"""Tests residual streams against a formula in float64, and stacks of them over a mesh."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lingvo_gshard as gshard
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.testing.layers import assert_close
+from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.published_layers.hyper_connections import (
+    HyperLayer,
+    HyperStack,
+    StreamMixer,
+    StreamReader,
+)
+from lingvo_gshard.wings.published_layers.routers import LookupRouter, SoftplusRouter
+from tests.layers.attention import attention_options
+
+B, L, M, S = 2, 3, 4, 3
+X = np.random.default_rng(1).normal(size=(B, L, S * M)).astype(np.float32)
+H = np.random.default_rng(2).normal(size=(B, L, M)).astype(np.float32)
+
+
+def make(p) -> tuple:
+    layer = p.instantiate(path="mixer")
+    rng = np.random.default_rng(3)
+    return layer, layer.init(1).transform(
+        lambda w: w + (0.4 * rng.normal(size=w.shape)).astype("f4")
+    )
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def logits_of(theta, streams):
+    """Returns the products [c] of normalized streams [S,M] of a token, without scale and bias."""
+    flat = streams.reshape(-1).astype(np.float64)
+    flat /= np.sqrt((flat**2).mean() + 1e-6)
+    return flat @ np.asarray(theta.w, np.float64)
+
+
+def test_a_reader_sums_the_streams():
+    layer, theta = make(StreamReader.params().set(model_dim=M, streams=S))
+    y = layer.fprop(theta, tf.constant(X)).numpy()
+    for row, position in np.ndindex(B, L):
+        streams = X[row, position].reshape(S, M)
+        weights = sigmoid(logits_of(theta, streams) * theta.scale[0] + theta.bias) + 1e-6
+        assert_close(y[row, position], weights @ streams, "float32")
+
+
+def test_a_mixer_reads_and_writes_as_the_formula_says():
+    layer, theta = make(StreamMixer.params().set(model_dim=M, streams=S, iterations=4))
+    read, written = layer.fprop(theta, tf.constant(X)), layer.write(theta, tf.constant(X), H)
+    scale, bias = (np.asarray(x, np.float64) for x in (theta.scale, theta.bias))
+    for row, position in np.ndindex(B, L):
+        streams = X[row, position].reshape(S, M)
+        pre, post, matrix = np.split(logits_of(theta, streams), [S, 2 * S])
+        pre = sigmoid(pre * scale[0] + bias[:S]) + 1e-6
+        post = 2 * sigmoid(post * scale[1] + bias[S : 2 * S])
+        matrix = np.exp((matrix * scale[2] + bias[2 * S :]).reshape(S, S))
+        matrix = matrix / matrix.sum(1, keepdims=True) + 1e-6
+        matrix /= matrix.sum(0, keepdims=True) + 1e-6
+        for _ in range(3):
+            matrix /= matrix.sum(1, keepdims=True) + 1e-6
+            matrix /= matrix.sum(0, keepdims=True) + 1e-6
+        assert_close(read[row, position], pre @ streams, "float32")
+        expected = matrix.T @ streams + post[:, None] * H[row, position]
+        assert_close(tf.reshape(written[row, position], [S, M]), expected, "float32")
+
+
+def test_rows_and_columns_of_the_mixture_sum_to_one():
+    layer, theta = make(StreamMixer.params().set(model_dim=M, streams=S))
+    matrix = layer.matrix(theta, tf.constant(X)).numpy()
+    for axis in (-1, -2):
+        np.testing.assert_allclose(matrix.sum(axis), 1.0, atol=1e-3)
+
+
+def test_other_places_of_norms_are_refused():
+    with pytest.raises(UserError, match="norm_position: 'output'; 'before' was expected"):
+        HyperLayer.params().set(norm_position="output", model_dim=M).instantiate(path="layer")
+
+
+def test_counts_the_products_with_the_streams():
+    reader, _ = make(StreamReader.params().set(model_dim=M, streams=S))
+    mixer, _ = make(StreamMixer.params().set(model_dim=M, streams=S))
+    assert flops(reader, TokenShape(B, L)) == 2 * B * L * S * M * S
+    assert flops(mixer, TokenShape(B, L)) == 2 * B * L * S * M * (S * (S + 2) + S)
+
+
+def small_stack():
+    """Returns the Params of four layers as DeepSeek-V4 has them, the first with other parts."""
+    near, heavy = {"compressed": 0, "index_heads": 0}, {"overlaps": False, "index_heads": 0}
+    kinds = [attention_options.compressed(**values) for values in ({}, heavy)]
+    moe = MixtureOfExperts.params().set(num_experts=4, hidden_dim=8, shared_hidden_dim=8)
+    moe.set(router=SoftplusRouter.params(), dispatch=DroplessDispatch.params())
+    stack = HyperStack.params().set(num_layers=4, hidden_dim=8, num_heads=2, moe_every=1, moe=moe)
+    stack.set(attention_pattern=tuple(kinds), sequential_first=2, is_causal=True)
+    stack.layer.mixer.set(streams=2, iterations=3)
+    return stack.set(
+        first_attentions=(attention_options.compressed(**near),),
+        first_routed=1,
+        first_router=LookupRouter.params().set(vocabulary_size=32),
+    )
+
+
+def test_first_layers_have_their_own_parts():
+    stack = small_stack().set(model_dim=8, has_token_ids=True).instantiate(path="stack")
+    layers = stack.layers_in_order()
+    assert [layer.self_attention.p.compressed for layer in layers] == [0, 2, 2, 2]
+    assert [layer.self_attention.p.index_heads for layer in layers] == [0, 0, 8, 0]
+    routers = [type(layer.feed_forward.router).__name__ for layer in layers]
+    assert routers == ["LookupRouter", *["SoftplusRouter"] * 3]
+
+
+@pytest.mark.slow
+def test_a_step_over_data_experts_and_model_equals_one_on_one_device():
+    params = registry.get_params("language_model.quickstart")
+    params.task.set(model_dim=8, decoder=small_stack().set(execution=params.task.decoder.execution))
+    params.task.decoder.first_router.vocabulary_size = params.task.vocabulary_size
+    params.input.set(length=16, batch_rows=4)
+    found = gshard.verify(params, mesh="data=2,expert=2,model=2", strategy="expert_tensor")
+    assert found.is_equal, found
