@@ -333,12 +333,12 @@ def _state_of_rows(layer: CompressedAttention, made: NestedMap) -> NestedMap:
     batch, length = known_sizes(segments_BL.shape)
     is_last_BL1 = tf.equal(segments_BL, segments_BL[:, -1:])[..., None]
     for name, (*_, count, size) in state_shapes(layer, batch, length).items():
-        x_BKf = tf.reshape(made[name], [batch, -1, size]) if name in made else None
         if name in layer.compressors:
-            x_BKf = tf.zeros([batch, 0, size]) if x_BKf is None else x_BKf
+            x_BKf = made.get(name, tf.zeros([batch, 0, size]))
         else:
             kept = min(count, length)
-            x_BKf = tf.where(is_last_BL1, x_BKf, tf.zeros([], x_BKf.dtype))[:, length - kept :]
+            x_BKf = tf.reshape(tf.cast(made[name], tf.float32), [batch, length, size])
+            x_BKf = tf.where(is_last_BL1, x_BKf, 0.0)[:, length - kept :]
             x_BKf = tf.pad(x_BKf, [[0, 0], [count - kept, 0], [0, 0]])
         state[name] = tf.cast(x_BKf, tf.float32)[:, None]
     return state
