@@ -15,7 +15,8 @@ SCORES = np.sqrt(np.log1p(np.exp(LOGITS.astype(np.float64))))
 
 
 def make(cls, **values):
-    p = cls.params().set(model_dim=E, num_experts=E, k=K, scale=1.5, **values)
+    sizes = {"model_dim": E, "num_experts": E, "k": K, "evaluation_capacity_factor": float(E)}
+    p = cls.params().set(scale=1.5, **sizes, **values)
     return p.instantiate(path="router")
 
 
