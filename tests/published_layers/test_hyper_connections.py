@@ -13,7 +13,6 @@ from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.published_layers.hyper_connections import (
-    HyperLayer,
     HyperStack,
     StreamMixer,
     StreamReader,
@@ -81,11 +80,6 @@ def test_rows_and_columns_of_the_mixture_sum_to_one():
         np.testing.assert_allclose(matrix.sum(axis), 1.0, atol=1e-3)
 
 
-def test_other_places_of_norms_are_refused():
-    with pytest.raises(UserError, match="norm_position: 'output'; 'before' was expected"):
-        HyperLayer.params().set(norm_position="output", model_dim=M).instantiate(path="layer")
-
-
 def test_counts_the_products_with_the_streams():
     reader, _ = make(StreamReader.params().set(model_dim=M, streams=S))
     mixer, _ = make(StreamMixer.params().set(model_dim=M, streams=S))
@@ -116,6 +110,13 @@ def test_first_layers_have_their_own_parts():
     assert [layer.self_attention.p.index_heads for layer in layers] == [0, 0, 8, 0]
     routers = [type(layer.feed_forward.router).__name__ for layer in layers]
     assert routers == ["LookupRouter", *["SoftplusRouter"] * 3]
+
+
+def test_other_places_of_norms_are_refused():
+    p = small_stack().set(model_dim=8, has_token_ids=True)
+    p.layer.norm_position = "output"
+    with pytest.raises(UserError, match="norm_position: 'output'; 'before' was expected"):
+        p.instantiate(path="stack")
 
 
 @pytest.mark.slow
